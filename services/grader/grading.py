@@ -82,7 +82,6 @@ async def _checked(check: Check, task: Task, text: str, tools: Tools) -> Score:
 
 
 async def _verified(check: Check, task: Task, text: str, tools: Tools) -> Score:
-    """What the verifier says; its own failure costs this response and no other."""
     verify = VERIFIERS[check.verifier]
     try:
         return _SCORE.validate_python(await verify(task, text, check, tools))

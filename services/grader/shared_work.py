@@ -17,10 +17,7 @@ class _UnderWay(Generic[T]):
 
 
 class SharedWork(Generic[T]):
-    """Work is given up when the last one who waits for it is cancelled.
-
-    What a job that is over has asked must not hold up the next one.
-    """
+    """Work is given up when the last one who waits for it is cancelled."""
 
     def __init__(self) -> None:
         self._under_way: dict[Hashable, _UnderWay[T]] = {}

@@ -126,7 +126,6 @@ def capabilities(tools: Tools) -> Capabilities:
 
 
 def what_is_missing(reward: Reward, tools: Tools) -> str | None:
-    """What this grader will never have for this reward, in words; None if it has everything."""
     own = capabilities(tools)
     found = (lacking(own, check) for check in (*reward.outcome, *reward.process))
     return next(filter(None, found), None)

@@ -412,7 +412,6 @@ def ratios(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def _clock(value: Value) -> tuple[Value, ...]:
-    """Without the seconds, where there are none."""
     parts = parts_of(value)
     return parts[:2] if parts[2:] == (Number(Fraction(0)),) else parts
 
@@ -550,7 +549,6 @@ def _scaled(value: Value, scale: Scale) -> Value:
 
 
 def _measure(value: Value, problem: Problem, *, is_answer: bool = False) -> Measure | bool | None:
-    """What its unit measures, None without one; False where words change the value."""
     if not isinstance(value, Quantity):
         return None
     unit = value.unit.replace("°", "degree")
@@ -579,7 +577,6 @@ def _of_words(words: list[str], is_bare: bool, problem: Problem) -> Measure | bo
 
 
 def _factors(gold: Measure | None, answer: Measure | None, problem: Problem) -> Iterator[Scale]:
-    """By what the answer's number may be multiplied before it is compared with the gold's."""
     gold = gold or _asked(answer, problem)
     angle = _DEGREES_OF_RADIAN if gold == DEGREE else _HALF_TURN
     if gold and answer and not (gold.is_any or answer.is_any):

@@ -99,7 +99,6 @@ class _Reader:
             raise Unreadable("nested too deeply")
 
     def whole(self) -> Node:
-        """A sum, or two of them around TeX's ``\\over``."""
         tree = self.sum()
         between = self.takes(*_BETWEEN)
         return Node(_BETWEEN[between], (tree, self.sum())) if between else tree
@@ -245,7 +244,6 @@ class _Reader:
         return Node("grouped", (inside,)) if inside.kind == "fraction" else inside
 
     def argument(self, *, single: bool = False) -> Node:
-        """A group, a letter, or a number, of which TeX takes the first digit (``single``)."""
         token = self.token
         if token is None:
             raise Unreadable("a command without its argument")

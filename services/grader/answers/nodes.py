@@ -50,7 +50,6 @@ class Node:
 
 
 def rebuilt(tree: Node, change: Callable[[Node], Node]) -> Node:
-    """A tree in which each node, after its parts, has been changed; of any depth."""
     built: dict[int, Node] = {}
     for node in reversed(list(tree.walk())):
         parts = tuple(built[id(part)] for part in node.parts)
@@ -76,7 +75,6 @@ def integer(value: int) -> Node:
 
 
 def repeating(text: str) -> Node:
-    r"""The exact value of ``0.1\overline{6}``."""
     before, _, again = text.partition("\\")
     again = "".join(char for char in again if char.isdigit())
     start = Fraction(before if before.strip(".") else "0")

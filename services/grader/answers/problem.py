@@ -47,8 +47,6 @@ _ALWAYS = lexicon(
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem's text, from which only the end of a very long one is read; perhaps unknown."""
-
     text: str = ""
 
     def asks(self, what: Literal["percent", "ratio", "order", "rounding"]) -> bool:

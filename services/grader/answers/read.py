@@ -118,7 +118,6 @@ def _together(apart: re.Match[str]) -> str:
 
 
 def _without_remark(text: str) -> str:
-    r"""``\frac{1}{3} \text{ (about } 0.33)`` is a third."""
     rest = text[: remark.start()] if (remark := _REMARK.search(text)) else text
     return rest if rest.strip() and rest.count("{") == rest.count("}") else text
 
@@ -381,7 +380,6 @@ def _with_words(head: Side, tail: Side) -> WithUnit | None:
 
 
 def _code(token: Token) -> str:
-    """The token as a letter of `_TAIL`: w and L words, l and c single letters, n ends a number."""
     if token.kind == "letters" and len(token.text) == 1:
         return "c" if token.text in "CFK" else "l"
     if token.kind in _CODES:
@@ -392,7 +390,6 @@ def _code(token: Token) -> str:
 
 
 def expression_of(side: Side) -> Value:
-    r"""A number, a tree, two of them for a ``\pm``; or, not read, only LaTeX."""
     try:
         tree = tree_of(side, as_answer=True)
     except Unreadable:
@@ -548,7 +545,6 @@ def _pieces(members: tuple[Value, ...]) -> Value | None:
 
 
 def flat(found: Iterable[Token]) -> list[Token]:
-    r"""With the mathematics of ``\text{42}``, and words that join or part as marks."""
     flat, is_apart = list[Token](), False
     for token in found:
         meant = _meant(token)
@@ -577,7 +573,6 @@ def _meant(token: Token) -> list[Token]:
 
 
 def bare(side: Side) -> Side:
-    """Without what stands around an answer: statements, dots, braces."""
     for _ in range(8):
         before = side
         while side and (side[-1].text in (".", ",", ";") or side[-1].text.strip() == "."):
@@ -614,7 +609,6 @@ def without_open_brace(side: Side) -> Side:
 
 
 def cuts_of(side: Side) -> dict[str, list[int]] | None:
-    """Where marks stand outside of all brackets; None if these do not match."""
     found, depth = dict[str, list[int]](), 0
     for at, token in enumerate(side):
         depth += (token.kind == "open") - (token.kind == "close")
@@ -653,10 +647,8 @@ class _Level(NamedTuple):
 def joined(found: list[Token], *, is_list: bool = False) -> list[Token]:
     r"""Tokens in which a number has no comma: joined, or parted where they are of a list.
 
-    A group that begins with 0 is never a member: its commas are always of thousands. Any others are
-    outside of brackets, as in ``1,234\pi``; in a tuple, set or interval they part the members,
-    unless others with a space behind them do, as in ``(1,250, 2,500)`` and ``\{1, 5, 1,200\}``; in
-    ``(1,100, 2)`` one comma has a space and one has none, and both part.
+    A group that begins with 0 is always of thousands. Others are outside of brackets, ``1,234\pi``;
+    inside they part members, unless others with a space behind them do, as in ``\{1, 5, 1,200\}``.
     """
     if not any("," in token.text and token.kind == "number" for token in found):
         return found

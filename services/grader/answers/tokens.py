@@ -228,7 +228,6 @@ _READ: Mapping[str, Callable[[re.Match[str]], Token]] = {
 
 
 def plain_of(parts: Iterable[Token]) -> str:
-    r"""Tokens as a text without ``\text{}``, with their spaces."""
     pieces = list[str]()
     for token in parts:
         pieces += [" "] if token.gap else []

@@ -86,7 +86,6 @@ def read_words(plain: str, *, is_marked: bool) -> str | None:
 
 
 def read_letters(plain: str) -> str | None:
-    """The letters of ``ABD`` or ``A, B and D``, which are choices if they are in order."""
     if not _CHOICES.fullmatch(plain):
         return None
     letters = [letter for letter in plain if letter.isupper()]

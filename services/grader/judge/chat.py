@@ -46,11 +46,9 @@ _NOT_AS_DESCRIBED = ValueError, LookupError, TypeError, AttributeError, Recursio
 
 
 class ChatError(RuntimeError):
-    """There is no completion; the text says why, and which variable to look at.
+    """There is no completion; the text says why. ``reason`` is what a response is ungradable for.
 
-    ``reason`` is what a response is ungradable for that cannot be graded without. ``may_pass``
-    says that the server may answer the same request if it is asked again; ``is_of_request`` that
-    it would refuse this one again, and perhaps no other.
+    ``is_of_request``: the server would refuse this request again, and perhaps no other.
     """
 
     def __init__(self, reason: str, text: str, *, is_of_request: bool = False) -> None:

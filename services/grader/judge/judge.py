@@ -92,7 +92,6 @@ class Health:
         return outages == self.outages
 
     def _conclude(self, why_down: str | None) -> None:
-        """Let everybody know; whoever doubted until now has been heard."""
         model = self.settings.model
         if why_down is None and not self.is_up:
             log.info("the judge is up", extra={"model": model})
@@ -107,12 +106,10 @@ class Health:
 
 
 class Judge(Health):
-    """A model that grades. Use it as ``async with Judge(...)``, which watches over it meanwhile.
+    """A model that grades. While it is down, questions wait, or raise `JudgeDown` if not patient.
 
-    While the judge is down, questions wait, or raise `JudgeDown` if its settings are not patient.
-    A question is *ungradable* for one of these reasons: ``no_verdict`` (no attempt gave a form
-    filled in), ``over_judge_context`` (it leaves no room for an answer), ``judge_refused``,
-    ``judge_failed`` and ``judge_timeout`` (so its attempts ended, though the judge is up).
+    Ungradable are ``no_verdict`` (no attempt gave a form filled in), ``over_judge_context``,
+    ``judge_refused``, ``judge_failed`` and ``judge_timeout``.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -197,7 +194,6 @@ class Judge(Health):
         return failure
 
     async def _examine(self) -> str | None:
-        """The self-test: on the way of all calls, but past their slots."""
         self._num_examinations += 1
         try:
             why = await examine(self._chat, seed=self._num_examinations)

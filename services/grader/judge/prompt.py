@@ -1,8 +1,7 @@
 """What a judge is told: instructions that all calls share, then the task, then the solution.
 
-The order lets the server keep the shared beginning in its prefix cache: the system message is the
-same for a whole job, the task for all responses of a group. Problem, reference and solution each
-stand between two lines with a mark that nobody can foresee who writes the text: it is its digest.
+In this order a server's prefix cache keeps the beginning. Problem, reference and solution stand
+between lines with a mark that nobody can foresee who writes the text: it is its digest.
 """
 
 from __future__ import annotations

@@ -115,10 +115,7 @@ class Question:
         return self.sample(number * _BETWEEN_ATTEMPTS)
 
     def after(self, failure: NoVerdict) -> Question:
-        """The same question for a model that gave no verdict: at temperature 0 it would repeat it.
-
-        One that thought until its tokens were used up is asked to think less.
-        """
+        """After no verdict, which temperature 0 would repeat; one cut short thinks less."""
         effort = "low" if failure.is_cut_short else self.reasoning_effort
         chance = self.temperature or _SOME_CHANCE
         return replace(self, temperature=chance, reasoning_effort=effort)

@@ -26,10 +26,7 @@ CALIBRATED: tuple[tuple[Check, Label], ...] = (
 
 
 class Labelled(BaseModel):
-    """A response to a problem, and what a person says of it; other keys are left alone.
-
-    ``outcome``: whether the answer is right. ``process``: the worth of the reasoning, in [0, 1].
-    """
+    """What a person says of a response; ``process`` is the worth of the reasoning, in [0, 1]."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -108,7 +105,6 @@ def level_of(score: float) -> float:
 
 
 def _kappa(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """1 - observed ÷ expected distance of levels; None if both say one level of everything."""
     observed = sum(abs(label - given) for label, given in pairs)
     labels, answers = Counter(label for label, _ in pairs), Counter(given for _, given in pairs)
     by_chance = sum(

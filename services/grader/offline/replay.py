@@ -54,7 +54,7 @@ async def _grade(asked: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _judges_for(reward: Reward) -> dict[str, Judge]:
-    """The judges that the recipe asks; none waits for one that is down: here somebody is told."""
+    """Those that the recipe asks; none waits for one that is down: here somebody is told."""
     known = deployed_judges()
     asked = {check.model for check in reward.checks_of_a_judge}
     if asked - known.keys():  # by the first one's other names

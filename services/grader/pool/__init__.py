@@ -239,7 +239,6 @@ class _Worker(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether it lives, and has said nothing that nobody asked for."""
         return not self._received and not self._said.done() and self._parent.poll() is None
 
     async def is_ready(self) -> bool:

@@ -46,7 +46,6 @@ def main(fd: str, confined: str, *warm_ups: str) -> None:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """The function called ``"package.module:function"``."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
 

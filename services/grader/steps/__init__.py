@@ -12,8 +12,7 @@ RIGHT, WRONG, OPEN, UNREAD = "right", "wrong", "open", "unread"
 class Step(NamedTuple):
     """The verdict on a relation, and what all ways to write the same have in common.
 
-    It stands from ``start``, in a chain from its sign, to before ``end``; ``note`` has the values
-    that differ.
+    In a chain it stands from its sign to before ``end``; ``note`` has the values that differ.
     """
 
     verdict: str  # RIGHT, WRONG or OPEN

@@ -164,7 +164,6 @@ class _Links:
             yield from self._operands(part, kind)
 
     def _source(self, number: float) -> tuple[int, int | None]:
-        """The status of a number, and the link that made it; none where it need not be made."""
         made = _match(self._makers, number)
         at = None if made is None else self._makers[made]
         status = _UNGROUNDED if at is None else self.links[at].status
@@ -186,7 +185,6 @@ def _numbers_of(problem: str) -> set[float]:
 
 
 def _values_of(answer: str) -> set[float]:
-    r"""The numbers that an answer names; of ``100\pi`` 100, too."""
     found = set[float]()
     for part in answer.replace(r"\$", "").split(", "):
         numbers = {_key(float(digits.replace(",", ""))) for digits, _, _ in _NUMBER.findall(part)}

@@ -70,7 +70,6 @@ def whole(a: Value) -> int:
 
 
 def _bounded(a: Value) -> Value:
-    """The number, zero if it is as good as that; unless it is not real, or too large."""
     size = _mp.mag(a) if isinstance(a, _mp.mpf) and a else -_MAX_BITS
     if not isinstance(a, _mp.mpf) or not _mp.isfinite(a) or size > _MAX_BITS:
         raise NoValue("not real, or too large")

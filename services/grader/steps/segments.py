@@ -85,7 +85,6 @@ def segments(text: str) -> Iterator[Token]:
 
 
 def _is_math(text: str, gap: str, end: int, in_math: bool) -> bool:
-    """Whether mathematics, where letters are no words, goes on or begins between two tokens."""
     for edge in _EDGE.findall(gap):
         opens = edge[0] == "$" and not in_math and not _MONEY.match(text, end - 1)
         in_math = edge in {r"\[", r"\("} or opens

@@ -1,7 +1,6 @@
 """Process by program: how much of a derivation of the answer the right steps are. No model needed.
 
-A response without any equation is worth 0 where the solution has some: if it were ungradable, it
-would take no part in the group's mean, and be better off than one whose steps are below that.
+A response without any equation is worth 0 where the solution has some, or hiding would pay.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
 
 
 async def _derived(text: str, given: tuple[Any, ...], tools: Tools) -> Derivation | Score:
-    """What a text derives, or what it is worth if a worker hangs or crashes at it."""
     call = (_DERIVE, text, *given)
     outcome = await tools.pool.run(*call, deadline_s=_DEADLINE_S)
     if isinstance(outcome, Failed):  # perhaps through others in its worker

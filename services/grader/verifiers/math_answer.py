@@ -127,7 +127,6 @@ async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Sco
 
 
 async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
-    """None if the gold answer gives no trouble."""
     outcome = await _run_twice(EXAMINE, gold, tools=tools)
     if isinstance(outcome, Failed):
         return _STARVED if outcome.is_machines_fault else _GOLD_NOT_PARSABLE

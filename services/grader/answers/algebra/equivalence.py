@@ -204,10 +204,8 @@ def _expression(value: Value) -> Expr:
 def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
     """Whether both have the same value, everywhere; None if that cannot be found out.
 
-    What is under a root or a logarithm counts only where it is not negative. The points come from
-    the seed. A letter that the gold does not have makes another answer, unless it is proven to say
-    nothing, as in sin²x + cos²x; and what an answer may hide where no point lies, in more pieces
-    than the gold has, is not known.
+    What is under a root or a logarithm counts only where it is not negative. A letter that the gold
+    does not have makes another answer, unless it is proven to say nothing, as in sin²x + cos²x.
     """
     difference = gold - answer
     if difference.is_Rational:
@@ -289,11 +287,7 @@ def _is_real(value: Digits) -> bool:
 def _values(
     gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]
 ) -> Iterator[tuple[Digits, Digits]]:
-    """The values of both wherever both are defined, and not too large to know all digits.
-
-    Whole numbers are put in exactly, and all numbers into what is only worked out with the four
-    operations; an exact power of fractions may take for ever.
-    """
+    """Both values wherever both are defined, and not too large to know all digits."""
     exactly = gold.free_symbols if _is_plain(gold) and _is_plain(answer) else wholes
     for point in _points(gold, answer, seed, wholes):
         if _is_defined(gold, point) and _is_defined(answer, point):
@@ -306,9 +300,8 @@ def _values(
 def _points(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) -> Iterator[Point]:
     """Values of all letters, first about the large numbers in both, where corners may be.
 
-    Each letter's is drawn for itself, at each point: if their ratios were the same everywhere,
-    ``x/y = 5`` could not be told from ``x/y = 7``. Of one sign but beside |xy|, which else could
-    not be told from xy. What is rounded is whole now and then.
+    Each letter's is drawn for itself, or ``x/y = 5`` could not be told from ``x/y = 7``; of one
+    sign but beside |xy|, which else were xy. What is rounded is whole now and then.
     """
     draw, letters = Random(seed), sorted(gold.free_symbols, key=str)
     for number, sign, is_beyond in product(_large_numbers(gold, answer), (1, -1), (False, True)):
