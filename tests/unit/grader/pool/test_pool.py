@@ -97,23 +97,18 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-async def fail(pool: Pool, fault: Fault, *, suspect: bool = False) -> None:
-    function, args, cause, detail = fault
-    deadline_s = 0.1 if cause in {Cause.TIMEOUT, Cause.STALL} else AMPLE_S
-    outcome = await pool.run(function, *args, deadline_s=deadline_s, suspect=suspect)
-    assert isinstance(outcome, Failed)
-    assert outcome.cause is cause, (fault, outcome)
-    assert outcome.detail.startswith(detail)
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 async def test_a_failure_names_its_cause_and_leaves_the_pool_at_full_strength(
     pool: Pool, fault: Fault
 ) -> None:
-    *_, cause, _ = fault
+    function, args, cause, detail = fault
+    deadline_s = 0.1 if cause in {Cause.TIMEOUT, Cause.STALL} else AMPLE_S
     before, killed = await workers_of(pool, SIZE), KILLED.labels(cause.value)._value.get()
     files = open_files()
-    await fail(pool, fault)
+    outcome = await pool.run(function, *args, deadline_s=deadline_s)
+    assert isinstance(outcome, Failed)
+    assert outcome.cause is cause
+    assert outcome.detail.startswith(detail)
     assert KILLED.labels(cause.value)._value.get() - killed == (cause is not Cause.ERROR)
     replaced = before - await workers_of(pool, SIZE)
     assert len(replaced) == (cause is not Cause.ERROR)

@@ -152,20 +152,6 @@ def test_hostile_steps_are_refused_or_decided_with_little_work(step: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "step",
-    [
-        r"\log x+\sin y+50\%+1\frac12+x/2y+30^\circ=3+\log x",
-        r"\pi^{\pi^{\pi}}+e^{\sqrt{2}}=\sqrt[7]{3}+x^{x^{x}}",
-        "x^{20000}+y^{20000}+1=x",
-    ],
-)
-def test_heavy_steps_are_bounded_work(step: str) -> None:
-    text = f"${step}$.\n" * 20
-    assert calls_of(lambda: judge(text, 100)) < 20 * 6_000  # 5,000 of them have 20 s
-    assert len(judge(text, 100)) == 20
-
-
-@pytest.mark.parametrize(
     "text",
     [
         *(piece * 20_000 for piece in ("=", "1+1=2;", "-", "|1=", "x^", "$", "\n(", "1 aaa ")),
