@@ -149,8 +149,11 @@ class _Worker(Generic[I, O]):
             if self._may_claim() and self._free > 0 and self._inputs:
                 await self._claim()
             else:
-                self.changed.clear()
-                await set_within(self.changed, _LOOK_AGAIN_S)
+                await self._until_changed()
+
+    async def _until_changed(self) -> None:
+        self.changed.clear()
+        await set_within(self.changed, _LOOK_AGAIN_S)
 
     async def leave(self) -> None:
         """Release everything; what may have killed a part of this worker counts as that."""

@@ -1,7 +1,4 @@
-"""How a group is graded: each response's outcome, and its process where the recipe asks for it.
-
-Each is what several checks have found, put together.
-"""
+"""How a group is graded: each response's outcome, and its process where the recipe asks for it."""
 
 from __future__ import annotations
 
@@ -37,11 +34,7 @@ class Scored(NamedTuple):
 
 
 async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grade, ...]:
-    """One grade per response, in order. All responses are graded at once.
-
-    Raises:
-        WorkerFault: if there is no pool, after what needs none has been graded.
-    """
+    """One grade per response, in order; `WorkerFault` after all if there is no pool."""
     task = group.request.task
     return await _all(
         grade_response(reward, task, response.text, tools) for response in group.responses
@@ -49,7 +42,6 @@ async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grad
 
 
 async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) -> Grade:
-    """The outcome, and the process if the recipe asks for it after this outcome."""
     outcome, _ = await grade_outcome(reward, task, text, tools)
     checks = process_checks(reward, outcome)
     if not checks:
@@ -61,13 +53,11 @@ async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) ->
 async def grade_outcome(
     reward: Reward, task: Task, text: str, tools: Tools, *, at_once: bool = True
 ) -> tuple[Score, tuple[Scored, ...]]:
-    """The outcome, and what its checks have found, all ``at_once`` or one after the other."""
     parts = await _scored(reward.outcome, task, text, tools, at_once=at_once)
     return combined(parts, of=len(reward.outcome), formula=reward.formula), parts
 
 
 def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
-    """What the process score is made of after this outcome; nothing if that was ungradable."""
     if not isinstance(outcome, Graded):
         return ()
     is_correct = outcome.value == 1
@@ -92,7 +82,6 @@ async def _checked(check: Check, task: Task, text: str, tools: Tools) -> Score:
 
 
 async def _verified(check: Check, task: Task, text: str, tools: Tools) -> Score:
-    """What the verifier says; its own failure costs this response and no other."""
     verify = VERIFIERS[check.verifier]
     try:
         return _SCORE.validate_python(await verify(task, text, check, tools))
@@ -121,10 +110,9 @@ async def _all(scoring: Iterable[Awaitable[T]]) -> tuple[T, ...]:
 def combined(parts: Sequence[Scored], *, of: int, formula: str | None = None) -> Score:
     """The weighted mean of at least one check, or the formula's value, cut to [0, 1].
 
-    ``of`` is how many checks the recipe has, of which some may not see this response; the score of
-    a single one stays as it is. A check that could not grade makes the whole ungradable, unless the
-    recipe leaves it out and others are left; so does a formula without a value. The reason is that
-    of the check with the lowest value; all else is that of all checks, under their labels.
+    ``of`` is how many checks the recipe has; the score of a single one stays as it is. A check
+    that could not grade makes the whole ungradable, unless the recipe leaves it out. The reason is
+    that of the lowest value; all else is that of all checks, under their labels.
     """
     if of == 1 and formula is None:
         return _bounded(parts[0].score)
@@ -168,7 +156,6 @@ def _together(parts: Sequence[tuple[Check, Graded]], value: float) -> Graded:
 
 
 def _bounded(score: Score) -> Score:
-    """The first marks, and of each comment its share of the characters."""
     if isinstance(score, Ungradable) or not (score.comments or len(score.marks) > MAX_MARKS):
         return score
     share = MAX_COMMENT_CHARS // max(1, len(score.comments))

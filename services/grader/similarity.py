@@ -21,10 +21,7 @@ _TOKENIZE = Tokenizer13a()
 
 
 def similarity(metric: str, text: str, reference: str) -> float | None:
-    """The metric, by its name in `protocol.rewards.TextSimilarity`, in [0, 1].
-
-    None if the reference is too short for it: it has no n-gram, so nothing is like it.
-    """
+    """In [0, 1]; None if the reference has no n-gram, so that nothing is like it."""
     measure = METRICS[metric]
     value = min(1.0, measure(text, reference))
     return value if value > 0 or measure(reference, reference) > 0 else None
@@ -47,13 +44,11 @@ def gleu(text: str, reference: str) -> float:
 
 
 def rouge_n(order: int, text: str, reference: str) -> float:
-    """The F-measure of n-grams in common (Lin 2004)."""
     ours, theirs = (_ngrams(_words(each), order) for each in (text, reference))
     return _f_measure((ours & theirs).total(), ours.total(), theirs.total())
 
 
 def rouge_l(text: str, reference: str) -> float:
-    """The F-measure of the longest common subsequence of words (Lin 2004)."""
     ours, theirs = _words(text), _words(reference)
     return _f_measure(int(LCSseq.similarity(ours, theirs)), len(ours), len(theirs))
 

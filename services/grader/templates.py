@@ -56,9 +56,8 @@ class NoOutput(NotGiven):
 def fill(template: str, task: Task, text: str, quoted: Callable[[str], str] = str) -> str:
     """The template with the fields and metadata of ``item``, the task, and the response, quoted.
 
-    Raises:
-        UnknownField: if it names anything else, or something that this task lacks.
-        NoOutput: if it names a part of ``sample.output_json`` that the response lacks.
+    Raises `UnknownField`, or `NoOutput` if it names a part of ``sample.output_json`` that is not
+    there.
     """
     try:
         return _PLACE.sub(lambda place: quoted(_value(place[1], task, text)), template)
@@ -68,14 +67,11 @@ def fill(template: str, task: Task, text: str, quoted: Callable[[str], str] = st
 
 
 class FilledTexts(NamedTuple):
-    """What is graded, and what it is held against."""
-
     input: str
     reference: str
 
 
 def filled_texts(check: StringCheck | TextSimilarity, task: Task, text: str) -> FilledTexts | Score:
-    """Both texts that a check compares; or its score, where there is nothing to compare."""
     if len(text) > MAX_CHARS:
         return Graded(value=0, reason="too_long")
     output = final_text(text)
@@ -115,11 +111,6 @@ def columns_of(task: Task) -> dict[str, JsonValue]:
 
 
 def output_json(text: str) -> JsonValue:
-    """The response as JSON.
-
-    Raises:
-        NoOutput: if it is none.
-    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

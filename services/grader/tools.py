@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protocol.messages import Score, Ungradable
+from protocol.messages import Score
 from protocol.rewards import JUDGE
 
 from services.chassis.deployment import Reader, count, switch, words
@@ -17,10 +17,7 @@ from services.grader.shared_work import SharedWork
 
 @dataclass(frozen=True)
 class Tools:
-    """The shared resources of one grader. Deadlines are seconds of CPU time in the pool.
-
-    ``comparisons`` and ``examinations`` of gold answers are what the pool was asked for lately.
-    """
+    """The shared resources of one grader. Deadlines are seconds of CPU time in the pool."""
 
     pool: Pool
     judge: Judge | None = None
@@ -28,20 +25,16 @@ class Tools:
     sandbox: Pool | None = None  # for clients' code; none: it is not run
     quick_deadline_s: float = 0.3  # for the first try of a comparison
     compare_deadline_s: float = 0.7  # for the second, in a fresh worker
-    comparisons: SharedWork[Score] = field(default_factory=SharedWork, compare=False)
-    examinations: SharedWork[Ungradable | None] = field(default_factory=SharedWork, compare=False)
+    comparisons: SharedWork[Score] = field(default_factory=SharedWork, compare=False)  # in the pool
 
     @property
     def named_judges(self) -> dict[str, Judge]:
-        """Every judge by the names that a recipe may give it."""
         own = {JUDGE: self.judge, self.judge.settings.model: self.judge} if self.judge else {}
         return {**own, **self.other_judges}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How many groups are graded at once, by how many processes, and by whose verifiers too."""
-
     groups_in_flight: int
     workers: int
     extensions: tuple[str, ...] = ()
@@ -49,11 +42,6 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Read the ``WEIR_GRADER_*`` variables.
-
-        Raises:
-            DeploymentError: naming the variable that is wrong.
-        """
         read = Reader(environment)
         spare_cores = max(1, len(os.sched_getaffinity(0)) - 1)
         return cls(

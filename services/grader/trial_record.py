@@ -13,10 +13,8 @@ _MAX_CHARS = 2_000
 
 @dataclass
 class TrialRecord:
-    """The tokens of each model, and the details of each reason that a score has."""
-
-    tokens: Counter[str] = field(default_factory=Counter)
-    details: dict[str, str] = field(default_factory=dict)
+    tokens: Counter[str] = field(default_factory=Counter)  # by model
+    details: dict[str, str] = field(default_factory=dict)  # by the reason of a score
 
 
 _OF_JOBS = TrialRecord()  # which nobody reads: metrics and log have that
@@ -30,10 +28,8 @@ def recorded() -> TrialRecord:
 
 
 def record_tokens(model: str, count: int) -> None:
-    """Add to the tokens that a model has spent."""
     _RECORD.get().tokens[model] += count
 
 
 def record_failure(reason: str, words: str) -> None:
-    """Say why a score has this reason."""
     _RECORD.get().details[reason] = shown(words)[:_MAX_CHARS]

@@ -1,7 +1,6 @@
 """The grader as a stage of the line: a rollout group comes in, a graded group goes out.
 
-A group is let in once it can be graded. Trials of graders, of one response each, are done beside
-the line.
+Trials of graders, of one response each, are done beside the line.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ from services.grader import grading
 from services.grader.answers.units import measure_of
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
-from services.grader.pool import Pool, client_code
-from services.grader.pool.confinement import keep_memory_private
+from services.grader.pool import Pool, sandbox
 from services.grader.tools import Settings, Tools
 from services.grader.trial_record import recorded
 from services.grader.verifiers import VERIFIERS, equation_steps, math_answer
@@ -75,29 +73,26 @@ async def run(service: Service) -> None:
 
 @asynccontextmanager
 async def opened(settings: Settings, judges: Mapping[str, Judge]) -> AsyncIterator[Tools]:
-    """All that this grader works with; each judge, the first one under "", watches over itself."""
+    """All that a grader works with; each judge, the first one under "", watches over itself."""
     async with AsyncExitStack() as stack:
         warm_ups = [math_answer.WARM_UP, equation_steps.WARM_UP]
         pool = await stack.enter_async_context(Pool(settings.workers, warm_ups=warm_ups))
-        sandbox = await stack.enter_async_context(_sandbox(settings)) if settings.python else None
+        confined = None
+        if settings.python:
+            sandbox.keep_memory_private()
+            clients = Pool(settings.workers, warm_ups=[sandbox.WARM_UP], confined=True)
+            confined = await stack.enter_async_context(clients)
         for judge in judges.values():
             await stack.enter_async_context(judge)
         others = {name: judge for name, judge in judges.items() if name}
-        yield Tools(pool, judges.get(""), others, sandbox)
-
-
-def _sandbox(settings: Settings) -> Pool:
-    """The pool for clients' code."""
-    keep_memory_private()
-    return Pool(settings.workers, warm_ups=[client_code.WARM_UP], confined=True)
+        yield Tools(pool, judges.get(""), others, confined)
 
 
 def stage(tools: Tools, capacity: int) -> Stage[RolloutGroup, GradedGroup]:
-    """The place in the line where groups are graded, as many at once as ``capacity``."""
-    entry = Gate(tools)
+    admission = Admission(tools)
 
     async def handle(job: ActiveJob, group: RolloutGroup) -> GradedGroup:
-        entry.admit(job)
+        admission.admit(job)
         return await grade_group(job, group, tools)
 
     return Stage(
@@ -106,13 +101,12 @@ def stage(tools: Tools, capacity: int) -> Stage[RolloutGroup, GradedGroup]:
         failures=GRADED,
         handle=handle,
         room=up_to(capacity),
-        is_open=entry.is_open,
+        is_open=admission.is_open,
         doing=Doing.GRADES,
     )
 
 
 async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> GradedGroup:
-    """Grade a group as the job's recipe says."""
     started = time.monotonic()
     with PHASES.during("grading"):
         grades = await grading.grade(job.recipe.reward, group, tools)
@@ -126,13 +120,11 @@ async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> Grad
 
 
 def capabilities(tools: Tools) -> Capabilities:
-    """What a grader with these tools can be asked for."""
     known = [name for name in VERIFIERS if name != "python" or tools.sandbox is not None]
     return Capabilities(verifiers=tuple(known), judges=tuple(tools.named_judges))
 
 
 def what_is_missing(reward: Reward, tools: Tools) -> str | None:
-    """What this grader will never have for this reward, in words; None if it has everything."""
     own = capabilities(tools)
     found = (own.lacking(check) for check in (*reward.outcome, *reward.process))
     return next(filter(None, found), None)
@@ -152,11 +144,11 @@ def _trouble_of(judge: Judge) -> str | None:
     return None if judge.is_up else f"the judge is not up: {judge.why_down}"
 
 
-class Gate:
+class Admission:
     """Lets a job's groups in once they can be graded, or have waited for what will not come.
 
-    The latter are not graded: another grader may have what this one lacks, and until then somebody
-    may start one. If all lack it, the groups are handed on as unworkable.
+    The latter are not graded: a grader that is started meanwhile may have what this one lacks. If
+    none has it, the groups are handed on as unworkable.
     """
 
     def __init__(self, tools: Tools, patience_s: float = _PATIENCE_S) -> None:
@@ -166,7 +158,6 @@ class Gate:
         self._since = 0.0  # this job lacks something here
 
     def is_open(self, job: ActiveJob) -> bool:
-        """Whether groups of the job may be claimed."""
         reward = job.recipe.reward
         if what_is_in_the_way(reward, self._tools, for_good=True) is None:
             self._job_id = ""
@@ -176,11 +167,7 @@ class Gate:
         return time.monotonic() - self._since >= self._patience_s
 
     def admit(self, job: ActiveJob) -> None:
-        """Let a claimed group pass.
-
-        Raises:
-            Unable: if this grader lacks something for its job.
-        """
+        """Let a claimed group pass; `Unable` if this grader lacks something for its job."""
         if why := what_is_in_the_way(job.recipe.reward, self._tools, for_good=True):
             raise Unable(why)
 
@@ -190,19 +177,17 @@ async def tell_forever(service: Service, tools: Tools) -> None:
 
     Waits for: the next look. Unblocked by: time.
     """
-    told: tuple[str, str] | None = None  # the job, and what it was told to wait for
+    job_id, told = "", None  # what this job was told to wait for
     numbers = itertools.count()
     while True:
         job = await service.exchange.active()
         obstacle = tools.judge and _trouble_of(tools.judge)
         if job:
             obstacle = what_is_in_the_way(job.recipe.reward, tools)
+            if obstacle != (told if job.job_id == job_id else None):
+                await service.exchange.record_event(_event(service, job, obstacle, next(numbers)))
+        job_id, told = (job.job_id, obstacle) if job else ("", None)
         service.readiness.set(obstacle is None, obstacle or "")
-        now = (job.job_id, obstacle) if job and obstacle else None
-        was_told = told is not None and job is not None and told[0] == job.job_id
-        if job and now != told and (obstacle or was_told):
-            await service.exchange.record_event(_event(service, job, obstacle, next(numbers)))
-        told = now
         await asyncio.sleep(_LOOK_AGAIN_S)
 
 
@@ -232,7 +217,6 @@ async def try_forever(service: Service, tools: Tools, limit_s: float = _TRIAL_LI
 
 
 async def tried(trial: Trial, tools: Tools, limit_s: float = _TRIAL_LIMIT_S) -> TrialResult:
-    """Grade one response, within ``limit_s``."""
     if missing := what_is_missing(trial.reward, tools):
         return TrialResult(missing=missing)
     if trouble := what_is_in_the_way(trial.reward, tools):

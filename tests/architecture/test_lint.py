@@ -27,8 +27,8 @@ MISTAKES = {
         ),
     ),
     "ARCHITECTURE.md": (
-        "| `services/grader/` | `Gate.never` | is not there |\n",
-        ("there is no Gate.never",),
+        "| `services/grader/worker.py` | `Admission.never` | is not there |\n",
+        ("there is no Admission.never",),
     ),
     "proto/protocol/streams.py": (
         '__doc__ = __doc__.replace("ActiveJob  ", "IdleJob    ")\n',

@@ -22,12 +22,11 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_box(text: str) -> tuple[int, int] | None:
-    r"""Where the contents of the last complete box start and end, or None without one.
+    r"""Where the contents of the last complete box start and end; of nested ones the outermost.
 
-    Braces are matched, escaped ones ignored; of nested boxes the outermost counts, then `unwrapped`
-    gives what is inside. A doubled backslash is taken for one. Without braces a box holds one
-    letter or digit, as in TeX, if that stands alone: ``\boxed 5``, but not ``\boxed 42``. Text up
-    to the last ``</think>`` is no answer, nor is any text with a ``<think>`` that is never closed.
+    Braces are matched; a doubled backslash is one. Without braces a box holds one letter or digit
+    that stands alone, ``\boxed 5``. Text up to the last ``</think>``, or with an open ``<think>``,
+    is no answer.
     """
     begin = text.rfind("</think>") + 1
     first = _BOX.search(text, begin)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import permutations
 
 from services.grader.answers.nodes import Node, are_different, integer, written
-from services.grader.answers.question import MAX_CHARS, Question
+from services.grader.answers.problem import MAX_CHARS, Problem
 from services.grader.answers.read import INFINITY, MINUS_INFINITY, letter_of, read_answer
 from services.grader.answers.tokens import lexicon
 from services.grader.answers.units import DEGREE, PERCENT, RADIAN, THINGS, Measure, measure_of
@@ -113,18 +113,12 @@ Algebra = Callable[[Value, Value], bool | None]
 
 @dataclass
 class Comparison:
-    """Puts pairs of values to the rules, which may ask it about parts of them."""
-
-    question: Question
+    problem: Problem
     algebra: Algebra | None = None
     pairs: int = 0  # compared so far
 
     def same(self, gold: Value, answer: Value) -> Verdict:
-        """Whether two values are the same, by the first rule that fits.
-
-        Raises:
-            OutOfWork: after 130 pairs of parts, if there is no algebra.
-        """
+        """By the first rule that fits; `OutOfWork` after 130 pairs of parts without algebra."""
         self.pairs += 1
         if self.pairs > _MAX_PAIRS and self.algebra is None:
             raise OutOfWork
@@ -140,7 +134,6 @@ class Comparison:
         return all_of(self.same(*pair).equal for pair in zip(golds, answers, strict=True))
 
     def by_algebra(self, gold: Value, answer: Value) -> bool | None:
-        """Whether two values are the same mathematics; None where there is no algebra."""
         return self.algebra(gold, answer) if self.algebra else None
 
 
@@ -148,13 +141,11 @@ Rule = Callable[[Value, Value, Comparison], Verdict | None]
 
 
 def all_of(verdicts: Iterable[bool | None]) -> bool | None:
-    """False if one is, else None if one is unknown."""
     found = list(verdicts)
     return False if False in found else None if None in found else True
 
 
 def any_of(verdicts: Iterable[bool | None]) -> bool | None:
-    """True if one is, else None if one is unknown."""
     found = list(verdicts)
     return True if True in found else None if None in found else False
 
@@ -175,10 +166,7 @@ def numbers(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
-    """The last rule: the same spelled in two ways, two numbers far apart, or else by algebra.
-
-    Whatever is no single expression is no other's equal.
-    """
+    """The last rule: spelled alike, two numbers far apart, or else by algebra."""
     if not isinstance(gold, Number | Expression) or not isinstance(answer, Number | Expression):
         return Verdict(False, "kind")
     if gold.tree and answer.tree:
@@ -203,7 +191,6 @@ def words(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def _letters(value: Value) -> str:
-    """An answer in words, or letters that may be some; empty for any other."""
     if isinstance(value, Words):
         return value.said
     if isinstance(value, Choice):
@@ -228,12 +215,9 @@ def choices(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    r"""Of ``\sqrt{2} \approx 1.41`` the exact part counts, or else its correct rounding.
-
-    A gold ``x \approx 1.41`` is its number, at its own precision.
-    """
+    r"""The exact part of ``\sqrt{2} \approx 1.41`` counts, or its rounding; of a gold 1.41."""
     if isinstance(gold, Relation) and r"\approx" in gold.signs:
-        exact, rounded = _around_approx(gold, by.question)
+        exact, rounded = _around_approx(gold, by.problem)
         rounded = rounded_as_written(rounded)
         equal = any_of(by.same(each, answer).equal for each in (exact, rounded) if each)
         if isinstance(answer, Relation) and r"\approx" in answer.signs:
@@ -241,23 +225,20 @@ def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None
             equal = all_of((equal, about))
         return Verdict(equal, "approximation")
     if isinstance(answer, Relation) and r"\approx" in answer.signs:
-        exact, rounded = _around_approx(answer, by.question)
+        exact, rounded = _around_approx(answer, by.problem)
         if exact is None:
             is_exact = isinstance(gold, Number) and not (gold.places or gold.is_asked)
-            return None if is_exact and not by.question.asks("rounding") else by.same(gold, rounded)
+            return None if is_exact and not by.problem.asks("rounding") else by.same(gold, rounded)
         verdict = by.same(gold, exact)
         return verdict if verdict.equal else _as_asked(gold, exact, rounded, by) or verdict
     return None
 
 
-def _around_approx(value: Relation, question: Question) -> tuple[Value | None, Value]:
-    r"""What is exact in ``x = \ln 3 \approx 1.1``, ``x = \ln 3``, and ``x = 1.1``.
-
-    What only names the number, or cannot be read, is nothing exact.
-    """
+def _around_approx(value: Relation, problem: Problem) -> tuple[Value | None, Value]:
+    r"""What is exact in ``x = \ln 3 \approx 1.1``, where a name is not, and ``x = 1.1``."""
     at, last = value.signs.index(r"\approx"), value.sides[-1]
     side, text = value.sides[at], value.texts[at]
-    is_named = at == 0 and bool(text) and _is_name(side, text, question)
+    is_named = at == 0 and bool(text) and _is_name(side, text, problem)
     rounded = Relation((side, last), ("=",), (text, value.texts[-1])) if is_named else last
     if is_named or not (isinstance(side, Number | Quantity) or _has_tree(side)):
         return None, rounded
@@ -286,8 +267,8 @@ def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """``x = 5`` is 5, and an equation is any multiple of itself."""
     if not (isinstance(gold, Relation) or isinstance(answer, Relation)):
         return None
-    golds, name = _links(gold, by.question)
-    answers, other = _links(answer, by.question)
+    golds, name = _links(gold, by.problem)
+    answers, other = _links(answer, by.problem)
     if name and isinstance(answer, Relation) and len(set(answer.sides)) == 1:
         return Verdict(False, "equation")  # 1 = 1 is no solution
     is_function = any(_VALUE_OF_X.fullmatch(each or "") for each in (name, other))
@@ -305,7 +286,6 @@ def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def _as_region(gold: Value, answer: Value, by: Comparison) -> Verdict:
-    """An inequality beside what is not written as one, such as ``|x| > 1`` beside intervals."""
     relation, other = (gold, answer) if isinstance(gold, Relation) else (answer, gold)
     signs = relation.signs if isinstance(relation, Relation) else ("=",)
     if not isinstance(other, Union | Tuple) or "=" in signs:
@@ -313,28 +293,23 @@ def _as_region(gold: Value, answer: Value, by: Comparison) -> Verdict:
     return Verdict(by.by_algebra(gold, answer), "algebra")
 
 
-def _links(value: Value, question: Question) -> tuple[tuple[Value, ...] | None, str | None]:
-    """What stands behind the name in ``x = 4/2 = 2``, and the name; without a name, None.
-
-    An answer that is no relation is one link, an equation that is not solved has None. What the
-    problem asks for is a name of it, be it ``\\sin x``.
-    """
+def _links(value: Value, problem: Problem) -> tuple[tuple[Value, ...] | None, str | None]:
+    """What stands behind the name in ``x = 4/2 = 2``, None if it is not solved; and the name."""
     if not isinstance(value, Relation):
         return (value,), None
-    if value.signs == (r"\in",) and _is_name(value.sides[0], value.texts[0], question):
+    if value.signs == (r"\in",) and _is_name(value.sides[0], value.texts[0], problem):
         return value.sides[1:], value.texts[0]
     if set(value.signs) != {"="}:
         return None, None
     sides, texts = value.sides, value.texts
-    if not _is_name(sides[0], texts[0], question):
+    if not _is_name(sides[0], texts[0], problem):
         sides, texts = sides[::-1], texts[::-1]
-    if _is_name(sides[0], texts[0], question):
+    if _is_name(sides[0], texts[0], problem):
         return sides[1:], texts[0].replace(" ", "")
     return (value.sides, None) if all(map(_is_constant, value.sides)) else (None, None)
 
 
 def _is_constant(value: Value) -> bool:
-    """A number, be it one to be computed, and perhaps its unit; or several of them."""
     if isinstance(value, Set):
         return all(map(_is_constant, value.parts))
     value = value.head if isinstance(value, Quantity) else value
@@ -343,18 +318,18 @@ def _is_constant(value: Value) -> bool:
     return isinstance(value, Number)
 
 
-def _is_name(side: Value, text: str, question: Question) -> bool:
+def _is_name(side: Value, text: str, problem: Problem) -> bool:
     r"""``x``, ``f(3)``, ``a_1``, ``\angle ABC`` or ``m+n``: no digits but in an index."""
     if _is_constant(side) and text not in ("e", "i"):
         return False
     if _EXPECTED.fullmatch(text):
-        return not question.text or any(map(question.counts, ("expected", "expectation", "mean")))
+        return not problem.text or any(map(problem.counts, ("expected", "expectation", "mean")))
     bare = _INDEX.sub("", text)
     if (_NAME.fullmatch(bare) or _SIZE.fullmatch(text)) and (
-        question.names(bare) or question.mentions(text)
+        problem.names(bare) or problem.mentions(text)
     ):
         return True
-    return question.asks_for(text)
+    return problem.asks_for(text)
 
 
 def _is_line(relation: Relation) -> bool:
@@ -370,8 +345,8 @@ def assignments(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """With their names in one order, if one of both is a tuple or an open interval."""
     first, second = _assigned(gold), _assigned(answer)
     if _is_tuple(first) or _is_tuple(second):
-        first = _as_tuple(first, gold, by.question)
-        second = _as_tuple(second, answer, by.question)
+        first = _as_tuple(first, gold, by.problem)
+        second = _as_tuple(second, answer, by.problem)
     return None if (first, second) == (gold, answer) else by.same(first, second)
 
 
@@ -395,8 +370,7 @@ def _assigned(value: Value) -> Value:
     return Set(tuple(Relation(pair, ("=",), (letter_of(pair[0]), "")) for pair in pairs), ",")
 
 
-def _as_tuple(value: Value, written: Value, question: Question) -> Value:
-    """A list of assignments to different names as a tuple; any other answer as it is."""
+def _as_tuple(value: Value, written: Value, problem: Problem) -> Value:
     if not isinstance(value, Set) or value.joint != "," or not 1 < len(value.parts) <= _MAX_NAMES:
         return value
     values = {
@@ -406,19 +380,15 @@ def _as_tuple(value: Value, written: Value, question: Question) -> Value:
     }
     if len(values) != len(value.parts):
         return value
-    order = _order(list(values), question, in_brackets=isinstance(written, Relation))
+    order = _order(list(values), problem, in_brackets=isinstance(written, Relation))
     return Tuple(tuple(values[name] for name in order))
 
 
-def _order(names: list[str], question: Question, *, in_brackets: bool) -> list[str]:
-    """As the problem has them in brackets, else by the alphabet.
-
-    As written with Greek letters, and in brackets if they are no neighbours: (m,b) and (n,k), but
-    not (y,x).
-    """
+def _order(names: list[str], problem: Problem, *, in_brackets: bool) -> list[str]:
+    """As the problem has them in brackets, else by the alphabet; (m,b) as written, not (y,x)."""
     if len(names) <= _MAX_LOOKED_FOR:
         for order in permutations(names):
-            if question.mentions(f"({','.join(order)})"):
+            if problem.mentions(f"({','.join(order)})"):
                 return list(order)
     letters = sorted(ord(name[0]) for name in names)
     is_far = letters[-1] - letters[0] >= max(len(names), _MAX_LOOKED_FOR)
@@ -433,7 +403,7 @@ def ratios(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     is_ratio = isinstance(answer, Tuple) and answer.brackets in (RATIO, CLOCK)
     if not is_ratio and not isinstance(answer, Number | Quantity):
         return None
-    if gold.brackets == CLOCK and not by.question.asks("ratio"):
+    if gold.brackets == CLOCK and not by.problem.asks("ratio"):
         return Verdict(is_ratio and _clock(answer) == _clock(gold), "time")
     if isinstance(answer, Quantity) and answer.unit == "%" and isinstance(answer.head, Number):
         answer = Number(answer.head.value / 100)
@@ -442,7 +412,6 @@ def ratios(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def _clock(value: Value) -> tuple[Value, ...]:
-    """Without the seconds, where there are none."""
     parts = parts_of(value)
     return parts[:2] if parts[2:] == (Number(Fraction(0)),) else parts
 
@@ -455,10 +424,7 @@ def _shape(value: Value) -> list[Fraction]:
 
 
 def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    """Each member has its like on the other side; a lone value is a list of its own.
-
-    A list says how often and, where the problem asks for it, in which order.
-    """
+    """Each member has its like; a list says how often and, where that is asked for, the order."""
     if Set not in {type(gold), type(answer)}:
         return None
     if isinstance(gold, Set) and not gold.joint:
@@ -466,7 +432,7 @@ def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     golds, answers = _members(gold), _members(answer)
     if len(golds) != len(answers):
         return Verdict(False, "list")
-    if isinstance(gold, Set) and gold.joint == "," and by.question.asks("order"):
+    if isinstance(gold, Set) and gold.joint == "," and by.problem.asks("order"):
         return Verdict(by.in_order(golds, answers), "list")
     return Verdict(_one_to_one(golds, answers, by), "list")
 
@@ -556,13 +522,13 @@ def quantities(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
         return None
     if not all(isinstance(each, Quantity | Number | Expression) for each in (gold, answer)):
         return Verdict(False, "words") if Words in (type(gold), type(answer)) else None
-    measure, other = _measure(gold, by.question), _measure(answer, by.question, is_answer=True)
+    measure, other = _measure(gold, by.problem), _measure(answer, by.problem, is_answer=True)
     head, found = (each.head if isinstance(each, Quantity) else each for each in (gold, answer))
     if isinstance(measure, bool) or isinstance(other, bool):  # words that are only themselves
         unit, said = (each.unit if isinstance(each, Quantity) else "" for each in (gold, answer))
         is_said = unit.casefold().split() == said.casefold().split()
         return Verdict(is_said and by.same(head, found).equal, "words")
-    scales = list(_factors(measure, other, by.question))
+    scales = list(_factors(measure, other, by.problem))
     if not scales:
         return Verdict(False, "unit")
     if measure != other and (PERCENT in (measure, other) or None not in (measure, other)):
@@ -582,8 +548,7 @@ def _scaled(value: Value, scale: Scale) -> Value:
     return Expression.of(Node("*", (scale.tree, value.tree)))
 
 
-def _measure(value: Value, question: Question, *, is_answer: bool = False) -> Measure | bool | None:
-    """What its unit measures, None without one; False where words change the value."""
+def _measure(value: Value, problem: Problem, *, is_answer: bool = False) -> Measure | bool | None:
     if not isinstance(value, Quantity):
         return None
     unit = value.unit.replace("°", "degree")
@@ -591,13 +556,13 @@ def _measure(value: Value, question: Question, *, is_answer: bool = False) -> Me
         return measure
     if _HAN.fullmatch(unit):
         return THINGS if _COUNTERS.fullmatch(unit) else False
-    kept = _PLURAL.sub(lambda match: "" if question.counts(match[0]) else match[0], value.unit)
+    kept = _PLURAL.sub(lambda match: "" if problem.counts(match[0]) else match[0], value.unit)
     if _CHANGES_VALUE.search(kept) or not re.fullmatch(r"[A-Za-z'’ ./-]+", value.unit):
         return False
-    return _of_words(value.unit.replace(".", "").split(), value.is_bare and is_answer, question)
+    return _of_words(value.unit.replace(".", "").split(), value.is_bare and is_answer, problem)
 
 
-def _of_words(words: list[str], is_bare: bool, question: Question) -> Measure | bool:
+def _of_words(words: list[str], is_bare: bool, problem: Problem) -> Measure | bool:
     """A unit beside other words, or things; unknown if the problem has none of the words."""
     cuts = [(0, end) for end in range(len(words), 0, -1)]
     cuts += [(begin, len(words)) for begin in range(1, len(words))]
@@ -605,15 +570,14 @@ def _of_words(words: list[str], is_bare: bool, question: Question) -> Measure | 
     unit, rest = next(((unit, rest) for unit, rest in found if unit), (None, words))
     rest = [word for word in rest if word not in _SAYS_NOTHING]
     if unit:
-        return unit if all(map(question.counts, rest)) or not question.text else _UNKNOWN
-    if is_bare and not all(map(question.counts, rest)):
+        return unit if all(map(problem.counts, rest)) or not problem.text else _UNKNOWN
+    if is_bare and not all(map(problem.counts, rest)):
         return False
-    return THINGS if not (question.text and rest) or any(map(question.counts, rest)) else _UNKNOWN
+    return THINGS if not (problem.text and rest) or any(map(problem.counts, rest)) else _UNKNOWN
 
 
-def _factors(gold: Measure | None, answer: Measure | None, question: Question) -> Iterator[Scale]:
-    """By what the answer's number may be multiplied before it is compared with the gold's."""
-    gold = gold or _asked(answer, question)
+def _factors(gold: Measure | None, answer: Measure | None, problem: Problem) -> Iterator[Scale]:
+    gold = gold or _asked(answer, problem)
     angle = _DEGREES_OF_RADIAN if gold == DEGREE else _HALF_TURN
     if gold and answer and not (gold.is_any or answer.is_any):
         if gold.dimension == answer.dimension:
@@ -625,7 +589,7 @@ def _factors(gold: Measure | None, answer: Measure | None, question: Question) -
     elif gold == PERCENT:  # which takes its number for itself
         yield from (_ONE, _HUNDRED)
     elif answer == PERCENT:
-        if question.asks("percent"):
+        if problem.asks("percent"):
             yield _ONE
         yield _HUNDREDTH
     else:  # degrees may be radians left out
@@ -634,18 +598,17 @@ def _factors(gold: Measure | None, answer: Measure | None, question: Question) -
 
 @lru_cache(1024)
 def _unit_of(problem: str) -> Measure | None:
-    """The unit that the answer is asked in, where only one is named."""
     if len(_ASKS.findall(problem)) != 1:
         return None
     found = {measure_of(unit.lower()) for unit in _UNIT_ASKED.findall(problem)} - {None}
     return found.pop() if len(found) == 1 else None
 
 
-def _asked(answer: Measure | None, question: Question) -> Measure | None:
+def _asked(answer: Measure | None, problem: Problem) -> Measure | None:
     """The unit asked for, if the answer says no more than that: dollars per day, or its own."""
     if answer in (None, PERCENT, DEGREE, THINGS, _UNKNOWN) or not answer or answer.is_any:
         return None
-    if (asked := _unit_of(question.text[-MAX_CHARS:])) is None:
+    if (asked := _unit_of(problem.text[-MAX_CHARS:])) is None:
         return None
     bases, others = ({base for base, _ in each.dimension} for each in (answer, asked))
     return None if bases > others else asked
@@ -658,10 +621,7 @@ RULES: list[Rule] = [
 
 
 def compare(gold: str, answer: str, problem: str = "") -> Verdict:
-    """Compare two answers as they were written, without computer algebra.
-
-    If the problem is known, what it asks for may be named, and 12% may be 12.
-    """
+    """As written, without algebra. The problem tells what may be named, and where 12% may be 12."""
     try:
         return compare_with(None, gold, answer, problem)
     except OutOfWork:
@@ -669,12 +629,12 @@ def compare(gold: str, answer: str, problem: str = "") -> Verdict:
 
 
 def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str = "") -> Verdict:
-    """The same with computer algebra for what no rule settles, and however many parts they have."""
+    """With algebra for what no rule settles, and however many parts they have."""
     if verdict := _at_sight(gold, answer):
         return verdict
     if _squeezed(gold) == _squeezed(answer):
         return Verdict(True, "exact")
-    comparison, expected = Comparison(Question(problem), algebra), read_answer(gold)
+    comparison, expected = Comparison(Problem(problem), algebra), read_answer(gold)
     found = read_answer(answer, is_chosen=isinstance(expected, Choice))
     if isinstance(expected, Number) and _SCIENTIFIC.fullmatch(answer):
         found = Number(Fraction(answer))

@@ -26,23 +26,15 @@ _BETWEEN = {r"\over": "fraction", r"\choose": "binomial"}
 
 
 def read_expression(text: str, *, as_answer: bool = False) -> Node:
-    r"""The tree of all of a text.
+    r"""The tree of all of a text; `Unreadable` if it is not in the grammar.
 
-    In an answer, which is nothing but mathematics, a number may be a factor behind another one, as
-    in ``n2^n``, and ``\ln 2/3`` is a third of ``\ln 2``; elsewhere these are refused.
-
-    Raises:
-        Unreadable: if the text is not in the grammar.
+    In an answer alone a number may be a factor behind another one, as in ``n2^n``, and ``\ln 2/3``
+    is a third of ``\ln 2``.
     """
     return tree_of(tokens(text) if len(text) <= 10 * _MAX_TOKENS else [], as_answer=as_answer)
 
 
 def tree_of(side: Iterable[Token], *, as_answer: bool = False) -> Node:
-    """The tree of all tokens.
-
-    Raises:
-        Unreadable: if they are not in the grammar.
-    """
     found = _factors_apart(list(side))
     if not 0 < len(found) <= _MAX_TOKENS:
         raise Unreadable("nothing, or a very long expression")
@@ -76,8 +68,6 @@ def _is_sign_of_times(side: list[Token], at: int) -> bool:
 
 
 class _Reader:
-    """Recursive descent, at most `MAX_DEPTH` brackets and functions deep."""
-
     def __init__(self, side: list[Token], *, as_answer: bool) -> None:
         self._tokens = side
         self._as_answer = as_answer
@@ -109,7 +99,6 @@ class _Reader:
             raise Unreadable("nested too deeply")
 
     def whole(self) -> Node:
-        """A sum, or two of them around TeX's ``\\over``."""
         tree = self.sum()
         between = self.takes(*_BETWEEN)
         return Node(_BETWEEN[between], (tree, self.sum())) if between else tree
@@ -166,11 +155,7 @@ class _Reader:
         return True
 
     def _is_factor(self, last: Node) -> bool:
-        r"""Whether the number that comes is one, as in ``n2^n``; ``x2`` may be ``x_2``.
-
-        It is if it is raised and stands behind a bracket, a brace, a letter or an exponent of one
-        digit; and behind a bracket or a brace that holds letters.
-        """
+        """Whether the number that comes is one, as in ``n2^n``; ``x2`` may be ``x_2``."""
         if not self._as_answer or self._at == self._rest_at:
             return False
         before, token = self._tokens[self._at - 1 : self._at + 1]
@@ -259,7 +244,6 @@ class _Reader:
         return Node("grouped", (inside,)) if inside.kind == "fraction" else inside
 
     def argument(self, *, single: bool = False) -> Node:
-        """A group, a letter, or a number, of which TeX takes the first digit (``single``)."""
         token = self.token
         if token is None:
             raise Unreadable("a command without its argument")
@@ -306,7 +290,6 @@ class _Reader:
         return Node("numeral", (integer(int(digits, base)),))
 
     def subscript(self) -> str:
-        """The subscript of a letter, as text without braces."""
         if not self.takes("_"):
             return ""
         start, depth = self._at, 0
@@ -332,7 +315,6 @@ class _Reader:
         return called if power is None else Node("^", (called, power))
 
     def of_function(self) -> Node:
-        r"""The argument: a bracket, or the factors behind, as in ``\sin 2x``."""
         token = self.token
         if token is not None and token.text in {"(", "["}:
             inside = self.bracketed()

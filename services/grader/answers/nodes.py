@@ -44,14 +44,12 @@ class Node:
 
     @property
     def is_literal(self) -> bool:
-        """A number as it is written, perhaps with a sign, a percent sign or a degree sign."""
         if self.kind in {"negative", "percent", "degree"}:
             return self.parts[0].is_literal
         return self.kind == "number"
 
 
 def rebuilt(tree: Node, change: Callable[[Node], Node]) -> Node:
-    """A tree in which each node, after its parts, has been changed; of any depth."""
     built: dict[int, Node] = {}
     for node in reversed(list(tree.walk())):
         parts = tuple(built[id(part)] for part in node.parts)
@@ -77,7 +75,6 @@ def integer(value: int) -> Node:
 
 
 def repeating(text: str) -> Node:
-    r"""The exact value of ``0.1\overline{6}``."""
     before, _, again = text.partition("\\")
     again = "".join(char for char in again if char.isdigit())
     start = Fraction(before if before.strip(".") else "0")
@@ -102,10 +99,7 @@ def _is_mixed(whole: Node, factor: Node) -> bool:
 
 
 def are_different(first: Node, second: Node) -> bool:
-    """Whether two expressions surely have different values; False where that is not known.
-
-    That they are equal is for algebra to say.
-    """
+    """Whether they surely differ; that they are equal is for algebra to say."""
     value, other = estimate(first), estimate(second)
     if value is None or other is None:
         return False

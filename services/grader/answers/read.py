@@ -93,11 +93,7 @@ _PARTS_MEMBERS = frozenset({r"\{", r"\langle", "(", "["})
 
 @lru_cache(4096)
 def read_answer(text: str, *, is_list: bool = False, is_chosen: bool = False) -> Value:
-    """What an answer says, without its boxes.
-
-    With ``is_list`` each comma parts two members; with ``is_chosen`` a letter in front is surely
-    one of a choice: ``B, 12``.
-    """
+    """With ``is_list`` each comma parts members; with ``is_chosen`` ``B, 12`` is a choice."""
     if _PLAIN.fullmatch(text):
         return Number(Fraction(text), len(text.partition(".")[2]) or None)
     text = _APART.sub(_together, _without_remark(unwrapped(text)))
@@ -122,7 +118,6 @@ def _together(apart: re.Match[str]) -> str:
 
 
 def _without_remark(text: str) -> str:
-    r"""``\frac{1}{3} \text{ (about } 0.33)`` is a third."""
     rest = text[: remark.start()] if (remark := _REMARK.search(text)) else text
     return rest if rest.strip() and rest.count("{") == rest.count("}") else text
 
@@ -206,7 +201,6 @@ def _in_brackets(side: Side, depth: int) -> Value | None:
 
 
 def _ratio(side: Side, cuts: list[int], depth: int) -> Value | None:
-    """``3:4``; beside a relation, ``V_1:V_2 = 3:4``, each side is one."""
     parts = _parts(side, cuts, depth)
     is_ratio = all(isinstance(part, Number | Expression) for part in parts)
     if not is_ratio or len(parts) > 8 or not all(map(_tree, parts)):
@@ -219,7 +213,6 @@ def _tree(value: Value) -> Node | None:
 
 
 def _listed(side: Side, cuts: list[int], depth: int) -> Value:
-    """Members of a list; inequalities may be conditions, or pieces of a union."""
     groups = [at for at in cuts if _parts_groups(side, at)]
     cuts = groups if 0 < len(groups) < len(cuts) else cuts
     parts = [part for part in parted_at(side, cuts) if bare(part)]
@@ -239,7 +232,6 @@ def _parts_groups(side: Side, at: int) -> bool:
 
 
 def _doubled(members: tuple[Value, ...]) -> tuple[Value, ...]:
-    r"""With two for each ``\pm``."""
     found = (m.parts if isinstance(m, Set) and m.joint == "pm" else (m,) for m in members)
     return tuple(chain(*found))
 
@@ -271,10 +263,8 @@ def _enclosed(side: Side, depth: int) -> Value:
     if inner and cuts == {} and opens == "[" == inner[0].text:
         row = read(inner, depth + 1)
         return Tuple((row,), "[]") if isinstance(row, Tuple) else expression_of(side)
-    if cuts is None or "and" not in cuts or opens not in ("(", "[", "{", r"\langle"):
+    if cuts is None or "and" not in cuts or opens not in ("(", "[", r"\langle"):
         return expression_of(side)
-    if opens == "{":
-        return _members(inner, depth)
     opens, closes = ("(", ")") if opens == r"\langle" else (opens, closes)
     return _both_ways(_parts(inner, cuts["and"], depth), opens + closes)
 
@@ -309,7 +299,6 @@ def _rows(inner: Side) -> list[list[Side]]:
 
 
 def _system(inner: Side, depth: int) -> Value | None:
-    """One value for each of several letters."""
     found = tuple(read(tuple(chain(*row)), depth + 1) for row in _rows(inner))
     are_values = all(isinstance(each, Relation) and each.signs == ("=",) for each in found)
     return Set(found, ",") if are_values and len(found) > 1 else None
@@ -346,15 +335,12 @@ def _matrix_product(side: Side, depth: int) -> Value | None:
 
 
 class WithUnit(NamedTuple):
-    """A number, and the unit that was around it; without one it is only to be read anew."""
-
     head: Side
     unit: str
     is_bare: bool = False
 
 
 def split_unit(side: Side) -> WithUnit | None:
-    """A number apart from the words, the unit or the sign around it; None if there is none."""
     at = int(len(side) > 1 and side[0].text in ("+", "-"))
     if side[at].kind == "money":
         return _money((*side[:at], *side[at + 1 :]), side[at].text)
@@ -394,7 +380,6 @@ def _with_words(head: Side, tail: Side) -> WithUnit | None:
 
 
 def _code(token: Token) -> str:
-    """The token as a letter of `_TAIL`: w and L words, l and c single letters, n ends a number."""
     if token.kind == "letters" and len(token.text) == 1:
         return "c" if token.text in "CFK" else "l"
     if token.kind in _CODES:
@@ -405,7 +390,6 @@ def _code(token: Token) -> str:
 
 
 def expression_of(side: Side) -> Value:
-    r"""A number, a tree, two of them for a ``\pm``; or, not read, only LaTeX."""
     try:
         tree = tree_of(side, as_answer=True)
     except Unreadable:
@@ -417,7 +401,6 @@ def expression_of(side: Side) -> Value:
 
 
 def _two(tree: Node) -> Set:
-    r"""``1 \pm \sqrt{2}`` are two numbers."""
     both = (
         rebuilt(tree, lambda node, s=s: Node(s, node.parts) if node.kind == "plusminus" else node)
         for s in "+-"
@@ -426,7 +409,6 @@ def _two(tree: Node) -> Set:
 
 
 def remainder_of(side: Side) -> Number | None:
-    r"""``13 \bmod 7`` is 6."""
     if len(side) == 3 and side[1].text == r"\bmod":
         number, modulus = expression_of(side[:1]), expression_of(side[2:])
         if isinstance(number, Number) and isinstance(modulus, Number) and modulus.value:
@@ -452,7 +434,6 @@ def _number(tree: Node) -> Number | None:
 
 
 def _multiplied(left: Value, right: Value) -> Matrix | None:
-    """The product of two matrices, not worked out; None if there is none, or it is large."""
     if not (isinstance(left, Matrix) and isinstance(right, Matrix)):
         return None
     first, second = list(map(_tree, left.cells)), list(map(_tree, right.cells))
@@ -478,7 +459,6 @@ def _determinant(matrix: Value) -> Expression | None:
 
 
 def letter_of(value: Value) -> str:
-    """The letter that a value is; empty if it is none."""
     tree = _tree(value)
     return tree.letter if tree and tree.kind == "letter" else ""
 
@@ -506,7 +486,6 @@ def read_relation(relation: Relation) -> Value:
 
 
 def _interval(relation: Relation) -> Tuple | None:
-    r"""The interval that ``<`` and ``<=`` leave to a letter; None if there is none."""
     sides, signs = relation.sides, relation.signs
     if len(signs) > 2 or not {"<", "<="}.issuperset(signs):
         return None
@@ -530,7 +509,6 @@ def _is_end(value: Value, letter: str) -> bool:
 
 
 def united(members: tuple[Value, ...], *, has_or: bool, has_and: bool) -> Value | None:
-    """What several inequalities leave to their letters; None if they are members of a list."""
     inequalities = [member for member in members if _is_inequality(member)]
     if len(members) < 2 or not inequalities:
         return None
@@ -567,7 +545,6 @@ def _pieces(members: tuple[Value, ...]) -> Value | None:
 
 
 def flat(found: Iterable[Token]) -> list[Token]:
-    r"""With the mathematics of ``\text{42}``, and words that join or part as marks."""
     flat, is_apart = list[Token](), False
     for token in found:
         meant = _meant(token)
@@ -596,7 +573,6 @@ def _meant(token: Token) -> list[Token]:
 
 
 def bare(side: Side) -> Side:
-    """Without what stands around an answer: statements, dots, braces."""
     for _ in range(8):
         before = side
         while side and (side[-1].text in (".", ",", ";") or side[-1].text.strip() == "."):
@@ -633,7 +609,6 @@ def without_open_brace(side: Side) -> Side:
 
 
 def cuts_of(side: Side) -> dict[str, list[int]] | None:
-    """Where marks stand outside of all brackets; None if these do not match."""
     found, depth = dict[str, list[int]](), 0
     for at, token in enumerate(side):
         depth += (token.kind == "open") - (token.kind == "close")
@@ -665,7 +640,6 @@ class _Level(NamedTuple):
 
     @property
     def is_joined(self) -> bool:
-        """Whether a comma between three digits each is one of thousands."""
         is_parted = not self.has_members or len(self.gaps) not in (0, len(self.runs))
         return False not in self.gaps and is_parted
 
@@ -673,10 +647,8 @@ class _Level(NamedTuple):
 def joined(found: list[Token], *, is_list: bool = False) -> list[Token]:
     r"""Tokens in which a number has no comma: joined, or parted where they are of a list.
 
-    A group that begins with 0 is never a member: its commas are always of thousands. Any others are
-    outside of brackets, as in ``1,234\pi``; in a tuple, set or interval they part the members,
-    unless others with a space behind them do, as in ``(1,250, 2,500)`` and ``\{1, 5, 1,200\}``; in
-    ``(1,100, 2)`` one comma has a space and one has none, and both part.
+    A group that begins with 0 is always of thousands. Others are outside of brackets, ``1,234\pi``;
+    inside they part members, unless others with a space behind them do, as in ``\{1, 5, 1,200\}``.
     """
     if not any("," in token.text and token.kind == "number" for token in found):
         return found

@@ -179,7 +179,6 @@ def _named(kind: str, match: re.Match[str]) -> Iterable[Token]:
 
 
 def _raised(match: re.Match[str]) -> list[Token]:
-    """A superscript or an index, as ``^`` or ``_`` would give it."""
     plain = unicodedata.normalize("NFKC", match.group()).replace("−", "-")
     mark = Token("operator", "_" if match.lastgroup == "lowered" else "^")
     sign = [Token("operator", plain[0])] if plain[0] in "+-" else []
@@ -188,7 +187,6 @@ def _raised(match: re.Match[str]) -> list[Token]:
 
 
 def _vulgar(match: re.Match[str]) -> list[Token]:
-    r"""A vulgar fraction, as ``\frac`` would give it."""
     top, _, bottom = unicodedata.normalize("NFKC", match.group()).partition("⁄")
     return tokens(rf"\frac{{{top}}}{{{bottom}}}")
 
@@ -230,7 +228,6 @@ _READ: Mapping[str, Callable[[re.Match[str]], Token]] = {
 
 
 def plain_of(parts: Iterable[Token]) -> str:
-    r"""Tokens as a text without ``\text{}``, with their spaces."""
     pieces = list[str]()
     for token in parts:
         pieces += [" "] if token.gap else []

@@ -19,14 +19,11 @@ Dimension = tuple[tuple[str, int], ...]  # of each base quantity its power, in o
 
 @dataclass(frozen=True)
 class Measure:
-    """What a unit measures, and its size; units of one dimension can be converted."""
-
     dimension: Dimension
     size: Fraction = Fraction(1)
 
     @property
     def is_any(self) -> bool:
-        """Whether it is of "units", which may be any."""
         return any(base == "any" for base, _ in self.dimension)
 
     def power(self, exponent: int) -> Measure:

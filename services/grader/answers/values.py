@@ -27,7 +27,6 @@ class Number:
         return top if self.value.denominator == 1 else Node("fraction", (top, bottom))
 
     def rounds(self, exact: Decimal) -> bool:
-        """Whether it is the exact value, correctly rounded to enough places to stand for it."""
         if self.places is None or (self.places < _MIN_PLACES and not self.is_asked):
             return False
         rounding = Decimal(5).scaleb(-self.places - 1)
@@ -128,7 +127,6 @@ Value = (
 
 
 def parts_of(value: Value) -> tuple[Value, ...]:
-    """What a value is made of; empty for a number, an expression and for words."""
     if isinstance(value, Tuple | Set | Union):
         return value.parts
     if isinstance(value, Relation):

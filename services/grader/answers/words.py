@@ -73,11 +73,7 @@ _NAME = re.compile(
 
 
 def read_words(plain: str, *, is_marked: bool) -> str | None:
-    r"""An answer in words: lower case, without an article and without marks, but for the signs,
-    points and slashes of numbers.
-
-    None for anything that may be mathematics; a short run of bare letters is a product.
-    """
+    """Lower case, without article and marks; None for what may be mathematics, such as ``ab``."""
     if plain in _YES_AND_NO:
         return _YES_AND_NO[plain]
     if is_marked:
@@ -90,7 +86,6 @@ def read_words(plain: str, *, is_marked: bool) -> str | None:
 
 
 def read_letters(plain: str) -> str | None:
-    """The letters of ``ABD`` or ``A, B and D``, which are choices if they are in order."""
     if not _CHOICES.fullmatch(plain):
         return None
     letters = [letter for letter in plain if letter.isupper()]
@@ -98,8 +93,7 @@ def read_letters(plain: str) -> str | None:
 
 
 def read_choice(plain: str, *, is_chosen: bool = False) -> tuple[str, str] | None:
-    r"""The letter of ``B``, ``(B)``, ``B) 12``, and the rest; None if it is no choice, or leaves
-    one open.
+    """The letter of ``B``, ``(B)``, ``B) 12``, and the rest; None if it leaves the choice open.
 
     Where a letter is surely meant to be one (``is_chosen``), so is that of ``B = 12`` or ``B, 12``.
     """
@@ -124,11 +118,7 @@ def _leaves_open(rest: str) -> bool:
 
 
 def read_named(plain: str) -> str | None:
-    r"""What only names a thing: ``\angle ABC``, ``\mathbb{Z}``; times and residues.
-
-    ``6 PM`` and ``6:00 p.m.`` are the same, but ``5am`` is a product; and so are
-    ``x \equiv 8 \pmod 5`` and ``x \equiv 3 \pmod 5``.
-    """
+    r"""What only names a thing, ``\angle ABC``; times, ``6 PM`` as ``6:00 p.m.``; residues."""
     if (time := _CLOCK.fullmatch(plain)) and (time["minute"] or time["gap"]):
         return f"{int(time['hour'])}:{time['minute'] or '00'} {time['half'].casefold()}m"
     if residue := _CONGRUENCE.fullmatch(plain):

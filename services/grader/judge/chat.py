@@ -1,7 +1,4 @@
-"""Chat completions of an OpenAI-compatible server: one attempt each, read within limits.
-
-What a failure means, and whether to ask again, is for whoever asks to decide.
-"""
+"""Chat completions of an OpenAI-compatible server: one attempt each, read within limits."""
 
 from __future__ import annotations
 
@@ -49,11 +46,9 @@ _NOT_AS_DESCRIBED = ValueError, LookupError, TypeError, AttributeError, Recursio
 
 
 class ChatError(RuntimeError):
-    """There is no completion; the text says why, and which variable to look at.
+    """There is no completion; the text says why. ``reason`` is what a response is ungradable for.
 
-    ``reason`` is what a response is ungradable for that cannot be graded without. ``may_pass``
-    says that the server may answer the same request if it is asked again; ``is_of_request`` that
-    it would refuse this one again, and perhaps no other.
+    ``is_of_request``: the server would refuse this request again, and perhaps no other.
     """
 
     def __init__(self, reason: str, text: str, *, is_of_request: bool = False) -> None:
@@ -64,8 +59,6 @@ class ChatError(RuntimeError):
 
 
 class Chat:
-    """Calls to one server, any number at once. Use it as ``async with``."""
-
     def __init__(self, server: JudgeSettings) -> None:
         self.server = server
         headers = {
@@ -84,20 +77,13 @@ class Chat:
         )
 
     async def __aenter__(self) -> Self:
-        """Nothing is sent yet."""
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Close all connections."""
         await self._http.aclose()
 
     async def ask(self, question: Question) -> Verdict:
-        """Ask the server's model once.
-
-        Raises:
-            NoVerdict: if the model answered something else than a form filled in.
-            ChatError: if there is no answer.
-        """
+        """Ask once; `NoVerdict` if the form is not filled in, `ChatError` without an answer."""
         with IN_FLIGHT.track_inprogress(), SECONDS.time(), _counted():
             reply = await self._reply({"model": self.server.model, **question.request})
             try:

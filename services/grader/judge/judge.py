@@ -1,8 +1,7 @@
 """The judge, as verifiers know it: a question in, a verdict out, or why there is none.
 
-Whether it is up is one state, which one watcher changes, and between two awaits: no call can miss a
-change. It tests the judge by a right and a wrong solution of a small problem, which must be told
-apart. Any number of calls may doubt it: they wait for the next test that ends, and share it.
+Whether it is up is one state, which one watcher changes between two awaits: no call can miss a
+change. Any number of calls may doubt it: they share the next self-test that ends.
 """
 
 from __future__ import annotations
@@ -50,11 +49,6 @@ class JudgeDown(WorkerFault):
 
 
 class Health:
-    """``is_up`` says whether the last test was passed, ``why_down`` what it found.
-
-    ``test`` says why the judge is of no use, or None.
-    """
-
     def __init__(self, settings: JudgeSettings, test: Callable[[], Awaitable[str | None]]) -> None:
         self.settings = settings
         self.is_up = False
@@ -67,8 +61,7 @@ class Health:
     async def watch_forever(self) -> None:
         """Consumes doubts; produces the state.
 
-        Waits for: a test to end, then a doubt, or a pause if the judge is down. Unblocked by: the
-        deadlines of a test's calls, `clears`, time.
+        Waits for: a doubt, or a pause if it is down. Unblocked by: deadlines, `clears`, time.
         """
         shortest_s, longest_s = self.settings.retest_s
         pause_s = shortest_s
@@ -82,11 +75,7 @@ class Health:
                 pause_s = min(2 * pause_s, longest_s)
 
     async def until_up(self) -> int:
-        """Waits for a test that is passed; the count of outages until then. Unblocked by: tests.
-
-        Raises:
-            JudgeDown: if the judge is down and not patient.
-        """
+        """The count of outages; `JudgeDown` if the judge is down and not patient."""
         with WAITING.track_inprogress():
             while not self.is_up:
                 if not self.settings.patient and self.why_down != _UNTESTED:
@@ -96,17 +85,13 @@ class Health:
         return self.outages
 
     async def clears(self, outages: int) -> bool:
-        """Whether a test passes now, with no outage since ``outages`` were counted.
-
-        Waits for: the next test that ends. Unblocked by: the watcher.
-        """
+        """Whether a test passes now, with no outage since ``outages`` were counted."""
         if outages == self.outages:
             self._doubted.set()
             await self._next_test.wait()
         return outages == self.outages
 
     def _conclude(self, why_down: str | None) -> None:
-        """Let everybody know; whoever doubted until now has been heard."""
         model = self.settings.model
         if why_down is None and not self.is_up:
             log.info("the judge is up", extra={"model": model})
@@ -121,12 +106,10 @@ class Health:
 
 
 class Judge(Health):
-    """A model that grades. Use it as ``async with Judge(...)``, which watches over it meanwhile.
+    """A model that grades. While it is down, questions wait, or raise `JudgeDown` if not patient.
 
-    While the judge is down, questions wait, or raise `JudgeDown` if its settings are not patient.
-    A question is *ungradable* for one of these reasons: ``no_verdict`` (no attempt gave a form
-    filled in), ``over_judge_context`` (it leaves no room for an answer), ``judge_refused``,
-    ``judge_failed`` and ``judge_timeout`` (so its attempts ended, though the judge is up).
+    Ungradable are ``no_verdict`` (no attempt gave a form filled in), ``over_judge_context``,
+    ``judge_refused``, ``judge_failed`` and ``judge_timeout``.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -140,25 +123,20 @@ class Judge(Health):
         self._beside = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
-        """Begin to watch; should that fail, so does whoever uses the judge."""
         await self._beside.__aenter__()
         self._watching = self._beside.create_task(self.watch_forever())
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Give up what is under way and close all connections."""
         self._watching.cancel()
         await self._sharing.close()
         await self._chat.__aexit__()
         await self._beside.__aexit__(None, None, None)  # which wraps no error of its user's
 
     async def ask(self, question: Question, samples: int = 1) -> list[Answer]:
-        """Verdicts of so many samples, or why there is none, in the order of their seeds.
+        """Verdicts of so many samples, or why there is none; `JudgeDown` if that is not waited for.
 
         Waits for: the judge to be up, a free slot, its answers. Unblocked by: those; deadlines.
-
-        Raises:
-            JudgeDown: if the judge is down, and not patient.
         """
         asked = [question.sample(number) for number in range(samples)]
         return await asyncio.gather(*map(self._shared, asked))
@@ -182,10 +160,10 @@ class Judge(Health):
         return Ungradable(reason=FAILED)
 
     async def _asked_while_up(self, question: Question) -> Answer | None:
-        """Wait for the judge to be up, and ask; None if it goes down meanwhile.
+        """Ask while the judge is up; None if it goes down meanwhile.
 
-        Attempts that all failed cast doubt on the judge. If it passes its self-test, one attempt
-        more decides: the failures may be those of an outage that nobody else saw.
+        If it passes its self-test after attempts that all failed, one attempt more decides: the
+        failures may be those of an outage that nobody else saw.
         """
         pauses_s = (0.0, *self.settings.pauses_s)
         outages = await self.until_up()
@@ -216,7 +194,6 @@ class Judge(Health):
         return failure
 
     async def _examine(self) -> str | None:
-        """The self-test: on the way of all calls, but past their slots."""
         self._num_examinations += 1
         try:
             why = await examine(self._chat, seed=self._num_examinations)
@@ -244,10 +221,9 @@ class Slots:
 
     @asynccontextmanager
     async def taken(self, *, alone: bool = False) -> AsyncIterator[None]:
-        """A slot beside others, or all slots.
+        """A slot among others, or all slots; unblocked by whoever leaves.
 
-        Waits for: as many to be free. Unblocked by: whoever leaves. Who is to be alone must have
-        left before: two who wait with one slot each would wait for ever.
+        Two who wait to be alone with one slot each would wait for ever.
         """
         async with AsyncExitStack() as held:
             wanted = self._number if alone else 1
@@ -258,11 +234,7 @@ class Slots:
 
 
 async def examine(chat: Chat, seed: int) -> str | None:
-    """Why the judge is of no use, or None if it tells right from wrong.
-
-    Raises:
-        ChatError: if there is no answer.
-    """
+    """Why the judge is of no use, or None if it tells right from wrong."""
     try:
         right, wrong = await _grade(chat, RIGHT, seed), await _grade(chat, WRONG, seed)
     except NoVerdict as error:

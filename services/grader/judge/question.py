@@ -28,19 +28,16 @@ class NoVerdict(ValueError):
 
 
 def words(what: str) -> Mapping[str, Any]:
-    """The schema of a text, of which the judge is told what it shall be."""
     # No ``maxLength``: to count characters costs a server's grammar seconds to compile and a
     # hundred times as long for every token (xgrammar 0.2, 200 000 tokens).
     return {"type": "string", "description": what}
 
 
 def one_of(names: Sequence[str]) -> Mapping[str, Any]:
-    """The schema of one name out of several."""
     return {"type": "string", "enum": list(names)}
 
 
 def number_within(lowest: float, highest: float) -> Mapping[str, Any]:
-    """The schema of a number with its bounds."""
     return {"type": "number", "minimum": lowest, "maximum": highest}
 
 
@@ -51,28 +48,13 @@ class Form:
     fields: Mapping[str, Mapping[str, Any]]
 
     @property
-    def schema(self) -> dict[str, Any]:
-        """An object with every field and nothing else."""
-        return {
-            "type": "object",
-            "properties": dict(self.fields),
-            "required": list(self.fields),
-            "additionalProperties": False,
-        }
-
-    @property
     def instructions(self) -> str:
-        """What the judge is told of the form: each field's name, and what it holds."""
         head = "Answer with one JSON object and nothing else. Its fields, in this order:"
         fields = (f'- "{name}": {_in_words(schema)}' for name, schema in self.fields.items())
         return "\n".join([head, *fields])
 
     def read(self, content: object) -> Verdict:
-        """The form filled in, if ``content`` is exactly that; of an analysis its beginning.
-
-        Raises:
-            NoVerdict: if it is anything else.
-        """
+        """`NoVerdict` unless ``content`` is exactly the form filled in; an analysis is cut."""
         if not isinstance(content, str):
             raise NoVerdict("there is no text")
         try:
@@ -119,8 +101,6 @@ def as_json(value: object) -> bytes:
 
 @dataclass(frozen=True)
 class Question:
-    """What the judge is told, the form to fill in, and how it shall sample."""
-
     messages: tuple[Turn, ...]
     form: Form
     reasoning_effort: str = "medium"
@@ -129,26 +109,23 @@ class Question:
     seed: int = 0
 
     def sample(self, number: int) -> Question:
-        """The same question with the seed of another sample."""
         return replace(self, seed=self.seed + number)
 
     def attempt(self, number: int) -> Question:
-        """The same question, asked again with another seed."""
         return self.sample(number * _BETWEEN_ATTEMPTS)
 
     def after(self, failure: NoVerdict) -> Question:
-        """The same question for a model that gave no verdict: at temperature 0 it would repeat it.
-
-        One that thought until its tokens were used up is asked to think less.
-        """
+        """After no verdict, which temperature 0 would repeat; one cut short thinks less."""
         effort = "low" if failure.is_cut_short else self.reasoning_effort
         chance = self.temperature or _SOME_CHANCE
         return replace(self, temperature=chance, reasoning_effort=effort)
 
     @property
     def request(self) -> dict[str, Any]:
-        """What is sent, but for the model's name."""
-        schema = {"name": "verdict", "strict": True, "schema": self.form.schema}
+        fields = self.form.fields
+        form = {"type": "object", "properties": fields, "required": list(fields)}
+        form |= {"additionalProperties": False}
+        schema = {"name": "verdict", "strict": True, "schema": form}
         return {
             "messages": list(self.messages),
             "response_format": {"type": "json_schema", "json_schema": schema},

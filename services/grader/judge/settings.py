@@ -36,9 +36,6 @@ def deployed_judges(environment: Mapping[str, str] = os.environ) -> dict[str, Ju
     """The judge of ``WEIR_JUDGE_URL``, under "", and those of ``WEIR_JUDGES`` by their names.
 
     What is not given for one of these is as for the first.
-
-    Raises:
-        DeploymentError: naming the variable that is missing or wrong, and the remedy.
     """
     found = {"": _first(environment)} if environment.get(URL) else {}
     for name, given in _others(variable(environment, OTHERS) or "{}").items():
@@ -85,7 +82,6 @@ def _first(environment: Mapping[str, str]) -> JudgeSettings:
 
 
 def _base(text: str) -> str:
-    """A URL to which paths can be appended and called."""
     remedy = f"give a base such as {_EXAMPLE_URL}"
     if "@" in text:
         raise DeploymentError(

@@ -46,11 +46,10 @@ class ReaderGone(RuntimeError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Grade one file; returns the exit status."""
     given = _parser().parse_args(arguments)
-    work = _calibrate if given.calibrate else _grade
     try:
-        return work(_opened(given.file))
+        file = _opened(given.file)
+        return asyncio.run(_calibrate(read_labelled(file))) if given.calibrate else _grade(file)
     except KeyboardInterrupt:
         return INTERRUPTED
     except ReaderGone:
@@ -116,12 +115,9 @@ def _grade(file: BinaryIO) -> int:
 
 
 async def _verdict(line: bytes, tools: Tools, places: asyncio.Semaphore) -> dict[str, Any]:
-    """The verdict on the response of a line; None for what could not be graded.
+    """On the response of a line; None for what could not be graded.
 
     ``path`` names what decided; ``ms`` is the time that it took, in milliseconds.
-
-    Raises:
-        UnreadableLine: if there is no response to an answer in it.
     """
     response, answer, problem = _texts(line)
     async with places:
@@ -133,7 +129,6 @@ async def _verdict(line: bytes, tools: Tools, places: asyncio.Semaphore) -> dict
 
 
 def _texts(line: bytes) -> list[str]:
-    """The response, the answer, and the problem, empty if there is none; others are left alone."""
     fields = {"problem": "", **_json_object(line)}
     names = ("response", "answer", "problem")
     for name in names:
@@ -157,11 +152,6 @@ def _json_object(line: bytes) -> dict[str, Any]:
 
 
 def read_labelled(file: BinaryIO) -> list[Labelled]:
-    """Every labelled solution of a file; blank lines are left out.
-
-    Raises:
-        UnreadableLine: naming the first line that is none, or if there is no line.
-    """
     found: list[Labelled] = []
     for number, line in enumerate(raw_lines(file, MAX_LINE_BYTES), start=1):
         try:
@@ -175,12 +165,7 @@ def read_labelled(file: BinaryIO) -> list[Labelled]:
     return found
 
 
-def _calibrate(file: BinaryIO) -> int:
-    return asyncio.run(_compare(read_labelled(file)))
-
-
-async def _compare(solutions: Sequence[Labelled]) -> int:
-    """Write what there is to know about each verifier, a line of JSON each."""
+async def _calibrate(solutions: Sequence[Labelled]) -> int:
     own = deployed_judges().get("")
     judges = {"": Judge(replace(own, patient=False))} if own else {}
     settings = replace(Settings.from_environment(), python=False)  # nothing here runs clients' code

@@ -26,10 +26,7 @@ CALIBRATED: tuple[tuple[Check, Label], ...] = (
 
 
 class Labelled(BaseModel):
-    """A response to a problem, and what a person says of it; other keys are left alone.
-
-    ``outcome``: whether the answer is right. ``process``: the worth of the reasoning, in [0, 1].
-    """
+    """What a person says of a response; ``process`` is the worth of the reasoning, in [0, 1]."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -44,16 +41,12 @@ class Labelled(BaseModel):
 
     @property
     def task(self) -> Task:
-        """The task that the response answers."""
         return Task(id=self.id, prompt=self.problem, answer=self.answer, solution=self.solution)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a person and a verifier say of one solution, in [0, 1]; None: ungradable, for a reason.
-
-    ``is_right``: whether the person says that its answer is right, whatever the label is about.
-    """
+    """What a person and a verifier say, in [0, 1]; None: ungradable, for a reason."""
 
     kind: str
     is_right: bool
@@ -65,7 +58,6 @@ class Case:
 async def cases_of(
     check: Check, label: Label, solutions: Sequence[Labelled], tools: Tools
 ) -> list[Case]:
-    """What one verifier says of every solution, against the label that it is about."""
 
     async def case_of(solution: Labelled) -> Case:
         score = await VERIFIERS[check.verifier](solution.task, solution.response, check, tools)
@@ -79,7 +71,6 @@ async def cases_of(
 def summary(cases: Sequence[Case]) -> dict[str, Any]:
     """The agreement over all cases, over those with a right answer, and over each kind.
 
-    Those with a right answer are all that a recipe with ``process_for = "correct"`` has scored.
     ``confusion`` says how often each labelled level was given as which level.
     """
     confusion: dict[str, Counter[str]] = {}
@@ -97,10 +88,7 @@ def summary(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def agreement(cases: Sequence[Case]) -> dict[str, float | None]:
-    """The share of equal levels, and Cohen's kappa, its weights linear in the distance of levels.
-
-    Both are over what was graded, and None where that says nothing.
-    """
+    """The share of equal levels, and Cohen's linearly weighted kappa, of what was graded."""
     pairs = [(level_of(c.label), level_of(c.given)) for c in cases if c.given is not None]
     same = sum(label == given for label, given in pairs)
     return {
@@ -117,7 +105,6 @@ def level_of(score: float) -> float:
 
 
 def _kappa(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """1 - observed ÷ expected distance of levels; None if both say one level of everything."""
     observed = sum(abs(label - given) for label, given in pairs)
     labels, answers = Counter(label for label, _ in pairs), Counter(given for _, given in pairs)
     by_chance = sum(

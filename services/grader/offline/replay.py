@@ -24,15 +24,10 @@ from services.grader.tools import Settings
 from services.grader.worker import grade_group, opened, what_is_missing
 
 
-class CannotGrade(Exception):
-    """The recipe asks for something that is not here; the text says what."""
-
-
 def main() -> int:
-    """Grade all of standard input; returns the exit status."""
     try:
         asyncio.run(_grade(BytesIO(sys.stdin.buffer.read()), sys.stdout.buffer))
-    except (CannotGrade, DeploymentError, WorkerFault) as error:
+    except (DeploymentError, WorkerFault) as error:
         print(f"weir: {error}", file=sys.stderr)
         return 2
     return 0
@@ -46,7 +41,7 @@ async def _grade(asked: BinaryIO, answers: BinaryIO) -> None:
     reward = job.recipe.reward
     async with opened(settings, _judges_for(reward)) as tools:
         if missing := what_is_missing(reward, tools):
-            raise CannotGrade(missing)
+            raise DeploymentError(missing)
         places = asyncio.Semaphore(settings.groups_in_flight)
 
         async def graded(group: RolloutGroup) -> bytes:
@@ -59,7 +54,7 @@ async def _grade(asked: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _judges_for(reward: Reward) -> dict[str, Judge]:
-    """The judges that the recipe asks; none waits for one that is down: here somebody is told."""
+    """Those that the recipe asks; none waits for one that is down: here somebody is told."""
     known = deployed_judges()
     asked = {check.model for check in reward.checks_of_a_judge}
     if asked - known.keys():  # by the first one's other names

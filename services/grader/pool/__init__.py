@@ -1,5 +1,324 @@
-"""Killable processes: a deadline for code that nothing else can stop."""
+"""A pool of killable worker processes: a deadline for code that nothing else can stop.
 
-from services.grader.pool.pool import Cause, Failed, NoWorkerError, Pool, Value
+Where a computer algebra system hangs inside a C call, exhausts memory or crashes, that costs a
+forked worker: the caller gets `Failed` on time, and the next call finds a fresh worker. Deadlines
+are CPU time, which the kernel measures and ends: no call is blamed for a busy machine.
+"""
 
-__all__ = ["Cause", "Failed", "NoWorkerError", "Pool", "Value"]
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from enum import StrEnum
+from typing import NamedTuple, Self
+
+from prometheus_client import Counter, Gauge, Histogram
+from pydantic import JsonValue
+
+from services.chassis.faults import WorkerFault
+from services.chassis.metrics import born_at_zero
+
+MAX_LINE_BYTES = 16 << 20  # of a call, and of its answer
+
+_CALLS_PER_WORKER = 2000  # then it is replaced: what leaks is given back
+_WORKERS_PER_CALL = 3  # lost through no fault of the call, before it is given up
+_PATIENCE_S = 10.0  # with a call, beyond twice its deadline
+_FORKING_S = 300.0  # from the order to fork a worker until it is ready, warm-ups and all
+_OF_CONFINED = ("PATH", "LANG", "LD_LIBRARY_PATH")  # the variables of clients' code
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
+
+class Cause(StrEnum):
+    TIMEOUT = "timeout"  # it took all the CPU time that it may have
+    STALL = "stall"  # it did not end and did not take that time either: it sleeps, or is starved
+    CRASH = "crash"
+    MEMORY = "memory"
+    KILLED = "killed"  # from outside, as when the machine is out of memory
+    ERROR = "error"  # the function raised, or call or value do not fit; the worker is unharmed
+
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+ALIVE = Gauge("weir_pool_workers_alive", "Worker processes of the pool that live")
+BACKLOG = Gauge("weir_pool_backlog_calls", "Calls that wait for a worker of the pool", ["suspect"])
+WAITED = Histogram(
+    "weir_pool_wait_seconds", "Time that a call waited for a worker", ["suspect"], buckets=_SECONDS
+)
+_METERS = [(BACKLOG.labels(suspect), WAITED.labels(suspect)) for suspect in ("no", "yes")]
+WORKED = Histogram(
+    "weir_pool_call_seconds", "Time from asking a worker to its answer or end", buckets=_SECONDS
+)
+FAILED = born_at_zero(
+    Counter("weir_pool_calls_failed_total", "Calls that ended without a value", ["cause"]), *Cause
+)
+KILLED = born_at_zero(
+    Counter("weir_pool_workers_killed_total", "Workers of the pool replaced", ["why"]),
+    *("timeout", "stall", "crash", "memory", "killed", "died", "cancelled"),
+)
+
+
+class NoWorkerError(WorkerFault):
+    """No worker can be had: the pool is closed, or what forks them died, as standard error says."""
+
+
+class Value(NamedTuple):
+    value: JsonValue
+
+
+class Failed(NamedTuple):
+    cause: Cause
+    detail: str = ""
+
+    @property
+    def is_machines_fault(self) -> bool:
+        """Whether this proves nothing of the call: its worker was killed, or hardly ran."""
+        return self.cause in {Cause.KILLED, Cause.STALL}
+
+
+def as_line(content: object) -> bytes:
+    """JSON in one line; `TypeError`, `ValueError` or `RecursionError` for anything else."""
+    line = _ENCODER.encode(content).encode() + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"{len(line)} bytes of JSON, over the limit of {MAX_LINE_BYTES}")
+    return line
+
+
+class Pool:
+    """``size`` workers for any number of callers, served in the order in which they came.
+
+    ``warm_ups`` are names ``module:function``, called once, before the workers are forked from
+    there. A ``confined`` pool is for untrusted code: each call has a worker of its own, which may
+    do next to nothing.
+    """
+
+    def __init__(self, size: int, *, warm_ups: Sequence[str] = (), confined: bool = False) -> None:
+        if size < 1:
+            raise ValueError(f"size={size}: a pool needs at least one worker")
+        self._size = size
+        self._warm_ups = warm_ups
+        self._confined = confined
+        self._calls_per_worker = 1 if confined else _CALLS_PER_WORKER
+        self._places = asyncio.Semaphore(size)
+        self._suspects = asyncio.Semaphore(max(1, size // 2))
+        self._idle: list[_Worker] = []
+        self._numbers = itertools.count()  # an answer has its call's, so that nothing else is one
+        self._forking = asyncio.Lock()
+        self._server: subprocess.Popen[bytes] | None = None  # forks workers, which die with it
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._idle = [await self._fork() for _ in range(self._size)]
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Kill all workers. Calls that wait or are under way raise `NoWorkerError`."""
+        self._closed = True
+        if self._server is not None:
+            _end(self._server)
+            self._orders.close()
+
+    async def run(
+        self, function: str, *args: JsonValue, deadline_s: float, suspect: bool = False
+    ) -> Value | Failed:
+        """Call ``"module:function"`` in a worker that may spend ``deadline_s`` of CPU time on it.
+
+        A call that neither ends nor spends them stalls after twice that and 10 s. A ``suspect``
+        call, one that hung or crashed before, gets a worker of its own; suspects are at most half
+        of the calls under way. Arguments and value are JSON. Cancelling the caller kills its
+        worker.
+
+        Raises:
+            NoWorkerError: if no worker can be had, as when the pool is or gets closed.
+        """
+        number = next(self._numbers)
+        line = as_line([number, deadline_s, function, args])
+        backlog, waited = _METERS[suspect]
+        async with AsyncExitStack() as stack:
+            with backlog.track_inprogress(), waited.time():
+                if suspect:
+                    await stack.enter_async_context(self._suspects)
+                await stack.enter_async_context(self._places)
+            for _ in range(_WORKERS_PER_CALL):
+                worker = await self._worker(suspect)
+                if outcome := await self._ask(worker, number, line, deadline_s, suspect):
+                    return outcome
+        raise NoWorkerError(f"{_WORKERS_PER_CALL} workers were lost before they could answer")
+
+    async def _worker(self, suspect: bool) -> _Worker:
+        while self._idle and not suspect:
+            worker = self._idle.pop()
+            if worker.usable:
+                return worker
+            KILLED.labels("died").inc()
+            worker.kill()
+        return await self._fork()
+
+    async def _ask(
+        self, worker: _Worker, number: int, line: bytes, deadline_s: float, suspect: bool
+    ) -> Value | Failed | None:
+        """What became of the call; None if only the worker was lost, which is replaced."""
+        harm = "cancelled"
+        try:
+            with WORKED.time():
+                outcome = await worker.call(number, line, deadline_s)
+            harm = "" if outcome else "died"
+            if isinstance(outcome, Failed):
+                FAILED.labels(outcome.cause).inc()
+                harm = "" if outcome.cause is Cause.ERROR else outcome.cause
+            return outcome
+        finally:
+            if harm:
+                KILLED.labels(harm).inc()
+            if harm or suspect or worker.calls >= self._calls_per_worker:
+                worker.kill()
+            else:
+                self._idle.append(worker)
+
+    async def _fork(self) -> _Worker:
+        """A new worker, which may be lost already; `NoWorkerError` if none can be had."""
+        async with self._forking:
+            if self._closed:
+                raise NoWorkerError("the pool was closed")
+            is_new = self._server is None or self._server.poll() is not None
+            server = self._start() if is_new or self._server is None else self._server
+            ours, theirs = socket.socketpair()
+            with theirs:
+                _, worker = await asyncio.get_running_loop().create_unix_connection(
+                    lambda: _Worker(server), sock=ours
+                )
+                with suppress(OSError):  # then nobody holds the other end
+                    socket.send_fds(self._orders, [b"w"], [theirs.fileno()])
+            if not await worker.is_ready() and is_new:
+                why = "the pool was closed" if self._closed else "the process that forks them ended"
+                raise NoWorkerError(f"no workers with {', '.join(self._warm_ups)}: {why}")
+        return worker
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._server is not None:
+            self._orders.close()
+        kept = {
+            name: text
+            for name, text in os.environ.items()
+            if (name in _OF_CONFINED if self._confined else not name.startswith("WEIR_"))
+        }
+        kept |= {"OMP_NUM_THREADS": "1"}  # NumPy's; who forks should have no other
+        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        command = [sys.executable, "-m", "services.grader.pool.forkserver"]
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.setblocking(False)
+        confined = "confined" if self._confined else ""
+        with theirs:
+            self._server = subprocess.Popen(
+                [*command, str(theirs.fileno()), confined, *self._warm_ups],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=kept | {"PYTHONPATH": path},
+            )
+        return self._server
+
+
+class _Worker(asyncio.Protocol):
+    """A connection to one forked process, which is asked one call at a time."""
+
+    def __init__(self, parent: subprocess.Popen[bytes]) -> None:
+        self.calls = 0
+        self._parent = parent
+        self._pidfd: int | None = None
+        self._listen()
+
+    @property
+    def usable(self) -> bool:
+        return not self._received and not self._said.done() and self._parent.poll() is None
+
+    async def is_ready(self) -> bool:
+        try:
+            await asyncio.wait({self._said}, timeout=_FORKING_S)
+            self._pidfd = os.pidfd_open(int(self._received))
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+        except (ValueError, OSError):
+            if not self._received:  # not even how it ended: its parent ends, or hangs
+                _end(self._parent)
+            return False
+        self._listen()
+        return True
+
+    async def call(self, number: int, line: bytes, deadline_s: float) -> Value | Failed | None:
+        """None if the worker was lost through no fault of the call. A late answer is no stall."""
+        if not self.usable:
+            return None
+        self.calls += 1
+        self._transport.write(line)
+        limit_s = 2 * deadline_s + _PATIENCE_S
+        await asyncio.wait({self._said}, timeout=limit_s)
+        if not self._said.done():
+            return Failed(Cause.STALL, f"not done after {limit_s:g} s")
+        try:
+            *before, last = self._received.splitlines() or [b""]
+            told = json.loads(last)
+            if "died" in told:
+                return _death(told["died"], deadline_s)
+            if before or told["number"] != number:
+                raise ValueError("no answer to this call")
+            if "failed" in told:
+                outcome = Failed(Cause(told["failed"]), told["detail"])
+            else:
+                outcome = Value(told["value"])
+        except (ValueError, TypeError, KeyError, RecursionError):  # of whatever a process may write
+            if self._transport.is_closing() and self._parent.poll() is not None:
+                return None
+            return Failed(Cause.CRASH, "its answer cannot be read")
+        self._listen()
+        return outcome
+
+    def kill(self) -> None:
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        ALIVE.inc()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) > MAX_LINE_BYTES:
+            self._transport.abort()
+        elif data.endswith(b"\n") and not self._said.done():
+            self._said.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        ALIVE.dec()
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+        if not self._said.done():
+            self._said.set_result(None)
+
+    def _listen(self) -> None:
+        self._received = bytearray()
+        self._said: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+def _death(code: int, deadline_s: float) -> Failed:
+    if code == -signal.SIGPROF:
+        return Failed(Cause.TIMEOUT, f"not done after {deadline_s:g} s of CPU time")
+    how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    return Failed(Cause.KILLED if code == -signal.SIGKILL else Cause.CRASH, how)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()

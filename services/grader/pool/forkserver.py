@@ -1,9 +1,8 @@
 """The process that forks workers, and what a worker does.
 
-It imports once, warms up, and stays single-threaded. `pool.py` starts it, and sends it an end of a
-connection for each worker to be forked. A worker answers one call after the other, until its
-connection is closed; a call and its answer are a line of JSON each, and nothing is ever unpickled.
-Where a worker has ended, this process says how, as the last line of its connection.
+It imports once, warms up, and stays single-threaded. The pool sends it an end of a connection for
+each worker. A worker says its pid, then answers calls, a line of JSON each, and nothing is ever
+unpickled; where it has ended, this process says how, as the last line.
 """
 
 from __future__ import annotations
@@ -23,15 +22,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from services.chassis.parent import die_with_parent
-from services.grader.pool.confinement import leave_network, lock_in
-from services.grader.pool.pool import as_line
+from services.grader.pool import as_line
+from services.grader.pool.sandbox import leave_network, lock_in
 
 _GIBIBYTE = 1 << 30
 _MAX_DETAIL_CHARS = 500
 
 
 def main(fd: str, confined: str, *warm_ups: str) -> None:
-    """Warm up, and fork workers until the pool is gone."""
     die_with_parent()
     # A signal to the whole process group asks the service to stop. It finishes its grades first.
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -48,13 +46,11 @@ def main(fd: str, confined: str, *warm_ups: str) -> None:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """The function called ``"package.module:function"``."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
 
 
 def _serve_until_closed(orders: socket.socket, confined: bool) -> None:
-    """Fork and bury until the pool closes its end of the orders, or dies."""
     woken, deaths = socket.socketpair()
     deaths.setblocking(False)
     signal.set_wakeup_fd(deaths.fileno(), warn_on_full_buffer=False)
@@ -98,7 +94,11 @@ def _work(
         signal.set_wakeup_fd(-1)
         for other in others:
             other.close()
-        _limit_memory(_GIBIBYTE if confined else 2 * _GIBIBYTE)
+        memory_bytes = _GIBIBYTE if confined else 2 * _GIBIBYTE
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError):  # not every sandbox has it: the kernel should kill a worker first
+            Path("/proc/self/oom_score_adj").write_text("1000")
         if confined:
             lock_in()
             die_with_parent(parent)  # a new user forgets it
@@ -107,17 +107,6 @@ def _work(
         os._exit(0)
     finally:
         os._exit(1)
-
-
-def _limit_memory(memory_bytes: int) -> None:
-    """Make allocations beyond this fail, and crashes leave no core file.
-
-    If the machine itself runs out of memory, a worker is what the kernel should kill.
-    """
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):  # not every sandbox has it
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _answer(number: int, deadline_s: float, function: str, args: list[Any]) -> bytes:

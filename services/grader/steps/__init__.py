@@ -1,7 +1,7 @@
 """The equations and inequalities of a solution, in LaTeX or plain, and whether they are right.
 
-`pieces` cuts a text where expressions end, `finding` finds the relations in it, `values` computes
-a side in every way to read it, `judging` gives the verdicts. In the pool only.
+`segments` cuts a text where expressions end, `finding` finds the relations in it, `evaluation`
+computes a side in every way to read it, `judging` gives the verdicts. In the pool only.
 """
 
 from typing import NamedTuple
@@ -12,8 +12,7 @@ RIGHT, WRONG, OPEN, UNREAD = "right", "wrong", "open", "unread"
 class Step(NamedTuple):
     """The verdict on a relation, and what all ways to write the same have in common.
 
-    It stands from ``start``, in a chain from its sign, to before ``end``; ``note`` has the values
-    that differ.
+    In a chain it stands from its sign to before ``end``; ``note`` has the values that differ.
     """
 
     verdict: str  # RIGHT, WRONG or OPEN
@@ -24,10 +23,7 @@ class Step(NamedTuple):
 
 
 class Derivation(NamedTuple):
-    """The steps of a text, which of them lead to the answer, and how many the solution has.
-
-    It is worth ``low`` if what cannot be judged is worth nothing, and ``high`` if it is right.
-    """
+    """Worth ``low`` if what cannot be judged is worth nothing, and ``high`` if it is right."""
 
     steps: list[Step]
     used: list[bool]

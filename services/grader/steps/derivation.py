@@ -17,9 +17,9 @@ from services.grader.answers.boxes import last_boxed
 from services.grader.answers.grammar import read_expression
 from services.grader.answers.nodes import Node, Unreadable
 from services.grader.steps import RIGHT, WRONG, Derivation
+from services.grader.steps.evaluation import NoValue, Value, values
 from services.grader.steps.judging import Judged, judged
 from services.grader.steps.letters import refuted
-from services.grader.steps.values import NoValue, Value, values
 
 _TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
 _NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?\\?%|\s?percent)?(?:\s?/\s?(\d+))?")
@@ -52,7 +52,6 @@ class _Link(NamedTuple):
 
 
 def warm_up() -> None:
-    """Load and compute a little of everything, so that forked workers begin warm."""
     derive(_TYPICAL, _TYPICAL, _TYPICAL, "1", 10)
 
 
@@ -82,8 +81,6 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
 
 
 class _Links:
-    """The steps of a text, each with the earlier ones that made its numbers."""
-
     def __init__(self, text: str, known: Collection[float], answer: str, most: int) -> None:
         self.links = list[_Link]()
         self._known = known
@@ -95,7 +92,6 @@ class _Links:
                     self._makers[number] = at
 
     def is_open(self, among: Iterable[int] | None = None) -> bool:
-        """Whether a link of these says something that cannot be judged."""
         links = self.links if among is None else [self.links[at] for at in among]
         return any(link.status == _UNKNOWN and link.results for link in links)
 
@@ -168,7 +164,6 @@ class _Links:
             yield from self._operands(part, kind)
 
     def _source(self, number: float) -> tuple[int, int | None]:
-        """The status of a number, and the link that made it; none where it need not be made."""
         made = _match(self._makers, number)
         at = None if made is None else self._makers[made]
         status = _UNGROUNDED if at is None else self.links[at].status
@@ -190,7 +185,6 @@ def _numbers_of(problem: str) -> set[float]:
 
 
 def _values_of(answer: str) -> set[float]:
-    r"""The numbers that an answer names; of ``100\pi`` 100, too."""
     found = set[float]()
     for part in answer.replace(r"\$", "").split(", "):
         numbers = {_key(float(digits.replace(",", ""))) for digits, _, _ in _NUMBER.findall(part)}

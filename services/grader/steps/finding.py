@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from services.grader.answers.tokens import Token
-from services.grader.steps.pieces import MODULO, pieces
+from services.grader.steps.segments import MODULO, segments
 
 _SIGNS = frozenset({"=", "<", ">", "<=", ">=", "!=", r"\approx", r"\equiv"})
 _ENDS = frozenset({"relation", "word", "stop", "wall"})
@@ -36,10 +36,7 @@ _DASH = re.compile(r"[0-9][^.\n]*[a-z] \Z")  # before a dash that may be a minus
 
 
 class Relation(NamedTuple):
-    r"""Two sides and one of ``= < > <= >= != \approx \equiv``, perhaps modulo a number.
-
-    It stands from ``start``, in a chain from its sign, to before ``end``.
-    """
+    r"""Two sides and one of ``= < > <= >= != \approx \equiv``, perhaps modulo a number."""
 
     left: list[Token]
     sign: str
@@ -49,7 +46,6 @@ class Relation(NamedTuple):
     modulus: int | None = None
 
     def is_doubtful(self, text: str) -> bool:
-        """Whether its sentence denies or asks something, rounds, or counts in another way."""
         before = _SENTENCE_ENDS.split(text[max(0, self.start - _NEAR) : self.start])[-1]
         behind = _SENTENCE_ENDS.split(text[self.end : self.end + _NEAR], maxsplit=1)[0]
         is_denied = _DENIAL.search(before) or _DENIAL_BEHIND.search(behind)
@@ -68,16 +64,12 @@ class Relation(NamedTuple):
 
 
 def relations(text: str) -> list[Relation]:
-    """Every relation whose sides can be told, in order."""
-    found = list(pieces(text))
+    found = list(segments(text))
     return [each for places in sorted(_chains(found)) for each in _relations(found, places)]
 
 
 def _chains(found: list[Token]) -> Iterator[list[int]]:
-    """The places of what is before a chain, of its signs, and of what is behind it.
-
-    The last of the chains under way is that of the innermost bracket.
-    """
+    """The places before a chain, of its signs, and behind it; the innermost under way is last."""
     openers, chains = [0], [[0]]
     for at, piece in enumerate(found):
         if piece.kind == "relation":
@@ -108,7 +100,6 @@ def _is_pair(opener: Token, closer: Token) -> bool:
 
 
 def _relations(found: list[Token], places: list[int]) -> Iterator[Relation]:
-    """The relations of a chain."""
     first, last = found[places[0]], found[places[-1]]
     if len(places) < 3 or any(
         end.kind in {"open", "close"} and end.text not in "()[]" for end in (first, last)
@@ -124,7 +115,6 @@ def _relations(found: list[Token], places: list[int]) -> Iterator[Relation]:
 
 
 def _side(found: list[Token], before: int, behind: int) -> list[Token]:
-    """The side between two places; empty where it cannot be told."""
     if not 0 < behind - before - 1 <= _MAX_SIDE or found[before].text in MODULO:
         return []
     side = found[before + 1 : behind]
@@ -135,7 +125,6 @@ def _side(found: list[Token], before: int, behind: int) -> list[Token]:
 
 
 def _modulus(found: list[Token], at: int) -> int | None:
-    r"""The number of ``mod 7``, ``(mod 7)`` or ``\pmod{7}``, where that begins."""
     near = [piece.text for piece in found[at : at + 5] if piece.text not in {"", "(", "{"}]
     is_modulus = len(near) > 1 and near[0] in MODULO and _MODULUS.fullmatch(near[1])
     return int(near[1]) if is_modulus else None

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from services.grader.answers.grammar import tree_of
 from services.grader.answers.nodes import Node, Unreadable
 from services.grader.steps import OPEN, RIGHT, UNREAD, WRONG, Step
+from services.grader.steps.evaluation import E, NoValue, Value, compare, number, values, whole
 from services.grader.steps.finding import Relation, relations
-from services.grader.steps.values import E, NoValue, Value, compare, number, values, whole
 
 _POINTS, _MAX_POINTS = 6, 24  # at which an identity must hold, and that are tried
 _CLOSE, _FAR = 0.005, 0.1  # shares by which rounding may spoil an equation, and surely does not
@@ -49,7 +49,6 @@ class Judged(NamedTuple):
 
 
 def judged(text: str, most: int) -> list[Judged]:
-    """The first relations of a text that say something, those too that cannot be read."""
     return [each for relation in relations(text)[:most] if (each := _meant(relation, text))]
 
 
@@ -66,7 +65,6 @@ def _meant(relation: Relation, text: str) -> Judged | None:
 
 
 def _judged(relation: Relation) -> Judged | None:
-    """None if it says nothing."""
     sides = tree_of(relation.left), tree_of(relation.right)
     plain = [side for side in sides if all(node.kind != "letter" for node in side.walk())]
     found, note = list[Value](), ""
@@ -119,7 +117,6 @@ def _of_numbers(sign: str, sides: Sides) -> tuple[str | None, Pair]:
 
 
 def _note(a: Value, b: Value) -> str:
-    """The values of two sides that differ, if that shows in the digits that fit."""
     left, right = f"{float(a):.10g}", f"{float(b):.10g}"
     return f"left {left}, right {right}" if left != right else ""
 

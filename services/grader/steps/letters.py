@@ -14,8 +14,8 @@ from random import Random
 
 from services.grader.answers.nodes import Node
 from services.grader.steps import OPEN, RIGHT, WRONG
+from services.grader.steps.evaluation import E, NoValue, Value, compare, number, values
 from services.grader.steps.judging import Judged, coordinate, holds
-from services.grader.steps.values import E, NoValue, Value, compare, number, values
 
 _POINTS = range(5)
 _NEAR = 160  # characters between a value and the equations that it may solve
@@ -35,8 +35,6 @@ _FAR = 0.1  # the share by which an answer is another, and not rounded
 
 
 class _Equation:
-    """A relation as far as these rules ask about it."""
-
     def __init__(self, judged: Judged) -> None:
         self.judged = judged
         self.relation, self.trees = judged.relation, judged.trees
@@ -47,15 +45,11 @@ class _Equation:
 
     @property
     def is_value(self) -> bool:
-        """Whether it says what a letter is, in numbers."""
         return self.trees[0].kind == "letter" and not self.names[1]
 
     @cached_property
     def line(self) -> tuple[Value, Value] | None:
-        """Of a linear equation in one letter ``a`` and ``b`` of ``ax + b = 0``.
-
-        None if it is not one, or may be rounded.
-        """
+        """``a`` and ``b`` of a linear ``ax + b = 0``; None if it is none, or may be rounded."""
         (letter,) = self.letters
         if any(node.places for side in self.trees for node in side.walk()):
             return None
@@ -156,7 +150,6 @@ def _not_a_consequence(each: _Equation, before: Sequence[_Equation], text: str) 
 
 
 def _may_solve(solution: Node, equation: _Equation) -> bool:
-    """Whether a value makes an equation true, or nearly so, or has none there."""
     (letter,) = equation.letters
     try:
         points = [{letter: value, "e": E} for value in values(solution, {"e": E})]

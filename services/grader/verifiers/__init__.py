@@ -1,7 +1,6 @@
 """The table of verifiers: a recipe's checks name one each.
 
-A verifier returns a value in [0, 1] or says why there is none. It is asked for one response at a
-time, and for thousands at once, so it awaits what takes long and never blocks.
+Each is asked for one response at a time, thousands at once: it awaits what takes long.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from protocol.messages import Score, Task
 from protocol.names import VerifierName
 
 from services.grader.tools import Tools
-from services.grader.verifiers import equation_steps, judges, math_answer, python, texts
+from services.grader.verifiers import equation_steps, judges, math_answer, openai
 
 # (task, text of the response, the recipe's settings of this check, tools); each verifier takes the
 # class of checks that `protocol.rewards` makes of its name.
@@ -25,7 +24,7 @@ VERIFIERS: dict[VerifierName, Verifier] = {
     "model_judge": judges.model_judge,
     "score_model": judges.score_model,
     "label_model": judges.label_model,
-    "string_check": texts.string_check,
-    "text_similarity": texts.text_similarity,
-    "python": python.verify,
+    "string_check": openai.string_check,
+    "text_similarity": openai.text_similarity,
+    "python": openai.python,
 }

@@ -1,7 +1,6 @@
 """Process by program: how much of a derivation of the answer the right steps are. No model needed.
 
-A response without any equation is worth 0 where the solution has some: if it were ungradable, it
-would take no part in the group's mean, and be better off than one whose steps are below that.
+A response without any equation is worth 0 where the solution has some, or hiding would pay.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ _MARKED = {RIGHT: "right", WRONG: "wrong", OPEN: "unknown"}
 
 
 async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
-    """The share of a derivation that the text has, held against ``task.solution`` if there is one.
-
-    Ungradable is what cannot be judged: mathematics that is not read, or steps in letters.
-    """
+    """Held against ``task.solution`` if there is one; what cannot be judged is ungradable."""
     solution = task.solution or ""
     answer = task.answer or ""
     given = (problem_of(task), solution, answer, MAX_STEPS + 1)
@@ -49,7 +45,6 @@ async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
 
 
 async def _derived(text: str, given: tuple[Any, ...], tools: Tools) -> Derivation | Score:
-    """What a text derives, or what it is worth if a worker hangs or crashes at it."""
     call = (_DERIVE, text, *given)
     outcome = await tools.pool.run(*call, deadline_s=_DEADLINE_S)
     if isinstance(outcome, Failed):  # perhaps through others in its worker
@@ -63,7 +58,6 @@ async def _derived(text: str, given: tuple[Any, ...], tools: Tools) -> Derivatio
 
 
 def score(found: Derivation) -> Score:
-    """The value of a derivation, with its counts of distinct steps, and a mark for each step."""
     number = Counter({step.identity: step.verdict for step in found.steps}.values())
     right, wrong = number[RIGHT], number[WRONG]
     counts = {"written": right + wrong, "right": right, "wrong": wrong, "open": number[OPEN]}

@@ -1,8 +1,4 @@
-"""Graded by a model: what a judge is asked about a response, and what its verdicts come to.
-
-With a rubric the judge picks levels, and the rubric says what they are worth. `score_model` and
-`label_model` of OpenAI tell it in messages of their own.
-"""
+"""Graded by a model: what a judge is asked about a response, and what its verdicts come to."""
 
 from __future__ import annotations
 
@@ -47,7 +43,6 @@ Worth = Callable[[Verdict], tuple[float, Mapping[str, float]]]  # a value, and i
 
 
 async def model_judge(task: Task, text: str, check: ModelJudge, tools: Tools) -> Score:
-    """The mean of what the check's samples find in the response without its thinking."""
     rubric = load_rubric(check.rubric) if isinstance(check.rubric, str) else check.rubric
     if rubric.needs_solution and not (task.solution or "").strip():
         return Ungradable(reason="no_reference")
@@ -70,7 +65,7 @@ async def score_model(task: Task, text: str, check: ScoreModel, tools: Tools) ->
         return value, {"result": value}
 
     form = Form({ANALYSIS: _REASONS, "result": number_within(lowest, highest)})
-    return await _told_by(task, text, check, tools, form, worth)
+    return await _judged(task, text, check, tools, form, partial(_filled, check, form), worth)
 
 
 async def label_model(task: Task, text: str, check: LabelModel, tools: Tools) -> Score:
@@ -81,27 +76,21 @@ async def label_model(task: Task, text: str, check: LabelModel, tools: Tools) ->
         return float(verdict["label"] in check.passing_labels), found
 
     form = Form({ANALYSIS: _REASONS, "label": one_of(check.labels)})
-    return await _told_by(task, text, check, tools, form, worth)
+    return await _judged(task, text, check, tools, form, partial(_filled, check, form), worth)
 
 
-async def _told_by(
-    task: Task, text: str, check: ScoreModel | LabelModel, tools: Tools, form: Form, worth: Worth
-) -> Score:
-    def messages(task: Task, solution: str) -> tuple[Turn, ...]:
-        """The check's messages filled in; the first one, of the system, also says how to answer."""
-        turns = [
-            {"role": turn.role, "content": fill(turn.content, task, solution, quoted)}
-            for turn in check.input
-        ]
-        if turns[0]["role"] not in {"system", "developer"}:
-            return ({"role": "system", "content": form.instructions}, *turns)
-        turns[0]["content"] += f"\n\n{form.instructions}"
-        return tuple(turns)
-
-    try:
-        return await _judged(task, text, check, tools, form, messages, worth)
-    except NotGiven as missing:
-        return missing.score
+def _filled(
+    check: ScoreModel | LabelModel, form: Form, task: Task, solution: str
+) -> tuple[Turn, ...]:
+    """The check's messages filled in; the first one, of the system, also says how to answer."""
+    turns = [
+        {"role": turn.role, "content": fill(turn.content, task, solution, quoted)}
+        for turn in check.input
+    ]
+    if turns[0]["role"] not in {"system", "developer"}:
+        return ({"role": "system", "content": form.instructions}, *turns)
+    turns[0]["content"] += f"\n\n{form.instructions}"
+    return tuple(turns)
 
 
 async def _judged(
@@ -113,11 +102,10 @@ async def _judged(
     messages: Callable[[Task, str], tuple[Turn, ...]],
     worth: Worth,
 ) -> Score:
-    """The mean of what a judge's verdicts on a response are worth.
+    """The mean of what a judge's verdicts on a response, without its thinking, are worth.
 
-    ``messages`` makes what the judge is told of a task, and of what the response says without its
-    thinking: it is the response's own fault if that is nothing, or far too much for any judge. What
-    the judge's context does not hold of the task is left out, and told; the response is never cut.
+    What the judge's context does not hold of the task is left out, and told; the response is never
+    cut.
     """
     judge = tools.named_judges.get(check.model)
     if judge is None:
@@ -131,8 +119,12 @@ async def _judged(
     for kept_chars in _TRIES:
         is_last = kept_chars == _TRIES[-1]
         told, left_out = shortened(task, *kept_chars)
+        try:
+            turns = messages(told, solution)
+        except NotGiven as missing:
+            return missing.score
         question = Question(
-            messages(told, solution),
+            turns,
             form,
             reasoning_effort="low" if is_last else check.reasoning_effort,
             max_tokens=check.max_tokens // (2 if is_last else 1),
@@ -148,10 +140,9 @@ async def _judged(
 
 
 def mean_score(answers: Sequence[Answer], worth: Worth, left_out: Mapping[str, int]) -> Score:
-    """The mean of what the verdicts are worth, if at least half of the samples have one.
+    """At least half of the samples must have a verdict; the others are left out.
 
-    A sample without a verdict is left out, as if it had not been asked for. Where most are without,
-    what remains would be chance, and the response is ungradable for their commonest reason.
+    Where most are without, what remains would be chance: ungradable for their commonest reason.
     """
     verdicts = [answer for answer in answers if not isinstance(answer, Ungradable)]
     if not verdicts or 2 * len(verdicts) < len(answers):
@@ -169,7 +160,6 @@ def mean_score(answers: Sequence[Answer], worth: Worth, left_out: Mapping[str, i
 
 
 def _comments(analyses: Sequence[str]) -> dict[str, str]:
-    """What the judge wrote before it decided; of several samples each has its number."""
     several = len(analyses) > 1
     return {
         f"{ANALYSIS} {number}" if several else ANALYSIS: words.encode(errors="replace").decode()

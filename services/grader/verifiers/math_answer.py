@@ -1,10 +1,8 @@
 r"""Outcome by rule: is the last ``\boxed{}`` the task's answer?
 
-`services.grader.answers` decides on nearly all answers, in microseconds. Everything else is decided
-in the pool, which can hang or crash on what a policy writes: if it does so twice, the second time
-alone in a fresh worker, the response is wrong, not ungradable, or a policy could learn to hide
-there. Ungradable is what is the system's fault: a gold answer that fails, or a machine that gave
-the comparison no time.
+`services.grader.answers` decides on nearly all answers, in microseconds; the rest is decided in the
+pool. What hangs or crashes there twice is wrong, not ungradable, or a policy could learn to hide
+there. Ungradable is a gold answer that fails, and a machine that gave the comparison no time.
 """
 
 from __future__ import annotations
@@ -17,16 +15,16 @@ from protocol.rewards import MathAnswer, ModelJudge
 
 from services.grader.answers.boxes import last_box
 from services.grader.answers.compare import compare as compare_here
-from services.grader.answers.question import MAX_CHARS
+from services.grader.answers.problem import MAX_CHARS
 from services.grader.pool import Cause, Failed, Value
 from services.grader.templates import problem_of
 from services.grader.tools import Tools
 from services.grader.verifiers.judges import model_judge
 
-WARM_UP = "services.grader.answers.algebra.pool:warm_up"
-EXAMINE = "services.grader.answers.algebra.pool:examine"
+WARM_UP = "services.grader.answers.algebra.equivalence:warm_up"
+EXAMINE = "services.grader.answers.algebra.equivalence:examine"
 
-_COMPARE = "services.grader.answers.algebra.pool:compare"
+_COMPARE = "services.grader.answers.algebra.equivalence:compare"
 _MAX_TEXT_CHARS = 1_000_000
 _MAX_CHARS_HERE = 100_000  # longer texts are scanned beside the event loop
 _MAX_ANSWER_CHARS = 2_000
@@ -55,10 +53,7 @@ class Decision(NamedTuple):
 
 
 async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Score:
-    """1 if the response's boxed answer equals ``task.answer``, else 0 with the reason.
-
-    What nothing settles is what the check says: wrong, ungradable, or up to the judge.
-    """
+    """What nothing settles is wrong, ungradable or up to the judge, as the check says."""
     if task.answer is None:
         return Ungradable(reason="no_reference")
     score = (await decide_response(text, task.answer, tools, problem=problem_of(task))).score
@@ -79,7 +74,6 @@ async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Scor
 async def decide_response(
     text: str, gold_answer: str, tools: Tools, *, problem: str = ""
 ) -> Decision:
-    """Decide on the last box of a response, and mark what is in it."""
     if len(text) > _MAX_TEXT_CHARS:
         return Decision(_fault("too_long"), "box")
     is_short = len(text) <= _MAX_CHARS_HERE
@@ -101,24 +95,22 @@ def _marked(score: Score, start: int, end: int) -> Score:
 
 
 async def compare(gold: str, answer: str, tools: Tools) -> Score:
-    """Grade a boxed answer against the gold answer, which may be boxed too."""
     return (await decide(gold, answer, tools)).score
 
 
 async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> Decision:
-    """Decide on a boxed answer, and say how.
+    r"""The problem's text tells whether it asks for a percentage, when 12% is right for a gold 12.
 
-    The problem's text tells what it asks for: a percentage, when 12% is right for a gold 12; what
-    the answer may be called, as in ``\\text{Area} = 12``; and of what there are 12.
+    It also tells what the answer may be called, as in ``\text{Area} = 12``, and of what there are
+    12.
     """
     problem = problem[-MAX_CHARS:]
     if len(answer) <= _MAX_CHARS_TO_SETTLE and len(gold) <= _MAX_ANSWER_CHARS:
         verdict = compare_here(gold, answer, problem)
         if verdict.equal is not None:
             return Decision(_RIGHT if verdict.equal else _WRONG, verdict.path)
-    question = "compare", gold, answer, problem
     score = await tools.comparisons.once(
-        question, lambda: _by_algebra(gold, answer, problem, tools), _not_starved
+        (gold, answer, problem), lambda: _by_algebra(gold, answer, problem, tools)
     )
     return Decision(score, "algebra")
 
@@ -129,30 +121,20 @@ async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Sco
         return _SCORES[outcome.value]
     if outcome.is_machines_fault:
         return _STARVED
-    fault = await tools.examinations.once(gold, lambda: _fault_of_gold(gold, tools), _not_starved)
-    if fault is not None:
+    if fault := await _fault_of_gold(gold, tools):
         return fault
     return _NOT_PARSABLE if outcome.cause is Cause.ERROR else _TOO_HARD
 
 
 async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
-    """Why the gold answer cannot be compared with anything; None if it gives no trouble."""
     outcome = await _run_twice(EXAMINE, gold, tools=tools)
     if isinstance(outcome, Failed):
         return _STARVED if outcome.is_machines_fault else _GOLD_NOT_PARSABLE
     return None if outcome.value else _GOLD_NOT_PARSABLE
 
 
-def _not_starved(score: Score | None) -> bool:
-    """Whether it would be found again: the machine may have time the next time."""
-    return score != _STARVED
-
-
 async def _run_twice(function: str, *args: str, tools: Tools) -> Value | Failed:
-    """Run quickly; what hangs or crashes gets a second, longer try in a fresh worker.
-
-    A worker that was killed, or got no CPU time, proves nothing: then there is a third.
-    """
+    """Quickly; again in a fresh worker if it hangs or crashes, and then if it was starved."""
     outcome = await tools.pool.run(function, *args, deadline_s=tools.quick_deadline_s)
     for _ in range(2):
         if isinstance(outcome, Value) or outcome.cause is Cause.ERROR:

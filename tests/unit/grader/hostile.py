@@ -58,12 +58,10 @@ def note_and_return(book: str, number: int, seconds: float) -> list[int]:
     return [number]
 
 
-def burn(seconds: float, and_die: bool = False) -> None:
+def burn(seconds: float) -> None:
     until = time.process_time() + seconds
     while time.process_time() < until:
         pass
-    if and_die:
-        os._exit(1)
 
 
 def send_itself(signal_name: str) -> None:

@@ -1,16 +1,17 @@
-"""Pools that start no process: one calls each function here, one fails as it is told to.
-
-And work counted in calls of functions, which are as many on a busy machine.
-"""
+"""Pools that start no process, what tests ask of those that do, and work counted in calls."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, Self
 
-from services.grader.pool import Cause, Failed, Value
+import psutil
+
+from services.grader.pool import Cause, Failed, Pool, Value
 from services.grader.pool.forkserver import resolve
 from services.grader.tools import Tools
 
@@ -81,3 +82,34 @@ def calls_of(action: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return count
+
+
+def family_of(pid: int) -> set[int]:
+    """The processes that a process has started, and those that they have."""
+    try:
+        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until_gone(pids: set[int]) -> None:
+    """Wait until none of some processes runs."""
+    async with asyncio.timeout(60):
+        while any(map(_is_running, pids)):
+            await asyncio.sleep(0.01)
+
+
+async def workers_of(pool: Pool, number: int) -> set[int]:
+    """The pids of so many workers; none serves twice: each call waits until all have begun."""
+    with TemporaryDirectory() as folder:
+        call = "tests.unit.grader.hostile:meet", folder, number
+        calls = (pool.run(*call, deadline_s=60) for _ in range(number))
+        outcomes: list[Any] = await asyncio.gather(*calls)
+    return {outcome.value for outcome in outcomes}

@@ -9,10 +9,12 @@ import pytest
 from protocol.messages import Task
 from protocol.rewards import Check, MathAnswer, PythonSource, Reward
 
-from services.grader.pool.client_code import grade
+from services.grader.grading import grade_response
+from services.grader.pool.sandbox import grade
 from services.grader.tools import Tools
-from services.grader.verifiers import equation_steps, math_answer
+from services.grader.verifiers import VERIFIERS, equation_steps, math_answer
 from tests.architecture.project import ROOT
+from tests.builders import a_task
 
 PAGE = (ROOT / "docs/reference/rewards.md").read_text("utf-8")
 VERIFIER = (ROOT / "docs/how-to/verifier.md").read_text("utf-8")
@@ -55,3 +57,15 @@ def test_the_function_of_the_document_grades(text: str, value: float) -> None:
     (check,) = Reward.model_validate(shown["reward"]).outcome
     assert isinstance(check, PythonSource)
     assert grade(check.source, {"output_text": text}, {"answer": "100"}) == {"value": value}
+
+
+async def test_the_module_of_the_document_grades(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (module,) = re.findall(r'```python\n("""my_lab\.brief.*?)```', VERIFIER, re.DOTALL)
+    monkeypatch.setitem(VERIFIERS, "my_lab.brief", None)  # it goes with the test
+    exec(module, {"__name__": "my_lab"})
+    check = {"verifier": "my_lab.brief", "settings": {"most_chars": 1}}
+    reward = Reward.model_validate({"outcome": check})
+    grades = [await grade_response(reward, a_task(), text, tools) for text in ("no", "2")]
+    assert [grade.accuracy for grade in grades] == [0, 1]

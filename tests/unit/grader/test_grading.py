@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from protocol import names
 from protocol.frames import decode, encode
 from protocol.messages import (
     Grade,
@@ -28,7 +26,6 @@ from services.grader.grading import MAX_COMMENT_CHARS, MAX_MARKS, Scored
 from services.grader.pool import Pool
 from services.grader.tools import Settings, Tools
 from services.grader.verifiers import VERIFIERS
-from tests.architecture.project import ROOT
 from tests.builders import a_graded_group, a_group, a_request, a_task
 
 TEXTS = [r"1+1=2;\boxed{2}", r"1+1=3;\boxed{2}", r"1+1=2;\boxed{3}", "2"]
@@ -43,10 +40,6 @@ def a_group_of(texts: list[str], answer: str = "2") -> RolloutGroup:
 
 async def grades_of(tools: Tools, group: RolloutGroup, **reward: Any) -> tuple[Grade, ...]:
     return await grading.grade(Reward.model_validate(reward), group, tools)
-
-
-def test_every_verifier_that_a_recipe_may_name_exists() -> None:
-    assert set(VERIFIERS) == set(names.VERIFIERS)
 
 
 THREE_TO_ONE = [
@@ -115,21 +108,6 @@ async def test_a_verifier_that_fails_costs_one_response_and_says_why_in_the_log(
     told = [(record["verifier"], record["task"]) for record in records]
     assert told == [("mine.strange", a_task().id)] * 4
     assert "could not convert string to float: 'no number'" in caplog.text
-
-
-MODULE = re.compile(r'```python\n("""my_lab\.brief.*?)```', re.DOTALL)
-
-
-@pytest.mark.anyio
-async def test_the_verifier_of_the_document_grades(
-    tools: Tools, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (module,) = MODULE.findall((ROOT / "docs/how-to/verifier.md").read_text())
-    monkeypatch.setitem(VERIFIERS, "my_lab.brief", None)  # it goes with the test
-    exec(module, {"__name__": "my_lab"})
-    check = {"verifier": "my_lab.brief", "settings": {"most_chars": 1}}
-    grades = await grades_of(tools, a_group_of(TEXTS), outcome=check)
-    assert [grade.accuracy for grade in grades] == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("text", ["0", " ", "1.5"])

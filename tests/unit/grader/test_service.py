@@ -19,7 +19,7 @@ from protocol.streams import GRADED, REQUESTS, ROLLOUTS
 from tests.builders import a_group, a_job_record, a_recipe, a_request, a_task
 from tests.contract.valkey_server import Server
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, grades
-from tests.unit.grader.processes import family_of, until_gone
+from tests.unit.grader.pools import family_of, until_gone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 

@@ -1,4 +1,4 @@
-"""One piece of work for all who ask the same at the same time, and later if it is to be kept."""
+"""One piece of work for all who ask the same at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.grader import shared_work
 from services.grader.shared_work import SharedWork
 
 pytestmark = pytest.mark.anyio
@@ -51,19 +50,6 @@ async def test_all_who_ask_at_one_time_share_a_result_or_an_error() -> None:
     errors = await asyncio.gather(*asked, return_exceptions=True)
     assert list(map(type, errors)) == [LookupError] * 5
     assert await shared.once("?", work) == 2
-
-
-async def test_results_are_kept_that_will_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_work, "_MAX_RESULTS", 2)
-    shared, work = SharedWork[int](), Work(ValueError("once"), 0, 7, 8, 9, 10)
-
-    async def ask(key: str) -> int:
-        return await shared.once(key, work, keeps=bool)
-
-    with pytest.raises(ValueError, match="once"):
-        await ask("a")
-    assert [await ask("a") for _ in range(3)] == [0, 7, 7]
-    assert [await ask(key) for key in "babca"] == [8, 7, 8, 9, 10], "the latest two"
 
 
 async def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:

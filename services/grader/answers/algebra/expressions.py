@@ -74,12 +74,7 @@ class TooLarge(Unreadable):
 
 
 def expression(tree: Node) -> Expr:
-    """What a tree says.
-
-    Raises:
-        Unreadable: if it can be read in two ways, or has something else than numbers in it;
-            `TooLarge`, if it has a number that is far too large.
-    """
+    """What a tree says; `Unreadable` if it has two readings, `TooLarge` if a number is."""
     if any(node.kind in _AMBIGUOUS for node in tree.walk()):
         raise Unreadable("an expression with two readings")
     return _built(tree)
@@ -196,11 +191,7 @@ _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
 
 
 def guessed(latex: str) -> Expr:
-    """What math-verify reads, if nothing was lost on the way.
-
-    Raises:
-        Unreadable: if something may have been.
-    """
+    """What math-verify reads; `Unreadable` if something may have been lost on the way."""
     letters = set("".join(_BARE_LETTER.findall(latex)))
     if _is_refused(latex) or any(letter.swapcase() in letters for letter in letters):
         raise Unreadable
@@ -232,7 +223,6 @@ def _terms(series: Basic) -> int:
 
 
 def _is_refused(latex: str) -> bool:
-    """Whether it is of a kind that math-verify is not known to read in full."""
     return (
         _IS_LOST.search(_LIMIT.sub("+", latex)) is not None
         or _IS_KNOWN.search(latex) is None

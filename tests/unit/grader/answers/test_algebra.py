@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sympy import Abs, Expr, binomial, factorial, floor, log, pi, sin, sqrt, symbols
 
-from services.grader.answers.algebra.pool import (
+from services.grader.answers.algebra.equivalence import (
     GOLD_NOT_PARSABLE,
     RIGHT,
     TOO_HARD,

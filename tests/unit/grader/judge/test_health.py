@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,15 @@ from protocol.messages import Ungradable
 import services.grader.judge.judge as judge_module
 from services.grader.judge.judge import Answer, Health, Judge, JudgeDown, Slots
 from services.grader.judge.settings import JudgeSettings
-from tests.unit.grader.judge.asked import YES, a_question, ask, counted, ended
 from tests.unit.grader.judge_server import (
     MODEL,
+    YES,
     Behaviour,
     ScriptedServer,
+    a_question,
+    ask,
+    counted,
+    ended,
     grades,
     hangs,
     replies,
@@ -217,31 +220,3 @@ async def test_who_waits_to_be_alone_is_passed_by_nobody() -> None:
     await ended(*map(enter, names, taken))
     rounds = [["a", "b"], ["alone c"], ["d", "e"], ["alone f"], ["g"]]
     assert order == [each for names in rounds for each in (*names, *map(str.upper, names))]
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_slots_are_neither_lost_nor_doubled_by_cancelling(seed: int) -> None:
-    chance, slots = random.Random(seed), Slots(3)
-    inside, inside_alone = 0, 0
-
-    async def visit() -> None:
-        nonlocal inside, inside_alone
-        is_alone = chance.random() < 0.2
-        await asyncio.sleep(chance.random() * 0.05)
-        async with slots.taken(alone=is_alone):
-            inside, inside_alone = inside + 1, inside_alone + is_alone
-            try:
-                assert inside <= (1 if inside_alone else 3)
-                await asyncio.sleep(chance.random() * 0.002)
-            finally:
-                inside, inside_alone = inside - 1, inside_alone - is_alone
-
-    visits = [asyncio.create_task(visit()) for _ in range(200)]
-    for _ in range(100):
-        await asyncio.sleep(chance.random() * 0.001)
-        chance.choice(visits).cancel()
-    results = await ended(*visits)
-    assert all(each is None or isinstance(each, asyncio.CancelledError) for each in results)
-    assert {type(each) for each in results} == {type(None), asyncio.CancelledError}
-    async with asyncio.timeout(60), slots.taken(alone=True):
-        pass

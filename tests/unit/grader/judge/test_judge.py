@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -12,19 +13,27 @@ from protocol.frames import decode, encode
 from protocol.messages import Grade, Graded, GradedGroup, Score, Ungradable
 from protocol.rewards import ModelJudge, ScoreModel
 
-from services.grader.judge.judge import Judge
+from services.grader.judge.judge import Answer, Judge
+from services.grader.judge.question import Form, NoVerdict, number_within, one_of, words
 from services.grader.tools import Tools
-from services.grader.verifiers.judges import model_judge, score_model
+from services.grader.verifiers.judges import mean_score, model_judge, score_model
 from tests.builders import a_graded_group, a_task
-from tests.unit.grader.judge.asked import TASK, YES, a_question, counted, score, verify
 from tests.unit.grader.judge_server import (
+    PERFECT,
+    TASK,
+    YES,
     Behaviour,
     ScriptedServer,
+    a_question,
+    breaks_off,
     completion,
+    counted,
     grades,
     replies,
     says,
+    score,
     settings_for,
+    verify,
 )
 
 pytestmark = pytest.mark.anyio
@@ -32,6 +41,10 @@ pytestmark = pytest.mark.anyio
 BEST, WORST = grades(), grades(right=False)
 REFUSED = replies(b"This model's maximum context length is 8192 tokens.", 400)
 CUT_OFF = replies(completion(None, "length", written=90))
+DEAD, DUMB = replies(b"engine died", 500), says(None)
+FAILED, JUDGE_REFUSED, NO_VERDICT = (
+    Ungradable(reason=reason) for reason in ("judge_failed", "judge_refused", "no_verdict")
+)
 
 
 async def test_caps_and_weights_hold(server: ScriptedServer, tools: Tools) -> None:
@@ -93,15 +106,11 @@ async def test_samples_count_up_their_seeds_and_are_averaged(
 
 
 @pytest.mark.parametrize("num_verdicts", [4, 2, 1, 0])
-async def test_half_of_the_samples_must_have_a_verdict(num_verdicts: int, tools: Tools) -> None:
-    async def behave(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
-        has_verdict = body["seed"] % 1_000_003 < num_verdicts
-        await (BEST if has_verdict else says(None))(server, body, writer)
-
-    async with ScriptedServer(script=[behave]) as server:
-        found = await score(server, tools, samples=4, temperature=1.0)
+def test_half_of_the_samples_must_have_a_verdict(num_verdicts: int) -> None:
+    answers: list[Answer] = [*[YES] * num_verdicts, *[NO_VERDICT] * (4 - num_verdicts)]
+    found = mean_score(answers, lambda _: (1.0, {"solution": 1.0}), {})
     if num_verdicts < 2:
-        assert found == Ungradable(reason="no_verdict")
+        assert found == NO_VERDICT
     else:
         assert isinstance(found, Graded)
         assert found.breakdown == {"solution": 1.0, "samples": num_verdicts}
@@ -119,17 +128,6 @@ async def test_a_judge_s_words_are_the_comments(server: ScriptedServer, tools: T
     assert decode(GradedGroup, encode(graded)).grades == graded.grades
 
 
-async def test_thinking_is_not_graded_and_nothing_else_is_no_solution(
-    server: ScriptedServer, tools: Tools
-) -> None:
-    async with Judge(settings_for(server)) as judge:
-        silent = await verify(judge, tools, "<think>It is 2.</think>\n ")
-        assert silent == Graded(value=0, reason="no_solution")
-        assert server.asked == []
-        await verify(judge, tools, "<think>secret</think>It is 2.")
-    assert "secret" not in server.asked[0]["messages"][-1]["content"]
-
-
 async def test_a_rubric_may_need_a_solution(server: ScriptedServer, tools: Tools) -> None:
     async with Judge(settings_for(server)) as judge:
         asked = replace(tools, judge=judge)
@@ -143,12 +141,14 @@ async def test_a_rubric_may_need_a_solution(server: ScriptedServer, tools: Tools
     [
         ("x" * 200_001, 0, "too_long"),
         ("<think>" + "x" * 5_000_000, 0, "no_solution"),
+        ("<think>It is 2.</think>\n ", 0, "no_solution"),
+        ("<think>secret</think>It is 2.", 1, None),
         (" " * 1_000_000 + "2", 1, None),
         ("<think>" * 200_000 + "</think>2", 1, None),
     ],
-    ids=["too long", "only thought", "spaces", "thoughts"],
+    ids=range(6),
 )
-async def test_a_response_that_no_judge_could_read_is_its_own_fault(
+async def test_thinking_is_not_graded_and_what_no_judge_could_read_is_the_response_s_fault(
     text: str, value: float, reason: str | None, server: ScriptedServer, tools: Tools
 ) -> None:
     async with Judge(settings_for(server)) as judge:
@@ -156,6 +156,7 @@ async def test_a_response_that_no_judge_could_read_is_its_own_fault(
     assert isinstance(graded, Graded)
     assert (graded.value, graded.reason) == (value, reason)
     assert len(server.asked) == value
+    assert not any("secret" in asked["messages"][-1]["content"] for asked in server.asked)
 
 
 @pytest.mark.parametrize(
@@ -235,14 +236,95 @@ async def test_a_number_is_moved_to_the_unit_range(
     assert graded.breakdown == {"result": value, "samples": 1}
 
 
-@pytest.mark.parametrize(
-    "result", ["0.99", "7.01", "-1", "NaN", "Infinity", "1e999", "true", '"5"', "null"]
+LEVELS = Form({"analysis": words("why"), "level": one_of(("good", "bad"))})
+RANGE = Form({"result": number_within(1, 7)})
+GOOD = '{"analysis": "sound", "level": "good"}'
+NO_FORM = (
+    *({"level": "good"}, None, GOOD + " and so on", "```json\n" + GOOD + "\n```"),
+    *('{"analysis": "sound"}', GOOD[:-1] + ', "score": 1}', GOOD[:-1] + ', "level": "bad"}'),
+    *('{"analysis": "a", "level": "good|bad"}', '{"analysis": NaN, "level": "good"}'),
+    *('{"analysis": %s, "level": "good"}' % ("9" * 5000), '{"a":' * 50_000),
 )
-async def test_a_number_out_of_range_is_no_verdict(
-    result: str, server: ScriptedServer, tools: Tools
+NO_NUMBER = ("0.99", "7.01", "-1", "NaN", "Infinity", "1e999", "true", '"5"', "null")
+
+
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        *((LEVELS, content) for content in NO_FORM),
+        *((RANGE, f'{{"result": {number}}}') for number in NO_NUMBER),
+    ],
+)
+def test_what_is_no_form_filled_in_is_no_verdict(form: Form, content: object) -> None:
+    assert LEVELS.read(GOOD) == {"analysis": "sound", "level": "good"}
+    with pytest.raises(NoVerdict):
+        form.read(content)
+
+
+@pytest.mark.parametrize(
+    ("script", "found", "num_asked", "num_exams"),
+    [
+        ([DEAD, BEST], PERFECT, 2, 2),
+        ([breaks_off(b""), BEST], PERFECT, 2, 2),
+        ([DUMB, BEST], PERFECT, 2, 2),
+        ([DEAD, DEAD, DEAD, BEST], PERFECT, 4, 4),  # one more after a self-test that was passed
+        ([DEAD], FAILED, 4, 6),
+        ([DUMB], NO_VERDICT, 3, 2),  # what the model says is no sign of a judge that is down
+        ([replies(b"too large", 400)], JUDGE_REFUSED, 1, 2),
+    ],
+)
+async def test_what_may_pass_is_tried_again_and_what_stays_has_no_score(
+    script: list[Behaviour],
+    found: Score,
+    num_asked: int,
+    num_exams: int,
+    server: ScriptedServer,
+    tools: Tools,
 ) -> None:
-    server.script = [says(f'{{"analysis": "so", "result": {result}}}')]
-    assert await number(server, tools, range=[1, 7]) == Ungradable(reason="no_verdict")
+    server.script = script
+    assert await score(server, tools) == found
+    assert len({body["seed"] for body in server.asked}) == len(server.asked) == num_asked
+    assert server.num_exams == num_exams
+
+
+@pytest.mark.parametrize(
+    ("script", "check", "field", "sent"),
+    [
+        ([DEAD, DUMB, BEST], {}, "temperature", [0, 0, 0.7]),
+        ([DUMB, BEST], {"temperature": 1.5}, "temperature", [1.5, 1.5]),
+        (
+            [DUMB, says(None, "length"), BEST],
+            {"reasoning_effort": "high"},
+            "reasoning_effort",
+            ["high", "high", "low"],
+        ),
+    ],
+)
+async def test_a_model_that_gave_no_verdict_is_asked_with_chance_or_to_think_less(
+    script: list[Behaviour],
+    check: dict[str, Any],
+    field: str,
+    sent: list[object],
+    server: ScriptedServer,
+    tools: Tools,
+) -> None:
+    server.script = script
+    await score(server, tools, **check)
+    assert [body[field] for body in server.asked] == sent
+
+
+async def test_a_refusal_is_loud_and_counted(
+    server: ScriptedServer, tools: Tools, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = counted("weir_judge_calls_total", outcome="refused")
+    server.script = [replies(b'{"error": "max_tokens is too large"} ' + b"x" * 5000, 400)]
+    with caplog.at_level(logging.ERROR):
+        await score(server, tools)
+    [record] = [each for each in caplog.records if each.message == "the judge refused a request"]
+    shown = record.__dict__["answer"]
+    assert "max_tokens is too large" in shown
+    assert len(shown) < 500
+    assert counted("weir_judge_calls_total", outcome="refused") == refused + 1
 
 
 async def test_messages_are_filled_in_once_behind_a_single_system_message(

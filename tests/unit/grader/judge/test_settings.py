@@ -30,13 +30,6 @@ def test_everything_can_be_given_and_the_key_in_a_file(tmp_path: Path) -> None:
         assert "secret" not in repr(settings)
 
 
-@pytest.mark.parametrize("url", ["http://u:secret@h/v1", "http://secret@h/v1", "u:secret@h:1e9"])
-def test_a_password_in_the_url_is_refused_and_not_shown(url: str) -> None:
-    with pytest.raises(DeploymentError, match=r"WEIR_JUDGE_URL.*WEIR_JUDGE_API_KEY") as refused:
-        deployed_judges({**GIVEN, "WEIR_JUDGE_URL": url})
-    assert "secret" not in str(refused.value)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -46,6 +39,8 @@ def test_a_password_in_the_url_is_refused_and_not_shown(url: str) -> None:
         ("WEIR_JUDGE_URL", "http://h:1e9/v1"),
         ("WEIR_JUDGE_URL", "http://h:99999/v1"),
         ("WEIR_JUDGE_URL", "http://h/v1?key=1"),
+        ("WEIR_JUDGE_URL", "http://u:secret@h/v1"),
+        ("WEIR_JUDGE_URL", "u:secret@h:1e9"),
         ("WEIR_JUDGE_API_KEY", "ключ"),
         ("WEIR_JUDGE_API_KEY", "a\nb"),
         ("WEIR_JUDGE_CONCURRENCY", "0"),
@@ -53,8 +48,9 @@ def test_a_password_in_the_url_is_refused_and_not_shown(url: str) -> None:
     ],
 )
 def test_what_is_wrong_is_named(name: str, value: str) -> None:
-    with pytest.raises(DeploymentError, match=name):
+    with pytest.raises(DeploymentError, match=name) as refused:
         deployed_judges({**GIVEN, name: value})
+    assert "secret" not in str(refused.value)
 
 
 STRICT = '{"strict": {"url": "http://10.0.0.5:8000/v1/", "model": "big", "api_key": "k1"}}'

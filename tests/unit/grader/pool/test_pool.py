@@ -7,24 +7,30 @@ happen first is waited for, so that no machine is too busy for these tests.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
 
-import services.grader.pool.pool
-from services.grader.pool import Cause, Failed, NoWorkerError, Pool, Value
-from services.grader.pool.pool import ALIVE, BACKLOG, KILLED, MAX_LINE_BYTES, as_line
+import services.grader.pool
+from services.grader.pool import (
+    ALIVE,
+    KILLED,
+    MAX_LINE_BYTES,
+    Cause,
+    Failed,
+    NoWorkerError,
+    Pool,
+    Value,
+    as_line,
+)
 from tests.unit.grader.judge_server import until
-from tests.unit.grader.processes import family_of, until_gone, workers_of
+from tests.unit.grader.pools import family_of, until_gone, workers_of
 
 pytestmark = [pytest.mark.anyio]
 
@@ -36,7 +42,7 @@ AMPLE_S, STALLED_S = 60, 3
 @pytest.fixture(scope="module")
 async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(services.grader.pool.pool, "_PATIENCE_S", STALLED_S)
+        patch.setattr(services.grader.pool, "_PATIENCE_S", STALLED_S)
         async with Pool(SIZE) as pool:
             yield pool
 
@@ -44,6 +50,10 @@ async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
 def forkserver(pool: Pool) -> subprocess.Popen[bytes]:
     assert pool._server is not None
     return pool._server
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 async def told(calls: Iterable) -> set[int]:
@@ -87,26 +97,23 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-async def fail(pool: Pool, fault: Fault, *, suspect: bool = False) -> None:
-    function, args, cause, detail = fault
-    deadline_s = 0.1 if cause in {Cause.TIMEOUT, Cause.STALL} else AMPLE_S
-    outcome = await pool.run(function, *args, deadline_s=deadline_s, suspect=suspect)
-    assert isinstance(outcome, Failed)
-    assert outcome.cause is cause, (fault, outcome)
-    assert outcome.detail.startswith(detail)
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 async def test_a_failure_names_its_cause_and_leaves_the_pool_at_full_strength(
     pool: Pool, fault: Fault
 ) -> None:
-    *_, cause, _ = fault
+    function, args, cause, detail = fault
+    deadline_s = 0.1 if cause in {Cause.TIMEOUT, Cause.STALL} else AMPLE_S
     before, killed = await workers_of(pool, SIZE), KILLED.labels(cause.value)._value.get()
-    await fail(pool, fault)
+    files = open_files()
+    outcome = await pool.run(function, *args, deadline_s=deadline_s)
+    assert isinstance(outcome, Failed)
+    assert outcome.cause is cause
+    assert outcome.detail.startswith(detail)
     assert KILLED.labels(cause.value)._value.get() - killed == (cause is not Cause.ERROR)
     replaced = before - await workers_of(pool, SIZE)
     assert len(replaced) == (cause is not Cause.ERROR)
     await until_gone(replaced)
+    assert open_files() == files
 
 
 async def test_callers_are_served_in_order_beside_those_that_hang(pool: Pool) -> None:
@@ -266,11 +273,6 @@ async def test_a_killed_parent_leaves_no_orphan_even_in_the_middle_of_a_c_call()
 
 
 HONEST = 150
-EACH_FAULT = 2
-
-
-def open_files(pid: int | str) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 async def until_at_rest(pool: Pool) -> None:
@@ -285,38 +287,9 @@ async def honest(pool: Pool, number: int, book: Path) -> None:
     assert outcome == Value([number])
 
 
-async def cancelled(pool: Pool, number: int) -> None:
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.003 * (number % 50)):
-            await pool.run("time:sleep", 999, deadline_s=999)
-
-
-async def test_after_a_storm_of_faults_every_honest_call_has_its_own_value_and_nothing_leaked(
-    pool: Pool, tmp_path: Path
-) -> None:
-    await until_at_rest(pool)
-    gc.collect()  # what other tests have left open
-    before = open_files("self"), open_files(forkserver(pool).pid), ALIVE._value.get()
-    book, pid = tmp_path / "book", forkserver(pool).pid
-    calls = [honest(pool, number, book) for number in range(HONEST)]
-    calls += [fail(pool, fault, suspect=n % 4 == 0) for n in range(EACH_FAULT) for fault in FAULTS]
-    calls += [cancelled(pool, number) for number in range(50)]
-    tasks = []
-    for number, call in enumerate(random.Random(7).sample(calls, len(calls))):
-        tasks.append(asyncio.create_task(call))
-        if number % 10 == 0:  # some begin before others
-            await asyncio.sleep(0.005)
-    await asyncio.gather(*tasks)
-    assert Counter(book.read_text().split()) == Counter(map(str, range(HONEST)))
-    await until_at_rest(pool)
-    assert forkserver(pool).pid == pid
-    assert (open_files("self"), open_files(pid), ALIVE._value.get()) == before
-    assert BACKLOG.labels("no")._value.get() == BACKLOG.labels("yes")._value.get() == 0
-
-
 async def test_honest_calls_outlive_forkservers_that_die(pool: Pool, tmp_path: Path) -> None:
     await until_at_rest(pool)
-    files = open_files("self")
+    files = open_files()
 
     async def strike() -> None:
         for _ in range(2):  # a third could hit a call for the third time
@@ -328,4 +301,4 @@ async def test_honest_calls_outlive_forkservers_that_die(pool: Pool, tmp_path: P
     calls = [honest(pool, number, tmp_path / "book") for number in range(HONEST)]
     await asyncio.gather(strike(), *calls)
     await until_at_rest(pool)
-    assert open_files("self") == files
+    assert open_files() == files

@@ -1,11 +1,8 @@
-"""Whether two answers are the same mathematics. Runs in a worker of the pool only.
+"""Whether two answers are the same mathematics. In the pool only: it may hang, or take all memory.
 
-It may take for ever, take all memory, or crash: no timeout in here could prevent that.
-
-The rules are those of the service. What they cannot settle is put to SymPy, tree by tree, and read
-by math-verify only where the grammar has no tree. Neither is trusted to say that two expressions
-are equal: rounding makes computer algebra say that 355/113 is π. They must agree to forty digits,
-and if they have letters at several points, none of which whoever wrote them could have foreseen.
+What the rules cannot settle is put to SymPy, tree by tree, and read by math-verify only where the
+grammar has no tree. Neither is trusted to say that two expressions are equal: by rounding 355/113
+is π. They must agree to forty digits, with letters at several points that nobody can foresee.
 """
 
 from __future__ import annotations
@@ -91,10 +88,7 @@ _TYPICAL = (
 
 
 def compare(gold: str, answer: str, problem: str = "") -> str:
-    """One of the words above.
-
-    What becomes of a gold beside one answer is that answer's fault if it can be compared at all.
-    """
+    """One of the words above. The gold is to blame only if it can be compared with nothing."""
     try:
         equal = compare_with(_same, gold, answer, problem).equal
     except Unreadable as error:
@@ -114,7 +108,6 @@ def examine(gold: str) -> bool:
 
 
 def warm_up() -> None:
-    """Fill the caches of parser and algebra, so that forked workers begin warm."""
     for gold, answer in _TYPICAL:
         compare(gold, answer)
 
@@ -129,7 +122,6 @@ def _is_comparable(gold: Value) -> bool:
 
 
 def _same(gold: Value, answer: Value) -> bool | None:
-    """The algebra of a comparison: two expressions, relations or sets of numbers."""
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return _same_relations(gold, answer)
     if isinstance(gold, Number | Expression) and isinstance(answer, Number | Expression):
@@ -162,7 +154,6 @@ def _same_relations(gold: Relation, answer: Relation) -> bool | None:
 
 
 def _region(value: Value) -> sympy.Set | None:
-    """The set of numbers that a value is; None for a number."""
     if isinstance(value, Union):
         parts = list(map(_region, value.parts))
         return None if None in parts else _JOINTS[value.joint](*parts)
@@ -202,11 +193,7 @@ def _gold_expression(gold: Value) -> Expr:
 
 
 def _expression(value: Value) -> Expr:
-    """A number or a tree; what has none is left to math-verify.
-
-    Raises:
-        Unreadable: for whatever else it is.
-    """
+    """A number or a tree; what has none is left to math-verify. All else is `Unreadable`."""
     if not isinstance(value, Number | Expression):
         raise Unreadable("no expression")
     if isinstance(value, Number):
@@ -217,10 +204,8 @@ def _expression(value: Value) -> Expr:
 def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
     """Whether both have the same value, everywhere; None if that cannot be found out.
 
-    What is under a root or a logarithm counts only where it is not negative. The points come from
-    the seed. A letter that the gold does not have makes another answer, unless it is proven to say
-    nothing, as in sin²x + cos²x; and what an answer may hide where no point lies, in more pieces
-    than the gold has, is not known.
+    What is under a root or a logarithm counts only where it is not negative. A letter that the gold
+    does not have makes another answer, unless it is proven to say nothing, as in sin²x + cos²x.
     """
     difference = gold - answer
     if difference.is_Rational:
@@ -249,10 +234,7 @@ def _agree(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) -> boo
 
 
 def factor_between(gold: Expr, answer: Expr, seed: str = "") -> complex | None:
-    """The c of an ``answer`` that is everywhere c times ``gold``; 0 if there is none.
-
-    None if that cannot be found out.
-    """
+    """The c of an ``answer`` that is everywhere c times ``gold``; 0 without one; None: unknown."""
     if not gold.free_symbols or gold.free_symbols != answer.free_symbols:
         return 0
     ratios = list[Digits]()
@@ -269,10 +251,7 @@ def factor_between(gold: Expr, answer: Expr, seed: str = "") -> complex | None:
 
 
 def value_of(expression: Expr, point: Mapping[Basic, Expr] | None = None) -> Digits | None:
-    """The value to fifty digits, and to fifty places; None where there is none.
-
-    At a point it is None, too, where it has so many digits that not all can be known.
-    """
+    """The value to fifty digits and places; None without one, or with too many at a point."""
     if isinstance(expression, Rational):
         return expression
     value = _evaluated(expression, _DIGITS, point)
@@ -308,11 +287,7 @@ def _is_real(value: Digits) -> bool:
 def _values(
     gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]
 ) -> Iterator[tuple[Digits, Digits]]:
-    """The values of both wherever both are defined, and not too large to know all digits.
-
-    Whole numbers are put in exactly, and all numbers into what is only worked out with the four
-    operations; an exact power of fractions may take for ever.
-    """
+    """Both values wherever both are defined, and not too large to know all digits."""
     exactly = gold.free_symbols if _is_plain(gold) and _is_plain(answer) else wholes
     for point in _points(gold, answer, seed, wholes):
         if _is_defined(gold, point) and _is_defined(answer, point):
@@ -325,9 +300,8 @@ def _values(
 def _points(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) -> Iterator[Point]:
     """Values of all letters, first about the large numbers in both, where corners may be.
 
-    Each letter's is drawn for itself, at each point: if their ratios were the same everywhere,
-    ``x/y = 5`` could not be told from ``x/y = 7``. Of one sign but beside |xy|, which else could
-    not be told from xy. What is rounded is whole now and then.
+    Each letter's is drawn for itself, or ``x/y = 5`` could not be told from ``x/y = 7``; of one
+    sign but beside |xy|, which else were xy. What is rounded is whole now and then.
     """
     draw, letters = Random(seed), sorted(gold.free_symbols, key=str)
     for number, sign, is_beyond in product(_large_numbers(gold, answer), (1, -1), (False, True)):
@@ -377,7 +351,6 @@ def _wholes_in(gold: Expr) -> frozenset[Basic]:
 
 
 def _is_defined(expression: Expr, point: Point) -> bool:
-    """Whether nothing negative stands under a root or a logarithm."""
     if expression.has(sympy.I):
         return all(bool(value > 0) for value in point.values())
     inside = [power.base for power in expression.atoms(Pow) if not power.exp.is_integer]

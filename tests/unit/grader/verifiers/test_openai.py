@@ -1,20 +1,57 @@
-"""How alike two texts are, by metric; and whose fault it is if that cannot be said."""
+"""Two texts compared: exactly, or by a metric; and whose fault it is if that cannot be said."""
 
 from __future__ import annotations
 
 import pytest
 from protocol.messages import Graded, Score, Ungradable
-from protocol.rewards import TextSimilarity
+from protocol.rewards import StringCheck, TextSimilarity
 
 from services.grader.pool import Cause, Failed
 from services.grader.similarity import similarity
 from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
-from services.grader.verifiers.texts import text_similarity
+from services.grader.verifiers.openai import string_check, text_similarity
 from tests.builders import a_task
 from tests.unit.grader.pools import failing_tools
 
 pytestmark = pytest.mark.anyio
+
+TASK = a_task(answer="Paris", metadata={"street": "straße", "empty": "", "list": [1, "é"]})
+RIGHT, WRONG = Graded(value=1), Graded(value=0, reason="wrong")
+TOO_SHORT, TOO_LONG = (Graded(value=0, reason=reason) for reason in ("too_short", "too_long"))
+STREET = {"reference": "{{item.metadata.street}}"}
+EMPTY = {"reference": "{{item.metadata.empty}}"}
+QUOTED = {"input": "<{{sample.output_text}}>", "reference": "<{{ item.metadata.list }}>"}
+SWAPPED = {"input": "{{item.answer}}", "reference": "{{sample.output_text}}"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "text", "templates", "score"),
+    [
+        ("eq", "Paris", {}, RIGHT),
+        ("eq", "paris", {}, WRONG),
+        ("ne", "Paris", {}, WRONG),
+        ("ne", "Rome", {}, RIGHT),
+        ("like", "It is Paris.", {}, RIGHT),
+        ("like", "It is PARIS.", {}, WRONG),
+        ("ilike", "It is PARIS.", {}, RIGHT),
+        ("ilike", "It is Rome.", {}, WRONG),
+        ("ilike", "STRASSE", STREET, RIGHT),
+        ("eq", '[1, "é"]', QUOTED, RIGHT),
+        ("eq", "<think>Rome?</think>\n\nParis\n", {}, RIGHT),  # thinking is no part of the answer
+        ("like", "<think>Paris</think>Rome", {}, WRONG),
+        ("like", "x", EMPTY, Ungradable(reason="empty_reference")),  # which is in every text
+        ("ilike", "x", EMPTY, Ungradable(reason="empty_reference")),
+        ("like", "", SWAPPED, TOO_SHORT),
+        ("ne", "x" * (MAX_CHARS + 1), {}, TOO_LONG),
+    ],
+)
+async def test_each_operation_compares_what_its_templates_say(
+    operation: str, text: str, templates: dict[str, str], score: Score, tools: Tools
+) -> None:
+    check = StringCheck.model_validate({"operation": operation, **templates})
+    assert await string_check(TASK, text, check, tools) == score
+
 
 # Made with rouge-score 0.1.2 (F-measures), nltk 3.9 (sentence_gleu of 13a tokens), sacrebleu 2.6
 # (sentence_bleu) and rapidfuzz 3.14 (fuzz.ratio).
@@ -61,9 +98,8 @@ def test_a_reference_without_the_words_that_a_metric_counts_says_nothing(
 
 
 ANSWER, HALF = "1 + 1 = 2", "x" * (MAX_CHARS // 2)
-TOO_SHORT, TOO_LONG = (Graded(value=0, reason=reason) for reason in ("too_short", "too_long"))
 OF_SOLUTION = {"reference": "{{item.solution}}", "evaluation_metric": "rouge_2"}
-SWAPPED = {
+OF_ANSWER = {
     "input": "{{item.answer}}",
     "reference": "{{ sample.output_text }}",
     "evaluation_metric": "rouge_2",
@@ -87,7 +123,7 @@ async def checked(text: str, solution: str, settings: dict[str, str], tools: Too
         ("", "42", OF_SOLUTION, Ungradable(reason="reference_too_short")),
         ("x", HALF * 3, OF_SOLUTION, Ungradable(reason="reference_too_long")),
         # No response makes itself ungradable as the reference.
-        *((text, "2", SWAPPED, TOO_SHORT) for text in ("", " ", "42")),
+        *((text, "2", OF_ANSWER, TOO_SHORT) for text in ("", " ", "42")),
         (HALF, "2", {"reference": "{{sample.output_text}}" * 3}, TOO_LONG),
         (HALF, "2", {"input": "{{sample.output_text}}" * 3}, TOO_LONG),
         (HALF * 3, "2", {}, TOO_LONG),

@@ -52,7 +52,7 @@ _SPELLED_ALIKE = [  # of which every place stays where it is
 ]
 
 
-def pieces(text: str) -> Iterator[Token]:
+def segments(text: str) -> Iterator[Token]:
     """The tokens of a text, between two walls."""
     written = text
     for pattern, spelled in _SPELLED_ALIKE:
@@ -85,7 +85,6 @@ def pieces(text: str) -> Iterator[Token]:
 
 
 def _is_math(text: str, gap: str, end: int, in_math: bool) -> bool:
-    """Whether mathematics, where letters are no words, goes on or begins between two tokens."""
     for edge in _EDGE.findall(gap):
         opens = edge[0] == "$" and not in_math and not _MONEY.match(text, end - 1)
         in_math = edge in {r"\[", r"\("} or opens
@@ -93,7 +92,6 @@ def _is_math(text: str, gap: str, end: int, in_math: bool) -> bool:
 
 
 def _goes_on(before: Token, ahead: Token, *, is_dash: bool) -> bool:
-    """Whether an expression goes on behind the end of a line."""
     if before.kind == "relation" or before.text in _GOES_ON:
         return True
     return ahead.kind in {"relation", "close"} or (ahead.text in _GOES_ON and not is_dash)

@@ -16,10 +16,10 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import PythonSource
 
-from services.grader.pool import Cause, Failed, Pool, client_code, confinement
+from services.grader.pool import Cause, Failed, Pool, sandbox
 from services.grader.tools import Tools
 from services.grader.trial_record import recorded
-from services.grader.verifiers import python
+from services.grader.verifiers import openai
 from tests.builders import a_task
 from tests.unit.grader.pools import failing_tools
 
@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.anyio]
 async def sandboxed(anyio_backend: str) -> AsyncIterator[Tools]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEIR_JUDGE_API_KEY", "secret")  # as the deployment has it
-        patch.setattr(python, "DEADLINE_S", 60.0)  # for the busiest machine
-        async with Pool(2, warm_ups=[client_code.WARM_UP], confined=True) as sandbox:
-            yield Tools(sandbox, sandbox=sandbox)
+        patch.setattr(openai, "PYTHON_S", 60.0)  # for the busiest machine
+        async with Pool(2, warm_ups=[sandbox.WARM_UP], confined=True) as pool:
+            yield Tools(pool, sandbox=pool)
 
 
 async def graded(tools: Tools, body: str) -> tuple[Score, str]:
@@ -40,7 +40,7 @@ async def graded(tools: Tools, body: str) -> tuple[Score, str]:
     source = PythonSource(source="def grade(sample, item):\n" + indent(body, "    "))
     task, text = a_task(metadata={"unit": "m"}), '<think>5</think> {"value": 4}'
     notes = recorded()
-    score = await python.verify(task, text, source, tools)
+    score = await openai.python(task, text, source, tools)
     return score, "".join(notes.details.values())
 
 
@@ -98,8 +98,8 @@ async def test_a_function_that_hangs_reads_whether_it_computed(
 def test_what_a_function_may_not_do_is_no_fault_of_the_operator(
     error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_code, "can_read_python", lambda: False)
-    found = client_code.grade(f"def grade(sample, item): raise {error}", {}, {})
+    monkeypatch.setattr(sandbox, "can_read_python", lambda: False)
+    found = sandbox.grade(f"def grade(sample, item): raise {error}", {}, {})
     assert "operator" not in found["error"]
 
 
@@ -134,7 +134,7 @@ return 0
 
 @pytest.mark.parametrize("body", [MODULE, MEMORY, KEYRINGS], ids=["module", "memory", "keyrings"])
 async def test_no_call_leaves_anything_to_the_next(sandboxed: Tools, body: str) -> None:
-    may = os.geteuid() == 0 and await asyncio.to_thread(in_a_child, confinement.leave_network)
+    may = os.geteuid() == 0 and await asyncio.to_thread(in_a_child, sandbox.leave_network)
     if body != MODULE and not may:
         pytest.skip("not allowed here")
     assert [await graded(sandboxed, body) for _ in range(4)] == [(Graded(value=0), "")] * 4
@@ -177,7 +177,7 @@ def may_landlock() -> int:
     ("may", "body"),
     [
         (may_landlock, "import os; os.stat('/etc/hostname'); open('/etc/hostname')"),
-        (confinement.leave_network, "import socket; socket.socket().connect(('127.0.0.1', 9))"),
+        (sandbox.leave_network, "import socket; socket.socket().connect(('127.0.0.1', 9))"),
     ],
 )
 async def test_it_reads_nothing_but_python_and_has_no_network_where_the_kernel_allows_that(
@@ -208,8 +208,8 @@ async def test_a_user_who_is_not_root_has_no_capability_either() -> None:
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
             ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # others may trace it, as any process of a user
-        confinement.leave_network()
-        confinement.lock_in()
+        sandbox.leave_network()
+        sandbox.lock_in()
         names: dict[str, Any] = {}
         exec(RIGHTS, names)
         return names["has_any"]

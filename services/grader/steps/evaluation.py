@@ -33,11 +33,7 @@ class NoValue(ArithmeticError):
 
 
 def values(tree: Node, letters: Mapping[str, Value]) -> list[Value]:
-    """The value of a tree in each way to read it, the usual one first.
-
-    Raises:
-        NoValue: if the usual one is undefined, not real, or too large.
-    """
+    """In each way to read a tree, the usual one first; `NoValue` if that has none."""
     found = [_value(tree, letters, 0)]
     if any(len(_ways(node)) > 1 for node in tree.walk()):
         with suppress(NoValue):
@@ -67,18 +63,13 @@ def compare(a: Value, b: Value) -> int:
 
 
 def whole(a: Value) -> int:
-    """The number as an integer.
-
-    Raises:
-        NoValue: if it is none.
-    """
+    """The number as an integer; `NoValue` if it is none."""
     if compare(a, _mp.nint(a)) != 0:
         raise NoValue("no integer")
     return int(_mp.nint(a))
 
 
 def _bounded(a: Value) -> Value:
-    """The number, zero if it is as good as that; unless it is not real, or too large."""
     size = _mp.mag(a) if isinstance(a, _mp.mpf) and a else -_MAX_BITS
     if not isinstance(a, _mp.mpf) or not _mp.isfinite(a) or size > _MAX_BITS:
         raise NoValue("not real, or too large")
@@ -98,7 +89,6 @@ def _power(base: Value, exponent: Value) -> Value:
 
 
 def _root(inside: Value, index: Value) -> Value:
-    """The real root; odd ones of negative numbers too."""
     degree = _count(index)
     return -_mp.root(-inside, degree) if inside < 0 and degree % 2 else _mp.root(inside, degree)
 
@@ -141,7 +131,6 @@ _OPERATIONS: Mapping[str, Ways] = {
 
 
 def _ways(tree: Node) -> Ways:
-    """The operations that a node may stand for; none where it is no real number."""
     if tree.kind == "function":
         return _FUNCTIONS.get(tree.letter, ()) if len(tree.parts) == 1 else (_mp.log,)
     return _OPERATIONS.get(tree.kind, ())

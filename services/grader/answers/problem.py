@@ -46,9 +46,7 @@ _ALWAYS = lexicon(
 
 
 @dataclass(frozen=True)
-class Question:
-    """A problem's text, from which only the end of a very long one is read; perhaps unknown."""
-
+class Problem:
     text: str = ""
 
     def asks(self, what: Literal["percent", "ratio", "order", "rounding"]) -> bool:
@@ -66,14 +64,12 @@ class Question:
         )
 
     def counts(self, word: str) -> bool:
-        """Whether the problem has this word in its prose; the letters of a formula are none."""
         return len(word) > 2 and _stem(word) in _prose_of(self.text[-MAX_CHARS:])
 
     def mentions(self, side: str) -> bool:
         return _occurs(side, self.text[-MAX_CHARS:], _NO_LETTER)
 
     def asks_for(self, side: str) -> bool:
-        """Whether the problem has this behind "find" or the like."""
         return _occurs(side, self.text[-MAX_CHARS:], _ASKING)
 
 
@@ -103,7 +99,6 @@ def _spelled(problem: str) -> str:
 
 @lru_cache(_PROBLEMS)
 def _words_of(problem: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The stems of its words, and the letters of ABC, which may be points."""
     runs = frozenset(_RUN.findall(problem))
     return frozenset(map(_stem, runs)), frozenset("".join(filter(str.isupper, runs)))
 

@@ -1,0 +1,331 @@
+"""``weir grade``: one verdict per line, whatever the lines are; and how far graders agree with us.
+
+What needs a pool is computed in this process, but where pipes open and close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from services.grader import worker
+from services.grader.offline import __main__ as command
+from services.grader.offline.__main__ import MAX_LINE_BYTES, read_labelled
+from services.grader.offline.calibration import (
+    CALIBRATED,
+    Case,
+    Labelled,
+    agreement,
+    cases_of,
+    level_of,
+    summary,
+)
+from services.grader.tools import Tools
+from tests.architecture.project import ROOT
+from tests.unit.grader.judge_server import MODEL, ScriptedServer, until
+from tests.unit.grader.pools import InlinePool, family_of, until_gone
+
+Lines = list[dict[str, Any]]
+Grade = Callable[[bytes], tuple[int, Lines, list[str]]]
+Calibrate = Callable[[str], tuple[int, dict[str, dict[str, Any]], list[str]]]
+
+
+def a_line(response: str = r"So it is \boxed{42}.", answer: str = "42", **others: Any) -> str:
+    return json.dumps({"response": response, "answer": answer, **others})
+
+
+@pytest.fixture
+def grade(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Grade:
+    """Grades lines: the exit status, the lines of standard output, those of standard error."""
+    monkeypatch.setenv("WEIR_GRADER_WORKERS", "2")
+    monkeypatch.delenv("WEIR_JUDGE_URL", raising=False)
+    for module in (command, worker):
+        monkeypatch.setattr(module, "Pool", InlinePool)
+
+    def graded(lines: bytes, *options: str) -> tuple[int, Lines, list[str]]:
+        path = tmp_path / "responses.jsonl"
+        path.write_bytes(lines)
+        status = command.main([*options, str(path)])
+        said = capfd.readouterr()
+        return status, [json.loads(line) for line in said.out.splitlines()], said.err.splitlines()
+
+    return graded
+
+
+@pytest.fixture
+def calibrate(grade: Callable[..., tuple[int, Lines, list[str]]]) -> Calibrate:
+    """Calibrates by lines: the exit status, the report of each verifier, what was complained of."""
+
+    def calibrated(lines: str) -> tuple[int, dict[str, dict[str, Any]], list[str]]:
+        status, reports, errors = grade(lines.encode(), "--calibrate")
+        return status, {report["verifier"]: report for report in reports}, errors
+
+    return calibrated
+
+
+READ = [
+    (a_line(), True, None),
+    (a_line(r"\boxed{41}", id=7, kind="other keys are left alone"), False, "wrong"),
+    (a_line(r"\boxed{2k+2}", "2(k+1)"), True, None),
+    (a_line("no answer at all"), False, "no_answer"),
+    (a_line(r"\boxed{x+1}", r"\foo{"), None, "gold_not_parsable"),
+    (a_line(r"\boxed{42\%}", problem="By what percent does it grow?"), True, None),
+    (a_line(r"\boxed{42\%}"), False, "wrong"),
+    (r'{"response": "\ud800 \\boxed{42}", "answer": "42"}', True, None),
+    (r'{"response": "\\boxed{\udfff}", "answer": "42"}', False, "not_parsable"),
+    (r'{"response": "\\boxed{42}", "answer": "\ud800"}', None, "gold_not_parsable"),
+    (r'{"response": "\\boxed{42}\u2028", "answer": "42"}', True, None),
+]
+
+
+def test_every_line_gets_its_verdict_in_order_whatever_it_holds(grade: Grade) -> None:
+    status, found, errors = grade(("\ufeff" + "\r\n".join(line for line, *_ in READ)).encode())
+    assert (status, errors) == (0, [])
+    assert [[line["verdict"], line["reason"]] for line in found] == [said for _, *said in READ]
+    assert all(list(line) == ["verdict", "reason", "path", "ms"] for line in found)
+    assert all(isinstance(line["path"], str) and line["ms"] >= 0 for line in found)
+
+
+UNREADABLE = {
+    b'{"response": "\xff", "answer": "1"}': "not JSON: ",
+    b"{oops": "not JSON: ",
+    b"  ": "not JSON: ",
+    b'["response"]': "no JSON object",
+    b'{"response": "x"}': "answer: ",
+    b'{"response": "x", "answer": 1}': "answer: ",
+    b'{"response": "", "answer": "1", "problem": []}': "problem: ",
+    b"[" * 100_000: "not JSON: ",
+    b"9" * 5000: "not JSON: ",
+    a_line("x" * MAX_LINE_BYTES).encode(): "longer than 64 MiB",
+}
+
+
+def test_a_line_that_cannot_be_read_has_its_place_and_a_message(grade: Grade) -> None:
+    good = a_line().encode()
+    status, found, errors = grade(b"\n".join(b"%s\n%s" % (good, bad) for bad in UNREADABLE))
+    assert status == 2
+    given = [(line["verdict"], line["reason"]) for line in found]
+    assert given == [(True, None), (None, "unreadable_line")] * len(UNREADABLE)
+    for number, (error, problem) in enumerate(zip(errors, UNREADABLE.values(), strict=True), 1):
+        assert error.startswith(f"weir grade: line {2 * number}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("absent.jsonl", "No such file"), ("", "Is a directory")]
+)
+def test_what_is_no_file_is_named(
+    name: str, problem: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([str(tmp_path / name)]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"weir grade: {tmp_path}")
+    assert problem in said.err
+
+
+def start(file: str | Path, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "services.grader.offline", str(file)],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'proto'}{os.pathsep}{ROOT}"},
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        preexec_fn=_heed_ctrl_c,
+    )
+
+
+def _heed_ctrl_c() -> None:
+    """A shell that runs the tests in the background has its children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize(("waits_for", "status"), [("input", 130), ("its reader", 141)])
+def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_processes(
+    waits_for: str, status: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_bytes(
+        (a_line().encode() + b"\n") * 20_000
+    )  # whose verdicts are more than a pipe holds
+    command = start("-" if waits_for == "input" else path)
+    assert command.stdout is not None
+    assert command.stderr is not None
+    if waits_for == "input":
+        asyncio.run(until(lambda: len(family_of(command.pid)) > 1))  # a worker is there
+    else:
+        assert json.loads(command.stdout.readline())["verdict"] is True
+    family = family_of(command.pid)
+    if status == 130:
+        command.send_signal(signal.SIGINT)
+    else:
+        command.stdout.close()
+    assert command.wait(60) == status
+    asyncio.run(until_gone(family))
+    assert command.stderr.read() == b""
+
+
+SET = ROOT / "examples/calibration/solutions.jsonl"
+
+
+@pytest.fixture(scope="session")
+def solutions() -> list[Labelled]:
+    with SET.open("rb") as file:
+        return read_labelled(file)
+
+
+@pytest.mark.anyio
+async def test_math_answer_agrees_with_every_label_and_equation_steps_with_some(
+    solutions: list[Labelled], tools: Tools
+) -> None:
+    (outcome, outcome_label), (process, process_label), _ = CALIBRATED
+    cases = await cases_of(outcome, outcome_label, solutions, tools)
+    pairs = zip(solutions, cases, strict=True)
+    assert [solution.id for solution, case in pairs if case.given != case.label] == []
+    cases = await cases_of(process, process_label, solutions, tools)
+    whole = agreement(cases)
+    assert (whole["graded"] or 0) > 0.75 * len(solutions)
+    assert (whole["kappa"] or 0) > 0.35
+    assert agreement([case for case in cases if case.kind == "empty"])["same_level"] == 1
+
+
+def a_labelled(**changes: Any) -> str:
+    fields = {
+        "id": "one",
+        "problem": "1 + 1 = ?",
+        "solution": "1 + 1 = 2",
+        "answer": "2",
+        "response": r"1 + 1 = 2, so \boxed{2}",
+        "kind": "right",
+        "outcome": True,
+        "process": 1,
+    }
+    return json.dumps(fields | changes)
+
+
+def test_without_a_judge_the_others_are_reported(calibrate: Calibrate) -> None:
+    status, found, errors = calibrate(f"{a_labelled(more=1)}\n\n")
+    assert status == 0
+    (error,) = errors
+    assert "WEIR_JUDGE_URL" in error
+    labels = [(name, report["label"]) for name, report in found.items()]
+    assert labels == [("math_answer", "outcome"), ("equation_steps", "process")]
+    assert found["math_answer"]["all"]["same_level"] == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (a_labelled(outcome="yes"), "line 1: outcome: "),
+        (a_labelled(process=2), "line 1: process: "),
+        (f"{a_labelled()}\n{{", "line 2: not JSON"),
+        ("", "line 1: "),
+    ],
+)
+def test_a_file_that_is_not_labelled_is_refused_with_its_lines(
+    lines: str, problem: str, calibrate: Calibrate
+) -> None:
+    status, found, errors = calibrate(lines)
+    assert (status, found) == (2, {})
+    assert errors[0].startswith(f"weir grade: {problem}")
+
+
+@pytest.fixture
+def judge(
+    server: ScriptedServer, calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch
+) -> ScriptedServer:
+    """The judge that calibrating asks; of a thread of its own, as the judge lives in this one."""
+    monkeypatch.setenv("WEIR_JUDGE_URL", server.url)
+    monkeypatch.setenv("WEIR_JUDGE_MODEL", MODEL)
+    return server
+
+
+TWO = f"{a_labelled()}\n{a_labelled(id='two', process=0, kind='filler')}\n"
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("judge")
+async def test_a_judge_is_measured_like_the_others(calibrate: Calibrate) -> None:
+    status, found, errors = await asyncio.to_thread(calibrate, TWO)
+    assert (status, errors) == (0, [])
+    judged = found["model_judge"]
+    assert (judged["label"], judged["all"]["n"], judged["all"]["same_level"]) == ("process", 2, 0.5)
+    assert judged["confusion"] == {"1": {"1": 1}, "0": {"1": 1}}
+
+
+@pytest.mark.anyio
+async def test_a_judge_that_goes_down_ends_it_with_the_reason(
+    judge: ScriptedServer, calibrate: Calibrate
+) -> None:
+    async def go_away(*_: object) -> None:
+        await judge.go_away()
+
+    judge.script = [go_away]
+    status, found, errors = await asyncio.to_thread(calibrate, TWO)
+    assert (status, list(found)) == (2, ["math_answer", "equation_steps"])
+    (error,) = errors
+    assert "cannot be reached" in error
+    assert "WEIR_JUDGE_URL" in error
+
+
+Pairs = list[tuple[float, float | None]]  # a label and what was given
+
+
+def cases(pairs: Pairs, kind: str = "k") -> list[Case]:
+    return [
+        Case(kind, label == 1, label, given, None if given is not None else "no_verdict")
+        for label, given in pairs
+    ]
+
+
+def test_scores_round_to_levels_and_the_upper_of_two_that_are_as_near() -> None:
+    assert list(map(level_of, (0, 0.2, 0.25, 0.74, 0.75, 1))) == [0, 0, 0.5, 0.5, 1, 1]
+
+
+# Two readers of 50 proposals: 20 times yes by both, 15 times no by both (kappa 0.4).
+TEXTBOOK = [(1, 1)] * 20 + [(1, 0)] * 5 + [(0, 1)] * 10 + [(0, 0)] * 15
+SAME: Pairs = [(0, 0), (0.5, 0.5), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "kappa"),
+    [
+        (SAME, 1),
+        ([(0, 0), (0, 1), (1, 0), (1, 1)], 0),
+        ([(0, 1), (1, 0)], -1),
+        (TEXTBOOK, 0.4),
+        ([*SAME * 3, (0, 0.5)], 0.8864),  # a near miss weighs less
+        ([*SAME * 3, (0, 1)], 0.7826),  # than a far one
+        ([(1, 1), (1, 1)], None),
+        ([(1, None)], None),
+    ],
+)
+def test_kappa_is_that_of_the_textbook(pairs: Pairs, kappa: float | None) -> None:
+    assert agreement(cases(pairs))["kappa"] == kappa
+
+
+def test_a_summary_says_it_all_of_what_was_graded() -> None:
+    right = cases([(1, 1), (0, 1), (0, 0), (0.5, 0.75)], kind="right")
+    found = summary(right + cases([(1, None)], kind="empty"))
+    assert found["all"] == {"n": 5, "graded": 4, "same_level": 0.5, "kappa": 0.3333}
+    assert found["ungradable"] == {"no_verdict": 1}
+    assert found["confusion"] == {
+        "1": {"1": 1, "ungradable": 1},
+        "0": {"1": 1, "0": 1},
+        "0.5": {"1": 1},
+    }
+    assert found["right_outcome"]["n"] == 2
+    assert [(kind, each["same_level"]) for kind, each in found["kinds"].items()] == [
+        ("right", 0.5),
+        ("empty", None),
+    ]
