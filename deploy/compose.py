@@ -1,4 +1,4 @@
-"""What a GPU box adds to docker-compose.yml, written from a placement: ``weir compose 8``.
+"""What a GPU box adds to docker-compose.yml, written from a placement: ``weir compose 8 judge``.
 
 Each container sees its own GPUs and no others, so there they count from 0. An engine is a service
 of its own: ``rollout`` is the first, and ``rollout-1`` and so on extend it. Pure, but for `main`.
@@ -17,7 +17,7 @@ from deploy.placement import Bundle, Placement, PlacementError, divide, environm
 
 BASE_IMAGE = "vllm/vllm-openai:v0.32.0"  # the vLLM of the CPU stack
 REDIS_MAXMEMORY = "48gb"  # twice the largest recipe's work under way, rounded up
-_USAGE = "usage: weir compose [NUMBER OF GPUS]; without the number WEIR_GPUS says who has which"
+_USAGE = "usage: weir compose [NUMBER OF GPUS [judge]]; without, WEIR_GPUS says who has which"
 _JUDGE = "${WEIR_JUDGE_MODEL:-gpt-oss-20b}"
 
 _HEAD = """\
@@ -53,6 +53,10 @@ _OF_JUDGE = """\
     command: {command}
 {gpus}
   grader: {{environment: {{WEIR_JUDGE_URL: "http://judge:8000/v1", WEIR_JUDGE_MODEL: "{model}"}}}}
+"""
+# The profile's judge would take a GPU that another has.
+_NO_JUDGE = """\
+  judge: {profiles: !override [use-a-file-with-a-judge]}
 """
 # NCCL needs shared memory between the GPUs of a container; pinned memory has no bound.
 _GPUS = """\
@@ -100,6 +104,8 @@ def _parts(placement: Placement, how: str) -> Iterator[str]:
     if judge := placement.judge:
         command = json.dumps(judge_options(judge, f"/workspace/models/{_JUDGE}", _JUDGE))
         yield _OF_JUDGE.format(command=command, model=_JUDGE, gpus=_gpus(judge, "!override "))
+    else:
+        yield _NO_JUDGE
     yield _EXPORTER
 
 
@@ -112,8 +118,9 @@ def _gpus(bundle: Bundle, replacing: str = "") -> str:
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     line = environment.get("WEIR_GPUS")
     try:
-        if len(arguments) == 1 and re.fullmatch(r"[1-9]\d{0,2}", arguments[0]):
-            text = written(divide(int(arguments[0])), f"weir compose {arguments[0]}")
+        if match := re.fullmatch(r"([1-9]\d{0,2})( judge)?", " ".join(arguments)):
+            placement = divide(int(match[1]), judge=bool(match[2]))
+            text = written(placement, f"weir compose {match[0]}")
         elif line and not arguments:
             placement = parse(line)
             text = written(placement, f"WEIR_GPUS='{placement}' weir compose")

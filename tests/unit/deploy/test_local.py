@@ -82,7 +82,7 @@ def test_a_stack_on_cpus_has_as_many_processes_as_the_environment_says(tmp_path:
 
 def test_on_a_gpu_box_every_process_sees_its_own_gpus(tmp_path: Path) -> None:
     line = "learner=0-3 rollout=4,5 rollout=6 judge=7"
-    stack = stack_of(tmp_path, GPUS, WEIR_GPUS=line, WEIR_JUDGE_MODEL="models/gpt-oss-20b")
+    stack = stack_of(tmp_path, GPUS, WEIR_GPUS=line, WEIR_JUDGE_MODEL="models/judge")
     by_name = {process.name: process for process in stack.services}
     made = {name: process.launch.environment for name, process in by_name.items()}
     assert {name: own["CUDA_VISIBLE_DEVICES"] for name, own in made.items()} == {
@@ -125,6 +125,7 @@ def test_the_command_gets_a_plain_key_however_the_keys_are_written(
 
 
 def test_what_a_stack_lacks_is_named_and_a_port_in_use_is_never_given_out(tmp_path: Path) -> None:
+    judged = {"WEIR_GPUS": "learner=0 rollout=1 judge=2"}
     with socket.socket() as taken:
         port = next(free_ports())
         taken.bind(("127.0.0.1", port))
@@ -134,7 +135,8 @@ def test_what_a_stack_lacks_is_named_and_a_port_in_use_is_never_given_out(tmp_pa
             (StackError, "WEIR_API_KEYS_FILE", 0, {"WEIR_API_KEYS_FILE": str(tmp_path / "no")}),
             (StackError, f"WEIR_GATEWAY_PORT={port}", 0, {"WEIR_GATEWAY_PORT": str(port)}),
             (PlacementError, "WEIR_REDIS_PORT", 0, {"WEIR_REDIS_PORT": "http"}),
-            (PlacementError, "WEIR_JUDGE_MODEL", 3, {"WEIR_GPUS": "learner=0 rollout=1 judge=2"}),
+            (PlacementError, "WEIR_JUDGE_MODEL is not set", 3, judged),
+            (PlacementError, "vLLM 0.33 or", 3, judged | {"WEIR_JUDGE_MODEL": "models/gpt-oss-20b"}),
         ):
             with pytest.raises(error, match=words_of_it):
                 stack_of(tmp_path, GPUS[:devices], **variables)
