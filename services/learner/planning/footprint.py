@@ -186,6 +186,8 @@ _QWEN25 = partial(ModelShape, attention_bias=True)
 # From the models' published config.json: hidden, layers, heads, key-value heads, size of a head,
 # intermediate, vocabulary, positions.
 BUILT_IN: Mapping[str, ModelShape] = {
+    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25(896, 24, 14, 2, 64, 4864, 151936, 32768, tied=True),
+    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN25(1536, 28, 12, 2, 128, 8960, 151936, 32768, tied=True),
     "Qwen/Qwen2.5-3B": _QWEN25(2048, 36, 16, 2, 128, 11008, 151936, 32768, tied=True),
     "Qwen/Qwen2.5-7B": _QWEN25(3584, 28, 28, 4, 128, 18944, 152064, 131072),
     "Qwen/Qwen2.5-14B": _QWEN25(5120, 48, 40, 8, 128, 13824, 152064, 131072),

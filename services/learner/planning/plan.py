@@ -43,7 +43,7 @@ from services.learner.planning.footprint import (
 )
 from services.learner.planning.machine import GIB, MOST_GPUS, Machine
 
-FLOPS_USED = 0.4  # Llama 3 was trained at 0.38 to 0.43 of H100s' peak (arXiv:2407.21783, table 4)
+FLOPS_USED = 0.25  # trainers for RL publish 0.14 to 0.27 of an H100's peak at 16k tokens
 BANDWIDTH_USED = 0.6  # an assumption: decoding also waits for kernels, sampling and scheduling
 LENGTH_USED = 0.5  # of max_tokens, by the mean response: an assumption, since a limit leaves room
 PROMPT_USED = 0.25  # of the context beyond max_tokens, by the mean prompt: an assumption

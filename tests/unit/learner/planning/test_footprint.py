@@ -233,6 +233,8 @@ def test_parameters_are_exactly_those_of_the_weights_file() -> None:
 
 def test_parameters_of_the_built_in_table_are_the_published_ones() -> None:
     assert {name.rpartition("/")[2]: shape.parameters for name, shape in BUILT_IN.items()} == {
+        "Qwen2.5-0.5B-Instruct": 494_032_768,
+        "Qwen2.5-1.5B-Instruct": 1_543_714_304,
         "Qwen2.5-3B": 3_085_938_688,
         "Qwen2.5-7B": 7_615_616_512,
         "Qwen2.5-14B": 14_770_033_664,
