@@ -192,6 +192,16 @@ def test_critic_and_every_term_of_the_loss_are_those_of_plain_torch(
     assert told["2 token_advantages"].std() == pytest.approx(1, abs=0.01)  # whitened
 
 
+@pytest.mark.long
+def test_compiled_layers_compute_the_same(
+    ranks: Ranks, model: Path, everything: Path, tmp_path: Path
+) -> None:
+    settings = {"vapo": True, "pretrain": 2, "micro_batch_tokens": 120, "compile_layers": True}
+    ranks.run(train, model=model, out=tmp_path, **settings)
+    plain, compiled = tokens_of(everything), tokens_of(tmp_path)
+    assert compiled["2 logprobs"] == pytest.approx(plain["2 logprobs"], abs=1e-4)
+
+
 def test_policy_and_critic_go_on_from_a_checkpoint_bit_for_bit(
     ranks: Ranks, model: Path, everything: Path, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
             "micro_batch_tokens": settings.get("micro_batch_tokens", 4096),
             "logprob_chunk_tokens": 50,
             "recompute_activations": settings.get("recompute_activations", False),
+            "compile_layers": settings.get("compile_layers", False),
             "sequence_parallel": settings.get("sequence_parallel", 1),
         },
         "optimizer": optimizer,

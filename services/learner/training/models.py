@@ -271,6 +271,11 @@ class Models:
                 module.p = 0.0
         if self.recipe.training.recompute_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        if self.recipe.training.compile_layers:
+            layers = model._no_split_modules or ()
+            for module in model.modules():
+                if type(module).__name__ in layers:
+                    module.compile(dynamic=True)  # batches differ in length
         return model
 
 

@@ -70,6 +70,10 @@ def test_a_short_recipe_is_filled_with_defaults(tmp_path: Path) -> None:
             {"model": {"prompt_template": "{prompt}", "chat_template_options": {"thinking": True}}},
             "chat_template_options do nothing",
         ),
+        (
+            {"training": {"compile_layers": True}, "optimizer": {"zero_stage": 3}},
+            "compile_layers needs whole layers",
+        ),
         ({"reward": {"process": None}}, "'papo' needs reward.process"),
         ({"algorithm": {"advantage": "process_only"}}, "needs process_for = 'all'"),
         ({"rollout": {"group_size": 1}}, "'papo' needs rollout.group_size >= 2"),
