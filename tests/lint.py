@@ -106,11 +106,13 @@ def blocks() -> Iterator[Fault]:
 
 
 def architecture() -> Iterator[Fault]:
-    """The walk names functions that there are, and the streams are among those of the code."""
+    """The walks name functions that there are, and the streams are among those of the code."""
     for at, line in lines(ARCHITECTURE):
-        row = re.match(r"\| `(services/[\w/]+)` \| (`.+?`) \|", line)
-        if row and (ROOT / row[1]).is_dir():
-            modules = [path.read_text() for path in (ROOT / row[1]).rglob("*.py")]
+        row = re.match(r"\| `(services/[\w/.]+)` \| (`.+?`) \|", line)
+        if row and (path := ROOT / row[1]).exists():
+            modules = [
+                each.read_text() for each in ([path] if path.is_file() else path.rglob("*.py"))
+            ]
             for name in re.findall(r"`([^`]+)`", row[2]):
                 words = [rf"^ *(?:async )?(?:def|class) {word}\b" for word in name.split(".")]
                 if not any(all(re.search(word, code, re.M) for word in words) for code in modules):

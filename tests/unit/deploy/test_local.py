@@ -136,7 +136,7 @@ def test_what_a_stack_lacks_is_named_and_a_port_in_use_is_never_given_out(tmp_pa
             (StackError, f"WEIR_GATEWAY_PORT={port}", 0, {"WEIR_GATEWAY_PORT": str(port)}),
             (PlacementError, "WEIR_REDIS_PORT", 0, {"WEIR_REDIS_PORT": "http"}),
             (PlacementError, "WEIR_JUDGE_MODEL is not set", 3, judged),
-            (PlacementError, "vLLM 0.33 or", 3, judged | {"WEIR_JUDGE_MODEL": "models/gpt-oss-20b"}),
+            (PlacementError, "vLLM 0.33 or", 3, judged | {"WEIR_JUDGE_MODEL": "gpt-oss-20b"}),
         ):
             with pytest.raises(error, match=words_of_it):
                 stack_of(tmp_path, GPUS[:devices], **variables)

@@ -1,8 +1,6 @@
 """Whose fault an error was: the job's own, or the machine's, with its remedy."""
 
 import errno
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +22,7 @@ from services.learner.faults import cause_of, fault_of, words_of
 from services.learner.model_source import ModelNotFound, NotOnHub
 from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.ranks import BatchTooLarge, Order, Rank, TeamBroken
+from tests.unit.learner.test_log import no_file_beyond
 
 DATA = "/data"
 
@@ -74,15 +73,6 @@ def test_the_same_cause_is_the_same_whichever_attempt_meets_it() -> None:
     assert cause_of(MachineFault("a")) != cause_of(MachineFault("b"))
 
 
-@pytest.fixture
-def almost_full() -> Iterator[None]:
-    """No file can grow beyond a limit, which is met like the end of a disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # Python ignores SIGXFSZ
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def save_tensors(folder: Path) -> None:
     torch.save({"weight": torch.zeros(100_000)}, folder / "weight.pt")
 
@@ -115,11 +105,11 @@ def break_otherwise(_: Path) -> None:
     ],
 )
 def test_the_machines_errors_are_known_whichever_library_meets_them(
-    almost_full: None, tmp_path: Path, save: Any, raised: type[Exception], cause: str | None
+    tmp_path: Path, save: Any, raised: type[Exception], cause: str | None
 ) -> None:
     rank: Any = Rank()
     rank.trainer = SimpleNamespace(models=SimpleNamespace(save=save))
-    with pytest.raises(raised) as caught:
+    with no_file_beyond(100_000), pytest.raises(raised) as caught:
         rank.carry_out(Order(do="save", folder=str(tmp_path)))
     assert caught.type is raised
     assert (fault_of(caught.value) is Fault.UNKNOWN) == (raised is RuntimeError)
