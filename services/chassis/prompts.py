@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
 from protocol.messages import Task
 
 from services.chassis.faults import Unworkable
@@ -67,8 +68,13 @@ def _chat(task: Task, tokenizer: Tokenizer, options: Mapping[str, Any]) -> list[
     ]
     if task.prompt is not None:
         turns = [{"role": "user", "content": task.prompt}]
-    return list(
-        tokenizer.apply_chat_template(
+    try:
+        ids = tokenizer.apply_chat_template(
             turns, tokenize=True, add_generation_prompt=True, return_dict=False, **options
         )
-    )
+    except (TemplateError, TypeError, ValueError) as error:
+        given = f" with model.chat_template_options {dict(options)}" if options else ""
+        raise PromptError(
+            f"task {task.id!r}: the model's chat template refuses it{given}: {error}"
+        ) from error
+    return list(ids)

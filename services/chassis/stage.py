@@ -257,23 +257,30 @@ class _Worker(Generic[I, O]):
     async def _claim(self) -> None:
         """Claim this worker's share, and at every other look one more that is left."""
         assert self.job is not None
-        share = await self._share() if self.roster.num_alive > 1 else self._free
+        job_id, inputs = self.job.job_id, self._inputs
+        if self.roster.num_alive > 1:
+            share = await self._share(job_id, inputs)
+            if self.job is None or self.job.job_id != job_id or not self._may_claim():
+                return
+        else:
+            share = self._free
         self.has_waited = share <= 0 and not self.has_waited
         if self.has_waited:
             await self._until_changed()
             return
+        if self._free <= 0:
+            return
         count = max(1, min(share, self._free))
         for delivery in await self.service.exchange.claim(
-            self._inputs, self.job.job_id, count=count, wait_s=_LOOK_AGAIN_S
+            inputs, job_id, count=count, wait_s=_LOOK_AGAIN_S
         ):
             await self._admit(delivery)
 
-    async def _share(self) -> int:
+    async def _share(self, job_id: str, inputs: Sequence[Stream[I]]) -> int:
         """How many of the waiting entries are for this worker, 1 if none waits."""
-        assert self.job is not None
         share = all_waiting = 0
-        for stream in self._inputs:
-            waiting, claimed = await self.service.exchange.queued(stream, self.job.job_id)
+        for stream in inputs:
+            waiting, claimed = await self.service.exchange.queued(stream, job_id)
             held = sum(delivery.stream == stream for delivery in self.held.values())
             share += min(waiting, share_of(waiting, claimed, self._num_workers(stream), held))
             all_waiting += waiting

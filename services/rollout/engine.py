@@ -63,6 +63,8 @@ _CPU_SEQUENCES = 256
 _SHUT_DOWN_S = 3.0
 _ADAPTER = "policy"
 _LATELY = 64  # responses
+_GRAPHS_OF_VLLM = 512  # responses, at which its CUDA graphs end unless more are asked for ...
+_GRAPH_STEP = 16  # ... in steps of so many
 _LORA_RANKS = typing.get_args(MaxLoRARanks)  # that vLLM knows, in order
 
 
@@ -160,8 +162,9 @@ class Engine:
         Beyond that vLLM preempts some and computes their KV again.
         """
         config = self.llm.vllm_config
-        cached_tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
-        return min(config.scheduler_config.max_num_seqs, int(cached_tokens / self.mean_tokens))
+        cache = config.cache_config
+        tokens = cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * cache.block_size
+        return min(config.scheduler_config.max_num_seqs, max(1, int(tokens / self.mean_tokens)))
 
     def _note_length(self, num_tokens: int) -> None:
         self._num_seen = min(self._num_seen + 1, _LATELY)
@@ -279,15 +282,15 @@ async def _final_output(request: Any) -> RequestOutput:
 
 
 def _start_vllm(arguments: AsyncEngineArgs) -> AsyncLLM:
-    if current_platform.is_cpu() and os.environ.get("CUDA_VISIBLE_DEVICES"):
+    if current_platform.is_cpu() and os.environ.get("CUDA_VISIBLE_DEVICES", "")[:1].isalnum():
         raise EngineError(
             "CUDA_VISIBLE_DEVICES gives it a GPU, but the installed vLLM is the build for CPUs; "
             "run 'make install GPU=1' in a new environment"
         )
     # The defaults of offline use are those for throughput.
     config = arguments.create_engine_config(usage_context=UsageContext.LLM_CLASS)
-    if not current_platform.is_cpu():  # else the graphs end at 512 responses, whatever the places
-        most = config.scheduler_config.max_num_seqs
+    most = -(-config.scheduler_config.max_num_seqs // _GRAPH_STEP) * _GRAPH_STEP
+    if not current_platform.is_cpu() and most > _GRAPHS_OF_VLLM:
         arguments = replace(arguments, max_cudagraph_capture_size=most)
         config = arguments.create_engine_config(usage_context=UsageContext.LLM_CLASS)
     if not current_platform.is_cpu() and not config.use_v2_model_runner:

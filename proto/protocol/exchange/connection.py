@@ -23,7 +23,7 @@ Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # of a read, by stre
 _MEMORY_FULL_PAUSE_S = 0.2
 _LONGEST_BLOCK_S = 20.0
 _LIMIT_S = 60.0  # of a command: then the server hangs, or has vanished without a word
-_PULSE_LIMIT_S = 10.0  # of a heartbeat, or of connecting: nothing of them is large
+_PULSE_LIMIT_S = 10.0  # of a heartbeat and what goes with it, or of connecting: all are small
 
 MemoryFull = errors.OutOfMemoryError
 Disconnected = (errors.ConnectionError, errors.TimeoutError)  # for longer than the patience
@@ -53,7 +53,7 @@ class Connection:
     me: str  # names that life alone: what an earlier one had claimed is not ours
     writer: PatientRedis
     reader: PatientRedis
-    pulse: PatientRedis  # for heartbeats alone
+    pulse: PatientRedis  # for heartbeats and leases, and what is read before them
     backpressure_seconds: float = 0.0
     waiting_for_memory: int = 0  # writes
 
@@ -61,6 +61,7 @@ class Connection:
         """From now on wait only so long for a server that is away."""
         for client in (self.writer, self.reader, self.pulse):
             client.patience_s = patience_s
+            client.limit_s = min(client.limit_s, patience_s)
 
     async def ping(self) -> None:
         await cast(Awaitable[bool], self.writer.ping())
@@ -115,14 +116,13 @@ class PatientRedis(Redis):
     limit_s = 0.0  # of one command: waiting for a connection, sending, and reading the answer
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        began, pause_s = None, 0.02
+        began, pause_s = time.monotonic(), 0.02
         while True:
             try:
                 return await self._execute(*args, **options)
             except (errors.AuthenticationError, errors.AuthorizationError):
                 raise
             except Disconnected:
-                began = began or time.monotonic()
                 if time.monotonic() + pause_s > began + self.patience_s:
                     raise
             await asyncio.sleep(pause_s)
@@ -133,7 +133,7 @@ class PatientRedis(Redis):
             async with asyncio.timeout(self.limit_s):
                 return await super().execute_command(*args, **options)
         except TimeoutError as error:
-            raise errors.TimeoutError(f"Redis was silent for {self.limit_s:g} s") from error
+            raise errors.TimeoutError(f"Redis did not answer in {self.limit_s:g} s") from error
 
 
 async def if_job_ended(fallback: T, command: Awaitable[T]) -> T:
@@ -172,7 +172,7 @@ async def open_clients(
     pools = (
         BlockingConnectionPool.from_url(url, max_connections=16, timeout=None, **settings),
         ConnectionPool.from_url(url, max_connections=10_000, **settings),
-        BlockingConnectionPool.from_url(url, max_connections=1, timeout=None, **settings),
+        BlockingConnectionPool.from_url(url, max_connections=2, timeout=None, **settings),
     )
     clients = [cast(PatientRedis, PatientRedis.from_pool(pool)) for pool in pools]
     writer, reader, pulse = clients

@@ -98,7 +98,7 @@ class Jobs(Connection):
 
     async def requested_state(self, job_id: str) -> Requested | None:
         """What the user wants of a job, None if there is none; ValueError if it is unreadable."""
-        value = self.writer.hget(streams.job_key(job_id), "requested")
+        value = self.pulse.hget(streams.job_key(job_id), "requested")
         wish = await cast(Awaitable[bytes | None], value)
         return None if wish is None else Requested(json.loads(wish))
 
@@ -110,7 +110,7 @@ class Jobs(Connection):
     async def hold_lease(self, instead_of: Lease | None = None) -> Lease:
         """Hold the lease on the learner's role if nobody does, or ``instead_of`` shows no life."""
         args = [self.me, *(instead_of or ("", ""))]
-        holder, beats = await self.run("hold_lease", [streams.LEARNER], args)
+        holder, beats = await self.run("hold_lease", [streams.LEARNER], args, client=self.pulse)
         return Lease(holder.decode(), int(beats))
 
     async def release_lease(self) -> None:
@@ -146,7 +146,7 @@ class Jobs(Connection):
 
     async def active(self) -> ActiveJob | None:
         """The job that this stack works on, if any that this release can read."""
-        stored = await self.writer.get(streams.ACTIVE)
+        stored = await self.pulse.get(streams.ACTIVE)
         try:
             return None if stored is None else ActiveJob.model_validate_json(cast(bytes, stored))
         except ValidationError:

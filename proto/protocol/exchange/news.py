@@ -110,6 +110,7 @@ class News(Connection):
         return bool(await cast(Awaitable[int], removed))
 
     async def trial_result(self, trial_id: str, wait_s: float) -> TrialResult | None:
+        """The result, None if there is none within ``wait_s``, at most 20 s."""
         text = await self._popped(streams.trial_key(trial_id), wait_s)
         return None if text is None else TrialResult.model_validate_json(text)
 

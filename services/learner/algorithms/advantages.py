@@ -215,11 +215,6 @@ def _among(mask: Tensor, values: Tensor, formula: Callable[[Tensor], Tensor]) ->
     return found.new_zeros(values.shape).masked_scatter(mask, found)
 
 
-# How large may lambda_process be, so that PAPO ranks no correct response below a wrong one? For
-# outcomes of two values and rewards without a punishment. A group that lost responses, or process
-# scores, has no lower bound than a whole one.
-
-
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "grpo": grpo,
     "grpo_trl": grpo_trl,

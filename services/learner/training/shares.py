@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,8 @@ def _register(mapped: Tensor) -> None:
         error = cudart.cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
         if int(error):
             log.warning("memory is not registered with CUDA", extra={"error": int(error)})
+            with suppress(RuntimeError):  # the next launch of a kernel tells the error once more
+                torch.zeros(1, device="cuda")
 
 
 def _write_index(folder: Path, files: Sequence[Sequence[str]]) -> None:
