@@ -338,19 +338,27 @@ class PartFile:
 
         Yields after each chunk how many bytes are here.
         """
-        with self.path.open("ab" if start else "wb", buffering=0) as out:
+        # Two fetches at once write the same bytes to the same places.
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        with os.fdopen(descriptor, "r+b", buffering=0) as out:
+            if os.fstat(descriptor).st_size > self.size:
+                out.truncate(0)
+            out.seek(start)
             for chunk in chunks:
                 while chunk:  # a disk that is nearly full takes less than it is given
                     chunk = chunk[out.write(chunk) :]
                 yield out.tell()
 
     def finish(self) -> None:
-        with self.path.open("ab") as out:
-            os.fsync(out.fileno())
+        try:
+            with self.path.open("r+b") as out:
+                os.fsync(out.fileno())
+        except FileNotFoundError:  # another fetch has put it in place
+            return
         os.utime(self.path, ns=(self.modified_us * 1000, self.modified_us * 1000))
         self.path.replace(self.target)
         for left in self.target.parent.glob(f"{glob.escape(self.target.name)}.[0-9]*.part"):
-            left.unlink()
+            left.unlink(missing_ok=True)
 
 
 def _path(job_id: str, *parts: str) -> str:

@@ -476,6 +476,8 @@ class BegunJobs:
             seen.add(job["id"])
             if place < self.newest or (is_new and not is_first) or job["status"] not in _FINAL:
                 found[job["id"]] = job
+            if not is_first and not is_new and place + 1 >= self.newest:
+                break  # before another page is asked for
         self._seen |= seen
         for job_id in (self._unfinished or set()) - found.keys():
             try:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protocol.messages import Score
+from protocol.messages import Score, Ungradable
 from protocol.rewards import JUDGE
 
 from services.chassis.deployment import Reader, count, switch, words
@@ -26,6 +26,7 @@ class Tools:
     quick_deadline_s: float = 0.3  # for the first try of a comparison
     compare_deadline_s: float = 0.7  # for the second, in a fresh worker
     comparisons: SharedWork[Score] = field(default_factory=SharedWork, compare=False)  # in the pool
+    examinations: SharedWork[Ungradable | None] = field(default_factory=SharedWork, compare=False)
 
     @property
     def named_judges(self) -> dict[str, Judge]:

@@ -128,6 +128,34 @@ async def test_workers_share_what_waits_however_much_room_the_first_has(
     assert min(held.values()) >= 16
 
 
+async def test_a_worker_outlives_a_job_that_ends_while_it_counts_its_share(
+    exchange: Exchange,
+    server: Server,
+    open_exchange: OpenExchange,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await begin(exchange, requests=1)
+    async with (
+        open_exchange("one") as one,
+        open_exchange("other") as other,
+        working(other, answer, leaves=lambda *_: {REQUESTS}),
+    ):
+        await until_claiming(exchange, "other")
+        counts, queued = asyncio.Event(), one.queued
+
+        async def slowly(*args: Any) -> tuple[int, int]:
+            counts.set()
+            await asyncio.sleep(3 * DEPLOYMENT.heartbeat_s)
+            return await queued(*args)
+
+        monkeypatch.setattr(one, "queued", slowly)
+        async with working(one, answer):
+            await counts.wait()
+            with server.client() as client:
+                client.delete(streams.ACTIVE)
+            await asyncio.sleep(6 * DEPLOYMENT.heartbeat_s)
+
+
 async def held_through_deaths(open_exchange: OpenExchange, deaths: int) -> None:
     """One entry is claimed by so many workers that die, each in a replica of its own."""
     for life in range(deaths):

@@ -23,6 +23,7 @@ Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # of a read, by stre
 _MEMORY_FULL_PAUSE_S = 0.2
 _LONGEST_BLOCK_S = 20.0
 _LIMIT_S = 60.0  # of a command: then the server hangs, or has vanished without a word
+_LEAST_LIMIT_S = 5.0
 _PULSE_LIMIT_S = 10.0  # of a heartbeat and what goes with it, or of connecting: all are small
 
 MemoryFull = errors.OutOfMemoryError
@@ -61,7 +62,7 @@ class Connection:
         """From now on wait only so long for a server that is away."""
         for client in (self.writer, self.reader, self.pulse):
             client.patience_s = patience_s
-            client.limit_s = min(client.limit_s, patience_s)
+            client.limit_s = min(client.limit_s, max(patience_s, _LEAST_LIMIT_S))
 
     async def ping(self) -> None:
         await cast(Awaitable[bool], self.writer.ping())

@@ -116,6 +116,8 @@ class FileStore:
             return None
         try:
             stored = StoredFile.model_validate_json(path.read_bytes())
+        except FileNotFoundError:  # deleted meanwhile
+            return None
         except (OSError, ValidationError) as error:
             log.warning("a description is damaged: %s", error, extra={"entry": path.name})
             return None

@@ -121,7 +121,7 @@ async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Sco
         return _SCORES[outcome.value]
     if outcome.is_machines_fault:
         return _STARVED
-    if fault := await _fault_of_gold(gold, tools):
+    if fault := await tools.examinations.once(gold, lambda: _fault_of_gold(gold, tools)):
         return fault
     return _NOT_PARSABLE if outcome.cause is Cause.ERROR else _TOO_HARD
 

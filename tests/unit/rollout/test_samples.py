@@ -62,6 +62,9 @@ def test_a_prompt_is_rendered_behind_one_bos(
 
 def test_options_are_variables_of_the_chat_template() -> None:
     assert rendered(QUIET, None, {}, enable_thinking=False) == "<bos>u:1+1=;a:<no>"
+    refusing = QUIET + "{{ raise_exception('no effort') }}"
+    with pytest.raises(PromptError, match="refuses it: no effort"):
+        rendered(refusing, None, {})
     with pytest.raises(PromptError, match="chat_template_options: tokenize "):
         rendered(QUIET, None, {}, tokenize=False)
 
