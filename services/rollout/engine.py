@@ -282,7 +282,8 @@ async def _final_output(request: Any) -> RequestOutput:
 
 
 def _start_vllm(arguments: AsyncEngineArgs) -> AsyncLLM:
-    if current_platform.is_cpu() and os.environ.get("CUDA_VISIBLE_DEVICES", "")[:1].isalnum():
+    is_given_one = os.environ.get("CUDA_VISIBLE_DEVICES", "")[:1].isalnum()
+    if current_platform.is_cpu() and is_given_one and any(Path("/dev").glob("nvidia[0-9]*")):
         raise EngineError(
             "CUDA_VISIBLE_DEVICES gives it a GPU, but the installed vLLM is the build for CPUs; "
             "run 'make install GPU=1' in a new environment"
