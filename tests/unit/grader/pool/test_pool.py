@@ -113,7 +113,7 @@ async def test_a_failure_names_its_cause_and_leaves_the_pool_at_full_strength(
     replaced = before - await workers_of(pool, SIZE)
     assert len(replaced) == (cause is not Cause.ERROR)
     await until_gone(replaced)
-    assert open_files() == files
+    await until(lambda: open_files() <= files, AMPLE_S)
 
 
 async def test_callers_are_served_in_order_beside_those_that_hang(pool: Pool) -> None:
@@ -301,4 +301,4 @@ async def test_honest_calls_outlive_forkservers_that_die(pool: Pool, tmp_path: P
     calls = [honest(pool, number, tmp_path / "book") for number in range(HONEST)]
     await asyncio.gather(strike(), *calls)
     await until_at_rest(pool)
-    assert open_files() == files
+    await until(lambda: open_files() <= files, AMPLE_S)
