@@ -351,7 +351,7 @@ class PartFile:
 
     def finish(self) -> None:
         try:
-            with self.path.open("r+b") as out:
+            with self.path.open("r+b" if self.size else "ab") as out:
                 os.fsync(out.fileno())
         except FileNotFoundError:  # another fetch has put it in place
             return

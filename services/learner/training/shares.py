@@ -160,7 +160,7 @@ def _register(mapped: Tensor) -> None:
         if int(error):
             log.warning("memory is not registered with CUDA", extra={"error": int(error)})
             with suppress(RuntimeError):  # the next launch of a kernel tells the error once more
-                torch.zeros(1, device="cuda")
+                torch.zeros(1, device=torch.accelerator.current_accelerator())
 
 
 def _write_index(folder: Path, files: Sequence[Sequence[str]]) -> None:

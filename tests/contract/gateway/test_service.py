@@ -16,7 +16,7 @@ from protocol.messages import JobRecord, JobState, Requested, Trial, TrialResult
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.errors import PATIENCE_S, Problem
+from services.gateway.errors import Problem
 from services.gateway.files.store import FileStore
 from services.gateway.jobs.folders import put_aside
 from services.gateway.jobs.service import JobService, Repeat
@@ -196,9 +196,9 @@ async def test_who_gets_no_answer_to_a_submission_is_told_that_the_job_may_be_qu
 async def test_a_request_that_waits_too_long_for_others_is_a_503(
     jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.jobs.service._LONGEST_TURN_S", -PATIENCE_S)
+    monkeypatch.setattr("services.gateway.jobs.service._LONGEST_TURN_S", 0)
     await jobs._turn.acquire()
-    await refusal(jobs.delete("nobody"))
+    await refusal(jobs.delete("nobody"), code="busy")
     monkeypatch.undo()
     waiting = asyncio.create_task(jobs.delete("nobody"))
     await asyncio.sleep(0)
