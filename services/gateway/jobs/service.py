@@ -171,7 +171,7 @@ class JobService:
                 await self._turn.acquire()
         except TimeoutError as error:
             message = "another submission or deletion is under way; send this again"
-            raise Problem(503, message, code="busy", headers={"Retry-After": "5"}) from error
+            raise Problem(503, message, code="busy", headers={"Retry-After": "2"}) from error
         try:
             yield
         finally:
