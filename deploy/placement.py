@@ -151,7 +151,7 @@ def divide(available: int | Mapping[str, int], *, judge: bool = False) -> Placem
     if len(engines) > 1:
         return Placement(learner, engines[:-1], replace(engines[-1], role="judge"))
     of_engine, of_judge = _SHARED_WITH_A_JUDGE if half else _SHARED_BY_ALL
-    engine = replace(engines[0], share=of_engine)
+    engine = Bundle("rollout", (gpus[-1],), of_engine)
     return Placement(learner, (engine,), replace(engine, role="judge", share=of_judge))
 
 
