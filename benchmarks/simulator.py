@@ -69,12 +69,18 @@ class _Engine:
         left = max(0.0, self.running[0][0] - self.ticks)
         return self.clock + left * self.costs.period(len(self.running))
 
-    def advance(self, now: float) -> None:
-        """Go on until ``now``, which is not after `next_end`."""
+    def advance(self, now: float) -> int | None:
+        """Go on until ``now``, not after `next_end`; returns the group of a response that ends."""
+        ends = self.next_end <= now
         if now > self.clock:
             if self.running:
                 self.ticks += (now - self.clock) / self.costs.period(len(self.running))
             self.clock = now
+        if not ends:
+            return None
+        ticks, number = heapq.heappop(self.running)
+        self.ticks = max(self.ticks, ticks)
+        return number
 
 
 def simulate(
@@ -88,13 +94,8 @@ def simulate(
 ) -> Outcome:
     """Let a job make all the steps for which there are groups.
 
-    Args:
-        costs: seconds of whatever takes time.
-        groups: the tokens of each response of each group.
-        groups_per_step: so many groups in the order of their numbers are a step.
-        max_staleness: so many steps ahead groups are asked for.
-        num_rollouts: engines.
-        warm_up: the first so many steps are left out.
+    ``groups`` are the tokens of each response of each group; a step is ``groups_per_step`` of them
+    in order. The first ``warm_up`` steps are left out.
     """
     engines = [_Engine(costs) for _ in range(num_rollouts)]
     missing = [len(group) for group in groups]  # responses to come
@@ -112,15 +113,11 @@ def simulate(
         tokens = sum(int(group.sum()) for group in groups[of_step])
         if learned_at is None and not any(missing[of_step]):
             learned_at = now + costs.step + tokens * costs.trained_token
-        ends = [engine.next_end for engine in engines]
-        then = min(*ends, math.inf if learned_at is None else learned_at)
+        then = min(math.inf if learned_at is None else learned_at, *(e.next_end for e in engines))
         waited += then - now if learned_at is None else 0.0
         now = then
-        for engine, end in zip(engines, ends, strict=True):
-            engine.advance(now)
-            if end <= now:
-                ticks, number = heapq.heappop(engine.running)
-                engine.ticks = max(engine.ticks, ticks)
+        for engine in engines:
+            if (number := engine.advance(now)) is not None:
                 missing[number] -= 1
         if learned_at is not None and learned_at <= now:
             learned_at, step, trained = None, step + 1, trained + tokens
