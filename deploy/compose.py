@@ -32,7 +32,7 @@ services:
       DS_ACCELERATOR: cuda
       WEIR_LEARNER_RANKS: "{ranks}"
       WEIR_GPUS: {placement}
-      WEIR_REDIS_MAXMEMORY: "{maxmemory}"
+{turns}      WEIR_REDIS_MAXMEMORY: "{maxmemory}"
 {gpus}
   rollout:
     image: weir/rollout-gpu
@@ -93,7 +93,9 @@ def written(placement: Placement, how: str) -> str:
 def _parts(placement: Placement, how: str) -> Iterator[str]:
     (learner,) = placement.learner
     fixed = {"maxmemory": f"${{WEIR_REDIS_MAXMEMORY:-{REDIS_MAXMEMORY}}}", "base": BASE_IMAGE}
+    turns = environment_of(learner).get("WEIR_TURNS")
     bundle = {"ranks": learner.ranks, "gpus": _gpus(learner)}
+    bundle["turns"] = f'      WEIR_TURNS: "{turns}"\n' if turns else ""
     yield _HEAD.format(placement=placement, how=how, **fixed, **bundle)
     for number, engine in enumerate(placement.rollouts):
         if number:

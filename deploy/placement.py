@@ -5,6 +5,7 @@
     learner=0-3 rollout=4,5 rollout=6,7        two engines, each split over two GPUs
     learner=0 rollout=1 judge=2 idle=3         a judge of the stack's own
     learner=0 rollout=0@0.4                    shared: the engine takes 40 % of GPU 0
+    learner=0 rollout=0@0.5:turns              in turns: it sleeps while the learner computes
     learner=a:0-7,b:0-7 rollout=c:0-3 idle=c:4-7      on the nodes a, b and c of a Ray cluster
 
 The learner has one rank per GPU. Each ``rollout=`` is one engine, and its GPUs are its tensor
@@ -15,18 +16,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 ENGINES = ("rollout", "judge")
-_ITEM = re.compile(r"(?P<role>learner|rollout|judge|idle)=(?P<gpus>[^@]+)(?:@(?P<share>0?\.\d+))?")
+_ITEM = re.compile(
+    r"(?P<role>learner|rollout|judge|idle)=(?P<gpus>[^@]+)"
+    r"(?:@(?P<share>0?\.\d+)(?P<turns>:turns)?)?"
+)
 _GPUS = re.compile(r"(?:(?P<node>[\w.-]+):)?(?P<first>\d{1,4})(?:-(?P<last>\d{1,4}))?")
 _EXAMPLE = "WEIR_GPUS='learner=0-3 rollout=4,5 rollout=6,7'"
 _SHARED_WITH_A_JUDGE = (0.5, 0.4)  # of a GPU that engine and judge share
 _SHARED_BY_ALL = (0.3, 0.3)  # of a single GPU; the learner has the rest
-_SHARED_ENGINE = 0.4  # of a single GPU, in the absence of a line; the learner has the rest
+_SHARED_ENGINE = 0.5  # of a single GPU, in the absence of a line, while it is awake
 _CPU_COUNTS = ("WEIR_LEARNER_RANKS", "WEIR_ROLLOUTS")
+ASLEEP = 0.03  # of a GPU, by an engine that sleeps: its CUDA context and graphs, an assumption
 MOST_OF_A_GPU = 0.9  # what the processes of a GPU may take together; the rest is CUDA's own
 _LEAST_OF_A_LEARNER = 0.1
 THIS_MACHINE = ""
@@ -55,13 +60,14 @@ class Bundle:
     gpus: tuple[Gpu, ...] = ()  # none: it computes on the CPU
     share: float | None = None  # of each GPU's memory that an engine may take; None: most of it
     ranks: int = 1  # processes; of an engine always 1
+    turns: tuple[Gpu, ...] = ()  # that learner and engine have by turns
 
     @property
     def node(self) -> str:
         return self.gpus[0].node if self.gpus else THIS_MACHINE
 
     def __str__(self) -> str:
-        share = "" if self.share is None else f"@{self.share:g}"
+        share = "" if self.share is None else f"@{self.share:g}{':turns' * bool(self.turns)}"
         return f"{self.role}={_ranges(self.gpus)}{share}"
 
 
@@ -87,10 +93,10 @@ class Placement:
     def uses_gpus(self) -> bool:
         return any(bundle.gpus for bundle in self.bundles)
 
-    def learner_share(self, gpu: Gpu) -> float:
-        """The part of a GPU that the engines on it leave to the learner."""
+    def learner_share(self, gpu: Gpu, *, at_rest: bool = False) -> float:
+        """The part of a GPU that its engines leave to the learner, in its turns or between them."""
         return MOST_OF_A_GPU - sum(
-            bundle.share or 0.0
+            ASLEEP if bundle.turns and not at_rest else bundle.share or 0.0
             for bundle in self.bundles
             if bundle.role in ENGINES and gpu in bundle.gpus
         )
@@ -110,16 +116,17 @@ def parse(line: str, available: Mapping[str, int] | None = None) -> Placement:
     """
     items = [_item(word) for word in line.split()]
     bundles = [bundle for bundle in items if bundle is not None]
+    turns = {gpu for bundle in bundles for gpu in bundle.turns}
     problems = [
         f"{word!r} is not ROLE=GPUS: roles are learner, rollout, judge and idle, GPUs 0 or 0,2 or "
         "0-3, on a node a:0-3; a rollout or judge may add @SHARE, above 0 and at most "
-        f"{MOST_OF_A_GPU}"
+        f"{MOST_OF_A_GPU}, and a rollout on the learner's GPU @SHARE:turns"
         for word, bundle in zip(line.split(), items, strict=True)
         if bundle is None
     ]
     learner = [gpu for bundle in bundles if bundle.role == "learner" for gpu in bundle.gpus]
     placement = Placement(
-        learner=tuple(_learner_bundles(learner)),
+        learner=tuple(_learner_bundles(learner, turns)),
         rollouts=tuple(bundle for bundle in bundles if bundle.role == "rollout"),
         judge=next((bundle for bundle in bundles if bundle.role == "judge"), None),
         idle=tuple(gpu for bundle in bundles if bundle.role == "idle" for gpu in bundle.gpus),
@@ -143,16 +150,16 @@ def divide(available: int | Mapping[str, int], *, judge: bool = False) -> Placem
     nodes = {THIS_MACHINE: available} if isinstance(available, int) else available
     gpus = [Gpu(node, index) for node, number in nodes.items() for index in range(number)]
     half = len(gpus) // 2
-    share = None if half else _SHARED_ENGINE
-    engines = tuple(Bundle("rollout", (gpu,), share) for gpu in gpus[half:])
-    learner = tuple(_learner_bundles(gpus[: max(1, half)]))
+    share, turns = (None, ()) if half else (_SHARED_ENGINE, tuple(gpus))
+    engines = [Bundle("rollout", (gpu,), share, turns=turns) for gpu in gpus[half:]]
+    learner = tuple(_learner_bundles(gpus[: max(1, half)], turns))
     if not judge:
-        return Placement(learner, engines)
+        return Placement(learner, tuple(engines))
     if len(engines) > 1:
-        return Placement(learner, engines[:-1], replace(engines[-1], role="judge"))
+        return Placement(learner, tuple(engines[:-1]), replace(engines[-1], role="judge"))
     of_engine, of_judge = _SHARED_WITH_A_JUDGE if half else _SHARED_BY_ALL
-    engine = Bundle("rollout", (gpus[-1],), of_engine)
-    return Placement(learner, (engine,), replace(engine, role="judge", share=of_judge))
+    engine = replace(engines[-1], share=of_engine)
+    return Placement(learner, (engine,), Bundle("judge", engine.gpus, of_judge))
 
 
 def on_cpus(environment: Mapping[str, str]) -> Placement:
@@ -263,6 +270,8 @@ def environment_of(bundle: Bundle, visible: Sequence[str] | None = None) -> dict
         variables["WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE"] = str(len(bundle.gpus))
         if bundle.share is not None:
             variables["WEIR_ROLLOUT_GPU_MEMORY"] = f"{bundle.share:g}"
+    if bundle.turns:
+        variables["WEIR_TURNS"] = ",".join(str(gpu.index) for gpu in bundle.turns)
     return variables
 
 
@@ -297,15 +306,18 @@ def _item(word: str) -> Bundle | None:
     share = float(match["share"]) if match["share"] else None
     if share is not None and not (match["role"] in ENGINES and 0 < share <= MOST_OF_A_GPU):
         return None
-    return Bundle(match["role"], tuple(gpus), share)
+    if match["turns"] and match["role"] != "rollout":
+        return None
+    return Bundle(match["role"], tuple(gpus), share, turns=tuple(gpus) if match["turns"] else ())
 
 
-def _learner_bundles(gpus: Iterable[Gpu]) -> Iterator[Bundle]:
+def _learner_bundles(gpus: Iterable[Gpu], turns: Collection[Gpu]) -> Iterator[Bundle]:
     by_node: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         by_node.setdefault(gpu.node, []).append(gpu)
     for on_node in by_node.values():
-        yield Bundle("learner", tuple(on_node), ranks=len(on_node))
+        own = tuple(gpu for gpu in on_node if gpu in turns)
+        yield Bundle("learner", tuple(on_node), ranks=len(on_node), turns=own)
 
 
 def _missing(bundles: Sequence[Bundle]) -> Iterator[str]:
@@ -333,16 +345,19 @@ def _shared_wrongly(bundles: Sequence[Bundle]) -> Iterator[str]:
     """Two processes may share a GPU only where each engine on it says what it takes."""
     for gpu in sorted({gpu for bundle in bundles for gpu in bundle.gpus}):
         there = [bundle for bundle in bundles if gpu in bundle.gpus]
+        names = " and ".join(str(bundle) for bundle in there)
+        has_learner = any(bundle.role == "learner" for bundle in there)
+        if not has_learner and any(bundle.turns for bundle in there):
+            yield f"GPU {gpu}: {names} has nobody to take turns with; leave out :turns"
         if len(there) < 2:
             continue
-        names = " and ".join(str(bundle) for bundle in there)
         if any(bundle.role == "idle" for bundle in there):
             yield f"GPU {gpu} is idle and given away: {names}"
         elif any(bundle.role in ENGINES and bundle.share is None for bundle in there):
             yield f"GPU {gpu} is given twice: {names}; to share it write rollout={gpu}@0.4"
         else:
             most = MOST_OF_A_GPU
-            if any(bundle.role == "learner" for bundle in there):
+            if has_learner:
                 most -= _LEAST_OF_A_LEARNER
             if sum(bundle.share or 0.0 for bundle in there) > most:
                 yield f"GPU {gpu}: the shares of {names} exceed {most:g} of it"

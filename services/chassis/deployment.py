@@ -40,6 +40,7 @@ class Deployment:
     keep_samples_days: float
     log_level: str
     name: str = ""  # how people call this process
+    turns: tuple[str, ...] = ()  # GPUs on which learner and engine take turns
     extensions: tuple[str, ...] = ()
 
     @classmethod
@@ -67,6 +68,7 @@ class Deployment:
             keep_samples_days=read("WEIR_KEEP_SAMPLES_DAYS", float, "inf"),
             log_level=read("WEIR_LOG_LEVEL", _level, "INFO"),
             name=read("WEIR_NAME", str, ""),
+            turns=read("WEIR_TURNS", words, ""),
             extensions=read("WEIR_EXTENSIONS", words, ""),
         )
         if deployment.claim_idle_s < 3 * deployment.heartbeat_s:

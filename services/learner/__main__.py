@@ -9,6 +9,7 @@ import sys
 from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.parent import die_with_parent
 from services.chassis.service import Service, check_server, run_service
+from services.chassis.turns import Turns
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # Micro-batches differ in length, which fragments the memory of a GPU.
@@ -21,7 +22,7 @@ async def lead(service: Service) -> None:
     from services.learner.training.ranks import Team
 
     await check_server(service.exchange)
-    team = Team()
+    team = Team(Turns(service))
     await work_on_one_job(service, team)
     # Not where that raises: then this process ends, and torchrun ends the other ranks.
     await team.leave()

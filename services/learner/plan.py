@@ -215,7 +215,9 @@ def _learner_rows(plan: Plan, learner: LearnerFootprint) -> Iterator[Row]:
     words = f"held + max(backward {backward}, optimizer's step {step})"
     yield "peak", size(learner.peak), words
     if not plan.machine.on_cpus:
-        yield _FITS[plan.learner_fits], size(plan.machine.learner_bytes), "are usable"
+        between = f", {size(plan.machine.learner_bytes_at_rest)} between its turns"
+        words = "are usable" + between * plan.machine.takes_turns
+        yield _FITS[plan.learner_fits], size(plan.machine.learner_bytes), words
 
 
 def _rollout_rows(plan: Plan, rollout: RolloutFootprint) -> Iterator[Row]:

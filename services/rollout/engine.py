@@ -80,6 +80,7 @@ class Engine:
         self._num_seen = 1  # responses, of which the first guess counts as one
         self.label = ""
         self.dirty = False
+        self.sleeps = False
         self._adapter: LoRARequest | None = None  # what requests are sampled with
         self._numbers = itertools.count()
         self._cache_salt = ""
@@ -148,8 +149,11 @@ class Engine:
     def room(self, group_size: int, claimed: int) -> int:
         """How many groups more would find room, if ``claimed`` ones are here or on their way.
 
-        None does while a response has no token yet: it waits for KV blocks or a place in the batch.
+        None does while a response has no token yet: it waits for KV blocks or a place in the batch;
+        nor while the engine sleeps.
         """
+        if self.sleeps:
+            return 0
         if any(state.is_prefilling for state in self.llm.output_processor.request_states.values()):
             return 0
         on_their_way = (claimed - self.num_groups) * group_size
@@ -207,6 +211,26 @@ class Engine:
             await self.llm.resume_generation()
         self.dirty = False
         return seconds
+
+    async def sleep(self) -> None:
+        """Leave the GPU to others: weights go to the host, the KV of running requests is lost.
+
+        Raises:
+            LoadError: if it failed or took too long.
+        """
+        self.sleeps = True
+        async with self._phase("sleep", {}):
+            await self.llm.sleep(level=1, mode="keep")
+
+    async def wake_up(self) -> None:
+        """Take the GPU again, with the same weights; running requests are prefilled again.
+
+        Raises:
+            LoadError: if it failed or took too long.
+        """
+        async with self._phase("wake up", {}):
+            await self.llm.wake_up()
+        self.sleeps = False
 
     async def _exchange(self, folder: Path) -> None:
         if not self.settings.lora_rank:
@@ -320,6 +344,7 @@ def _arguments(folder: Path, settings: EngineSettings) -> AsyncEngineArgs:
         enable_chunked_prefill=not on_cpu,
         max_num_batched_tokens=max(settings.max_context, _CPU_BATCH_TOKENS) if on_cpu else None,
         enable_prefix_caching=True,
+        enable_sleep_mode=settings.takes_turns and not on_cpu,
         logprobs_mode="processed_logprobs",
         load_format="safetensors",
         use_tqdm_on_load=False,

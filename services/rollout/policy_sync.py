@@ -19,6 +19,7 @@ from protocol.weights import WeightsError, WeightsGone
 from services.chassis.faults import NotNow, NotStarted
 from services.chassis.metrics import DEVICES, born_at_zero
 from services.chassis.service import Service
+from services.chassis.turns import Turns
 from services.rollout.demand import Demand
 from services.rollout.fetching import Fetcher, ModelShape, verified_shape
 from services.rollout.samples import (
@@ -86,6 +87,7 @@ class PolicyFollower:
         self._last_job = ""
         self._load_failures = 0
         self._changed = asyncio.Condition()
+        self._gpu = asyncio.Lock()  # held while the engine starts, loads or sleeps
         self._fetcher = Fetcher(*service.deployment.weights_roots)
 
     def serves(self, job: ActiveJob) -> bool:
@@ -141,6 +143,27 @@ class PolicyFollower:
         while not await self.service.pause(_POLL_S):
             if self.has_died():
                 raise EngineDied("a process of the engine has ended; see its log above")
+
+    async def take_turns_forever(self) -> None:
+        """Consumes the learner's turns on the GPU; produces an engine that sleeps during them.
+
+        Waits for: the learner to want the GPU, then to give it back. Unblocked by: the learner.
+        """
+        turns, asleep = Turns(self.service), ExitStack()
+        if not turns.are_taken:
+            return
+        await self._gpu.acquire()
+        while True:
+            asleep.enter_context(self.service.activity.during(Doing.SLEEPS, timed="sleeping"))
+            async with turns.of_engine():
+                if self.engine is not None:
+                    await self.engine.wake_up()
+                asleep.close()
+                self._gpu.release()
+                await turns.wanted()
+                await self._gpu.acquire()
+                if self.engine is not None:
+                    await self.engine.sleep()
 
     def shut_down(self) -> None:
         self._fetcher.close()
@@ -209,10 +232,11 @@ class PolicyFollower:
             await asyncio.to_thread(weights.verify, base, newest.base_digest)
         seconds["verify"] = time.monotonic() - started
         serving = Serving(newest, shape, settings)
-        if self.engine is None:
-            await self._start(folder, serving, base)
-        else:
-            seconds |= await self._load(folder, serving, job)
+        async with self._gpu:
+            if self.engine is None:
+                await self._start(folder, serving, base)
+            else:
+                seconds |= await self._load(folder, serving, job)
         await self._serve(serving, seconds)
 
     async def _start(self, folder: Path, serving: Serving, base: Path | None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from protocol.recipe import Model
 
-from services.chassis.deployment import Reader, count, positive, whole
+from services.chassis.deployment import Reader, count, positive, whole, words
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class EngineSettings:
     gpu_memory: float = 0.9  # the part of a GPU that the engine may use
     num_gpus: int = 1  # the model is split over so many
     sync_timeout_s: float = 120.0  # per phase of a weight sync
+    takes_turns: bool = False  # on its GPU, with the learner: it sleeps while that computes
 
     @classmethod
     def from_environment(
@@ -43,4 +44,5 @@ class EngineSettings:
             gpu_memory=read("WEIR_ROLLOUT_GPU_MEMORY", positive, "0.9"),
             num_gpus=read("WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE", count, "1"),
             sync_timeout_s=read("WEIR_ROLLOUT_SYNC_TIMEOUT_S", positive, "120"),
+            takes_turns=bool(read("WEIR_TURNS", words, "")),
         )

@@ -38,7 +38,7 @@ RESPONSE_TOKENS = Histogram(
 
 async def sample_groups(service: Service) -> None:
     """The rollout service: follow the policy, and sample what is asked for."""
-    PHASES.name("loading", "sampling", rest="idle")
+    PHASES.name("sleeping", "loading", "sampling", rest="idle")
     follower = PolicyFollower(service, Engine.start)
     worker = GroupSampler(follower)
     stage = Stage(
@@ -54,6 +54,7 @@ async def sample_groups(service: Service) -> None:
     )
     try:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follower.take_turns_forever())  # first: an engine starts in its turn
             tasks.create_task(follower.follow_policy_forever())
             tasks.create_task(follower.watch_engine_forever())
             tasks.create_task(work_forever(service, stage))

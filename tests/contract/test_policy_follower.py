@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +18,7 @@ from protocol.messages import ActiveJob, PolicyVersion
 from services.chassis.deployment import Deployment
 from services.chassis.faults import NotStarted
 from services.chassis.service import Service
+from services.chassis.turns import Turns
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineError, LoadError
 from tests.builders import a_job_record, a_recipe, a_request
@@ -38,11 +39,18 @@ class SlowEngine:
     def __init__(self) -> None:
         self.loading = asyncio.Event()
         self.end_of_load: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.sleeps = False
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
         self.loading.set()
         await self.end_of_load
         return {"load": 1.0}
+
+    async def sleep(self) -> None:
+        self.sleeps = True
+
+    async def wake_up(self) -> None:
+        self.sleeps = False
 
 
 @dataclass
@@ -139,6 +147,39 @@ async def test_weights_that_are_taken_away_while_they_are_loaded_are_no_failure(
     await until(lambda: failures("gone") > before)
     assert not line.task.done()
     assert (line.follower.serving, line.follower._load_failures) == (None, 0)
+
+
+async def test_an_engine_sleeps_in_the_learners_turn_and_loads_nothing_meanwhile(
+    line: Following,
+) -> None:
+    service, engine = line.follower.service, line.engine
+    service.deployment = replace(line.deployment, turns=("0",))
+    learner, taken = Turns(service), asyncio.Event()
+
+    async def compute() -> None:
+        async with learner.of_learner():
+            taken.set()
+            assert engine.sleeps
+            engine.loading.clear()
+            await _announce(line.exchange, line.deployment, 3)
+            await asyncio.sleep(0.3)
+            assert not engine.loading.is_set()
+
+    turns = asyncio.create_task(line.follower.take_turns_forever())
+    engine.end_of_load.set_result(None)
+    await asyncio.wait_for(served(line.follower, min_version=1), 60)
+    engine.end_of_load = asyncio.get_running_loop().create_future()
+    engine.loading.clear()
+    await _announce(line.exchange, line.deployment, 2)
+    await asyncio.wait_for(engine.loading.wait(), 60)
+    computing = asyncio.create_task(compute())
+    await asyncio.sleep(0.3)
+    assert not taken.is_set(), "the engine loads"
+    engine.end_of_load.set_result(None)
+    await asyncio.wait_for(computing, 60)
+    await asyncio.wait_for(served(line.follower, min_version=3), 60)
+    assert not engine.sleeps
+    turns.cancel()
 
 
 async def test_a_version_that_cannot_be_copied_is_left_for_the_next(

@@ -104,6 +104,28 @@ async def test_a_sync_in_the_middle_recomputes_the_whole_prefix_under_the_new_we
         assert gap(new, sample, edge) < TOLERANCE
 
 
+async def test_an_engine_that_slept_goes_on_where_it_was_with_the_same_weights(
+    engine: Engine, folders: list[Path], reference: Reference
+) -> None:
+    sampling = Sampling(max_tokens=ENDLESS // 4)
+    sampled = asyncio.create_task(engine.generate(SHORT_PROMPT, sampling, 4, 5))
+    await until_sampling(engine, 4)
+    await engine.sleep()
+    assert engine.room(1, claimed=1) == 0
+    await asyncio.sleep(0.5)
+    states = engine.llm.output_processor.request_states.values()
+    assert len(states) == 4, "the engine sampled in its sleep"
+    await engine.wake_up()
+    samples = await sampled
+    for sample in samples:
+        expected = reference(folders[0], SHORT_PROMPT, sample.token_ids)
+        assert gap(expected, sample) < TOLERANCE
+        assert len(sample.spans) == 1
+    await engine.load(folders[1], "1.1", keep_kv=True)
+    sample = await sample_one(engine, LONG_PROMPT)
+    assert gap(reference(folders[1], LONG_PROMPT, sample.token_ids), sample) < TOLERANCE
+
+
 async def test_kept_kv_continues_on_the_old_prefix_but_never_leaks_into_new_requests(
     engine: Engine, folders: list[Path], folder_that_ends_soon: Path, reference: Reference
 ) -> None:

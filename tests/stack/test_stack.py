@@ -1,6 +1,7 @@
 """The whole stack, and what it does when parts of it die: it goes on, and the ledger adds up."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from protocol.recipe import Purpose
@@ -133,7 +135,7 @@ def test_two_ranks_survive_the_death_of_the_supervisor_and_a_stop_saves_what_the
 ) -> None:
     """What it leaves behind leaves, the next one waits for that, and takes everything with it."""
     home = tmp_path / "a home"
-    first = start(home, WEIR_LEARNER_RANKS="2")
+    first = start(home, WEIR_LEARNER_RANKS="2", WEIR_TURNS="0")
     first.wait_until_up()
     for path in (home, *home.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
@@ -145,13 +147,16 @@ def test_two_ranks_survive_the_death_of_the_supervisor_and_a_stop_saves_what_the
     step = first.job(job_id)["weir"]["step"]
     first.supervisor.kill()
     first.supervisor.wait()
-    second = start(home, WEIR_LEARNER_RANKS="2")
+    second = start(home, WEIR_LEARNER_RANKS="2", WEIR_TURNS="0")
     try:
         wait_for(lambda: not (home / "stack.json").exists(), 240, "the earlier stack to leave")
         assert not left & of_home(home)
         second.wait_until_up()
         second.wait_for_step(job_id, step + 2)
         assert_every_group_is_accounted_for(second, job_id)
+        told = httpx.get(second.facts["metrics"]["rollout-0"]).text
+        (slept,) = re.findall(r'weir_phase_seconds_total{phase="sleeping"} (.*)', told)
+        assert float(slept) > 0, "the engine does not take turns with the learner"
     finally:
         second.supervisor.send_signal(signal.SIGINT)
         assert second.supervisor.wait(240) == 0

@@ -226,6 +226,10 @@ class LearnerFootprint:
     def peak(self) -> int:
         return total(self.held) + max(total(self.backward), total(self.step))
 
+    def fits(self, usable: int, usable_at_rest: int) -> bool:
+        """Whether a GPU has room for it, in its turns and between them."""
+        return self.peak <= usable and total(self.held) <= usable_at_rest
+
 
 @dataclass(frozen=True)
 class RolloutFootprint:

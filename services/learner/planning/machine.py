@@ -106,6 +106,18 @@ class Machine:
         return int(self.gpu_bytes * min(map(self.placement.learner_share, self._of_learner)))
 
     @property
+    def learner_bytes_at_rest(self) -> int:
+        """The same between the turns that it takes with engines, while they are awake."""
+        if self.on_cpus:
+            return self.usable_host_bytes
+        share = min(self.placement.learner_share(gpu, at_rest=True) for gpu in self._of_learner)
+        return int(self.gpu_bytes * share)
+
+    @property
+    def takes_turns(self) -> bool:
+        return any(bundle.turns for bundle in self.placement.learner)
+
+    @property
     def shares_a_gpu(self) -> bool:
         return any(self._of_learner.intersection(bundle.gpus) for bundle in self.placement.rollouts)
 

@@ -114,7 +114,9 @@ class Plan:
 
     @property
     def learner_fits(self) -> bool:
-        return self.learner is not None and self.learner.peak <= self.machine.learner_bytes
+        machine = self.machine
+        usable = machine.learner_bytes, machine.learner_bytes_at_rest
+        return self.learner is not None and self.learner.fits(*usable)
 
     @property
     def host(self) -> tuple[Item, ...]:
@@ -259,6 +261,7 @@ def seconds_of(
         _training(recipe, models, machine),
         *_offloading(recipe, models),
         Span("publishing", published / machine.ranks_of_node / LEARNER_COPIES, copied),
+        *_turns(models[0], machine),
     )
     parts = (sampling, verifying, loading, *learning)
     if recipe.training.max_staleness and not machine.shares_a_gpu:
@@ -271,6 +274,15 @@ def seconds_of(
     before = f" + {first} of the critic alone" if first else ""
     words = f"({steps:,} steps{before}) x {step.seconds:,.1f} s"
     return (*parts, step, Span("the run", (steps + first) * step.seconds, words))
+
+
+def _turns(policy: Trained, machine: Machine) -> Iterator[Span]:
+    """What an engine that sleeps in the learner's turn costs: its weights, to the host and back."""
+    if machine.takes_turns:
+        weights = policy.shape.parameters * policy.size / machine.gpus_per_engine
+        yield Span(
+            "sleeping", 2 * weights / LINK, f"weights to the host and back at {LINK:.1g} B/s"
+        )
 
 
 def _lengths(recipe: Recipe) -> tuple[float, float]:
@@ -410,9 +422,11 @@ def _of_files(plan: Plan) -> Iterator[str]:
 def _of_learner(plan: Plan) -> Iterator[str]:
     machine = plan.machine
     if plan.learner is not None and not plan.learner_fits and not machine.on_cpus:
+        held, at_rest = total(plan.learner.held) / GIB, machine.learner_bytes_at_rest / GIB
+        between = f"; between its turns {held:.1f} of {at_rest:.1f} GiB" * machine.takes_turns
         yield (
             f"the learner does not fit: {plan.learner.peak / GIB:.1f} GiB at its peak, of each of "
-            f"its GPUs {machine.learner_bytes / GIB:.1f} GiB are usable. {remedy(plan)}"
+            f"its GPUs {machine.learner_bytes / GIB:.1f} GiB are usable{between}. {remedy(plan)}"
         )
     if not plan.host_fits:
         advice = "offload less (optimizer.offload), or take nodes with more memory"
@@ -456,7 +470,7 @@ def remedy(plan: Plan) -> str:
     for num_gpus, usable, words in _more_and_more(plan.machine):
         for shared in ({}, *_shared_samples(plan, num_gpus)):
             recipe = changed_recipe(plan.recipe, shared)
-            settings = _fitting(replace(plan, recipe=recipe), num_gpus, usable)
+            settings = _fitting(replace(plan, recipe=recipe), num_gpus, *usable)
             if settings is None:
                 continue
             settings = shared | settings
@@ -466,14 +480,18 @@ def remedy(plan: Plan) -> str:
     return "Lower model.max_context, or take larger GPUs or a larger host"
 
 
-def _more_and_more(machine: Machine) -> Iterator[tuple[int, int, list[str]]]:
-    """GPUs of the learner, bytes of each, and how to have them: as it is, then more."""
+def _more_and_more(machine: Machine) -> Iterator[tuple[int, tuple[int, int], list[str]]]:
+    """GPUs of the learner, bytes of each (also between turns), and how to have them."""
     num_gpus, whole = machine.placement.num_ranks, int(machine.gpu_bytes * MOST_OF_A_GPU)
-    yield num_gpus, machine.learner_bytes, []
+    yield num_gpus, (machine.learner_bytes, machine.learner_bytes_at_rest), []
     if machine.learner_bytes < whole:
-        yield num_gpus, whole, ["give the learner its GPUs alone (learner= in WEIR_GPUS)"]
+        yield num_gpus, (whole, whole), ["give the learner its GPUs alone (learner= in WEIR_GPUS)"]
     for power in range(num_gpus.bit_length(), MOST_GPUS.bit_length()):
-        yield 2**power, whole, [f"give the learner {2**power} GPUs (learner= in WEIR_GPUS)"]
+        yield (
+            2**power,
+            (whole, whole),
+            [f"give the learner {2**power} GPUs (learner= in WEIR_GPUS)"],
+        )
 
 
 def _shared_samples(plan: Plan, num_gpus: int) -> Iterator[dict[str, Any]]:
@@ -483,7 +501,7 @@ def _shared_samples(plan: Plan, num_gpus: int) -> Iterator[dict[str, Any]]:
             yield {"training.sequence_parallel": size}
 
 
-def _fitting(plan: Plan, num_gpus: int, usable: int) -> dict[str, Any] | None:
+def _fitting(plan: Plan, num_gpus: int, usable: int, at_rest: int) -> dict[str, Any] | None:
     """The fewest settings with which the learner fits, if it can."""
     policy, critic = plan.shapes
     assert policy is not None, "there is a footprint, so its shape is known"
@@ -493,13 +511,13 @@ def _fitting(plan: Plan, num_gpus: int, usable: int) -> dict[str, Any] | None:
         recipe = changed_recipe(plan.recipe, settings)
         return learner_footprint(recipe, policy, critic, num_gpus, on_node)
 
-    if footprint(reduce(operator.or_, savings, {})).peak > usable:
+    if not footprint(reduce(operator.or_, savings, {})).fits(usable, at_rest):
         return None
     for number in range(len(savings) + 1):
         for chosen in combinations(savings, number):
             settings = reduce(operator.or_, chosen, {})
             taken = footprint(settings)
-            if taken.peak <= usable and total(taken.host) <= plan.machine.usable_host_bytes:
+            if taken.fits(usable, at_rest) and total(taken.host) <= plan.machine.usable_host_bytes:
                 return settings
     return None
 

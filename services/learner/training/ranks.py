@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from services.chassis.turns import Turns
 from services.learner.attempt import MachineFault
 from services.learner.training.engine import device_of_rank, name_of_device
 from services.learner.training.host_copies import HostCopies
@@ -63,6 +64,7 @@ class Order:
         "publish",
         "export",
         "export_critic",
+        "free",
         "leave",
     ]
     folder: str = ""
@@ -89,6 +91,8 @@ class Rank:
                 assert order.recipe is not None
                 models = Models(order.recipe, folder, Path(order.critic_folder))
                 self.trainer = Trainer(order.recipe, models)
+            elif order.do == "free":
+                torch.cuda.empty_cache()  # for the engine, whose turn it is next
             elif order.do not in {"idle", "leave"}:
                 return self._with_models(order, folder)
         return Measured()
@@ -179,7 +183,8 @@ class TeamBroken(RuntimeError):
 class Team:
     """All ranks, as rank 0 sees them from its event loop: one order at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns | None = None) -> None:
+        self._turns = turns if turns and turns.are_taken else None
         self._rank = Rank()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self.num_ranks = torch.distributed.get_world_size()
@@ -283,6 +288,14 @@ class Team:
             MemoryError: if one did without any.
             OSError: if one could not read or write.
         """
+        if self._turns is None or order.batch is None:
+            return await self._give_now(order)
+        async with self._turns.of_learner():
+            measured = await self._give_now(order)
+            await self._give_now(Order(do="free"))
+            return measured
+
+    async def _give_now(self, order: Order) -> Measured:
         loop = asyncio.get_running_loop()
         carried_out = loop.run_in_executor(self._thread, self._lead, order)
         try:

@@ -40,7 +40,7 @@ OF_ONE = {  # the chassis reads it for all
     "WEIR_TRUSTED_PROXIES": "gateway",
     "WEIR_WEIGHTS": "learner",
 }
-NOT_OF_CONTAINERS = {"WEIR_API_KEY", "WEIR_HOME", "WEIR_ROLLOUTS"}
+NOT_OF_CONTAINERS = {"WEIR_API_KEY", "WEIR_HOME", "WEIR_ROLLOUTS", "WEIR_TURNS"}
 
 
 class Loader(yaml.SafeLoader):
@@ -222,6 +222,8 @@ def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> Non
         given = {"WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE": str(len(bundle.gpus))}
         if bundle.share:
             given["WEIR_ROLLOUT_GPU_MEMORY"] = f"{bundle.share:g}"
+        if bundle.turns:
+            given["WEIR_TURNS"] = services["learner"]["environment"]["WEIR_TURNS"]
         assert engine["environment"] == given
         assert engine["image"] == "weir/rollout-gpu"
     first, *others = engines

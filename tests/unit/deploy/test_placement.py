@@ -98,6 +98,9 @@ def test_a_box_that_nobody_divides_is_divided_wholly(number: int) -> None:
         ("learner=0 rollout=1@nan", "'rollout=1@nan' is not"),
         ("learner=0 rollout=1 idle=1", "GPU 1 is idle and given away"),
         ("learner=0,1 rollout=1 rollout=3", "GPU 1 is given twice"),
+        ("learner=0 rollout=1@0.5:turns", "nobody to take turns with"),
+        ("learner=0 rollout=0:turns", "'rollout=0:turns' is not"),
+        ("learner=0 judge=0@0.4:turns", "'judge=0@0.4:turns' is not"),
         ("learner=0 rollout=a:1", "either every GPU is of a named node"),
         ("learner=a:0 rollout=a:1,b:0", "must be of one node"),
     ],
@@ -124,6 +127,14 @@ def test_a_shared_gpu_leaves_the_learner_the_rest() -> None:
     assert placement.learner_share(Gpu("", 0)) == pytest.approx(0.3)
     assert placement.learner_share(Gpu("", 1)) == pytest.approx(0.9)
     assert environment_of(placement.rollouts[0])["WEIR_ROLLOUT_GPU_MEMORY"] == "0.25"
+
+
+def test_an_engine_that_takes_turns_leaves_the_learner_its_share_while_it_sleeps() -> None:
+    placement = parse("learner=0,1 rollout=1@0.5:turns judge=1@0.25")
+    assert placement.learner_share(Gpu("", 1)) == pytest.approx(0.62)
+    assert placement.learner_share(Gpu("", 1), at_rest=True) == pytest.approx(0.15)
+    for bundle in (*placement.learner, *placement.rollouts):
+        assert environment_of(bundle)["WEIR_TURNS"] == "1"
 
 
 def test_a_machine_with_gpus_divides_them_or_obeys() -> None:

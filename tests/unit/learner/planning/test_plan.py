@@ -72,11 +72,11 @@ def machine(gpus: str | None = None, devices: Sequence[str] = (), **variables: s
     ("gpus", "variables", "devices", "line", "how"),
     [
         ("8", {}, [], "learner=0-3 rollout=4 rollout=5 rollout=6 rollout=7", "--gpus 8"),
-        ("1", {}, EIGHT, "learner=0 rollout=0@0.4", "--gpus 1"),
+        ("1", {}, EIGHT, "learner=0 rollout=0@0.5:turns", "--gpus 1"),
         ("learner=0,1 rollout=2-3", {}, EIGHT, "learner=0-1 rollout=2-3", "as --gpus says"),
         (None, {"WEIR_GPUS": "learner=a:0,b:0 rollout=b:1"}, EIGHT, None, "as WEIR_GPUS says"),
         (None, {}, EIGHT[:2], "learner=0 rollout=1", "half of the GPUs learn"),
-        (None, {"CUDA_VISIBLE_DEVICES": "5"}, EIGHT, "learner=0 rollout=0@0.4", "is shared"),
+        (None, {"CUDA_VISIBLE_DEVICES": "5"}, EIGHT, "learner=0 rollout=0@0.5:turns", "is shared"),
         (None, {}, [], "learner= rollout=", "shows no GPU"),
     ],
 )
@@ -110,10 +110,10 @@ def test_an_option_comes_before_what_is_here_and_that_before_what_the_recipe_nam
     ("gpus", "cache", "learner", "engine"),
     [
         ("2", "", 72, 72),
-        ("1", "", 40, 32),
+        ("1", "", 69.6, 40),
         ("learner=0-3 rollout=0@0.6 rollout=1@0.2", "", 24, 16),  # on GPU 0
         ("2", "512", 72, 80),  # vLLM then has no limit, but for a shared engine its share
-        ("1", "512", 40, 32),
+        ("learner=0 rollout=0@0.4", "512", 40, 32),
         ("learner=0 rollout=1-4 rollout=5,6@0.5", "", 72, 40),
     ],
 )

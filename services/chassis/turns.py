@@ -1,0 +1,93 @@
+"""Turns on the GPUs that a learner shares with engines, which sleep while it computes.
+
+Each of these GPUs has two files in the memory folder, locked with `flock`, so that the kernel takes
+the turn of a process that dies. The learner locks ``wanted``, then ``used``; every engine that is
+awake has a shared lock on ``used``, and gives it back when ``wanted`` is locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+from protocol.messages import Doing
+
+from services.chassis.service import Service
+
+_POLL_S = 0.02
+
+
+class Turns:
+    """The turns of one process; without such a GPU every turn is its own."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        folder = service.deployment.memory_dir / ".turns"
+        self._wanted = [folder / f"{gpu}.wanted" for gpu in service.deployment.turns]
+        self._used = [folder / f"{gpu}.used" for gpu in service.deployment.turns]
+        for path in (*self._wanted, *self._used):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    @property
+    def are_taken(self) -> bool:
+        return bool(self._used)
+
+    @asynccontextmanager
+    async def of_learner(self) -> AsyncIterator[None]:
+        """Have the GPUs, once every engine on them sleeps."""
+        async with AsyncExitStack() as locks:
+            with self.service.activity.during(Doing.WAITS_FOR_GPU):
+                for path in (*self._wanted, *self._used):
+                    await locks.enter_async_context(_locked(path, fcntl.LOCK_EX))
+            yield
+
+    @asynccontextmanager
+    async def of_engine(self) -> AsyncIterator[None]:
+        """Have the GPUs, with other engines, once the learner does not want them."""
+        async with AsyncExitStack() as locks:
+            for path in self._wanted:
+                async with _locked(path, fcntl.LOCK_SH):
+                    pass
+            for path in self._used:
+                await locks.enter_async_context(_locked(path, fcntl.LOCK_SH))
+            yield
+
+    async def wanted(self) -> None:
+        """Wait until the learner wants a GPU."""
+        while all(_is_free(path) for path in self._wanted):
+            await asyncio.sleep(_POLL_S)
+
+
+@asynccontextmanager
+async def _locked(path: Path, kind: int) -> AsyncIterator[None]:
+    with _opened(path) as file:
+        while not _lock(file, kind):
+            await asyncio.sleep(_POLL_S)
+        yield
+
+
+def _is_free(path: Path) -> bool:
+    with _opened(path) as file:
+        return _lock(file, fcntl.LOCK_SH)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
