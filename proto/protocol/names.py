@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 
 class Table(BaseModel):
@@ -35,6 +35,9 @@ def _without_nul(path: str) -> str:
 
 
 PathText = Annotated[str, AfterValidator(_without_nul)]
+_Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+TemplateOptions = dict[_Variable, bool | _Int64 | str]  # of a chat template
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from protocol.names import (
     ObjectiveName,
     PathText,
     Table,
+    TemplateOptions,
 )
 from protocol.rewards import Reward
 
@@ -63,10 +64,6 @@ class Lora(Table):
     )
 
 
-TemplateVariable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-
-
 class Model(Table):
     """The model that training starts from, and how a task becomes a prompt."""
 
@@ -80,7 +77,7 @@ class Model(Table):
         default=None,
         description="a text with {prompt} in it; none: the model's chat template",
     )
-    chat_template_options: dict[TemplateVariable, bool | Int64 | str] = Field(
+    chat_template_options: TemplateOptions = Field(
         default_factory=dict[str, bool | int | str],
         description="variables of the chat template, such as `enable_thinking = false`",
     )

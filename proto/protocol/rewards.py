@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
 from protocol.formula import FormulaError, read_formula
-from protocol.names import RubricName, Table, VerifierName
+from protocol.names import RubricName, Table, TemplateOptions, VerifierName
 from protocol.rubric import Rubric
 
 _PLAIN = "<plain>"  # tags of the union; `recipe.explain` leaves out of a field's name what has <>
@@ -87,6 +87,10 @@ class AskedOfAJudge(Check):
     )
     reasoning_effort: Literal["low", "medium", "high"] = Field(
         default="medium", description="sent to the judge"
+    )
+    chat_template_options: TemplateOptions = Field(
+        default_factory=dict[str, bool | int | str],
+        description="variables of the judge's chat template, such as `enable_thinking = false`",
     )
     max_tokens: int = Field(default=4096, ge=64, description="of reasoning and verdict")
     temperature: float = Field(default=0.0, ge=0, le=2, description="above 0 with several samples")

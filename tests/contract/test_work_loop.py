@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -96,10 +96,11 @@ async def until_claiming(exchange: Exchange, worker: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_workers_share_what_waits_however_much_room_the_first_has(
-    exchange: Exchange, open_exchange: OpenExchange
+@pytest.mark.parametrize("num_workers", [2, 4])
+async def test_workers_hold_equally_many_groups_however_much_room_the_first_has(
+    exchange: Exchange, open_exchange: OpenExchange, num_workers: int
 ) -> None:
-    held = {"one": 0, "other": 0}
+    held = {f"worker-{place}": 0 for place in range(num_workers)}
     has_opened = asyncio.Event()
 
     def room(_: ActiveJob, in_flight: int) -> int:
@@ -115,17 +116,15 @@ async def test_workers_share_what_waits_however_much_room_the_first_has(
         return hold
 
     await begin(exchange, requests=40)
-    async with (
-        open_exchange("one") as one,
-        open_exchange("other") as other,
-        working(one, holding("one"), room=room),
-        working(other, holding("other"), room=room),
-    ):
+    async with AsyncExitStack() as workers:
+        for name in held:
+            own = await workers.enter_async_context(open_exchange(name))
+            await workers.enter_async_context(working(own, holding(name), room=room))
         for name in held:
             await until_claiming(exchange, name)
         has_opened.set()
         await results(exchange, 40)
-    assert min(held.values()) >= 16
+    assert all(abs(count - 40 / num_workers) <= 1 for count in held.values()), held
 
 
 async def test_a_worker_outlives_a_job_that_ends_while_it_counts_its_share(

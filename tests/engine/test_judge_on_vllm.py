@@ -38,6 +38,7 @@ MODEL = "tiny"
 CONTEXT = 12_000  # a token of this model is one character
 START_S = 240
 CHAT_TEMPLATE = (
+    "{% if refuses %}{{ raise_exception('as it was told') }}{% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}judge: "
 )
 LETTERS = tuple("abcdefghijklmnop")
@@ -145,6 +146,8 @@ async def test_a_reply_follows_the_schema_whatever_the_model_would_say(chat: Cha
     long = ({"role": "user", "content": "1" * (CONTEXT - 40)},)
     with pytest.raises(ChatError, match=r"left [123]. tokens"):
         await chat.ask(a_question(messages=long))
+    with pytest.raises(ChatError, match="as it was told"):
+        await chat.ask(a_question(template_options={"refuses": True}))
     endless = Form({"analysis": words("your reasons"), "grade": one_of(LETTERS)})
     with pytest.raises(NoVerdict, match="length"):
         await chat.ask(a_question(form=endless, max_tokens=30))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 ANALYSIS = "analysis"  # written first: a judge that has reasoned decides better
@@ -104,6 +104,7 @@ class Question:
     messages: tuple[Turn, ...]
     form: Form
     reasoning_effort: str = "medium"
+    template_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_tokens: int = 4096
     temperature: float = 0.0
     seed: int = 0
@@ -126,10 +127,12 @@ class Question:
         form = {"type": "object", "properties": fields, "required": list(fields)}
         form |= {"additionalProperties": False}
         schema = {"name": "verdict", "strict": True, "schema": form}
+        options = {"chat_template_kwargs": self.template_options} if self.template_options else {}
         return {
             "messages": list(self.messages),
             "response_format": {"type": "json_schema", "json_schema": schema},
             "reasoning_effort": self.reasoning_effort,
+            **options,
             "max_completion_tokens": self.max_tokens,
             "temperature": self.temperature,
             "seed": self.seed,

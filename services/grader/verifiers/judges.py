@@ -127,6 +127,7 @@ async def _judged(
             turns,
             form,
             reasoning_effort="low" if is_last else check.reasoning_effort,
+            template_options=check.chat_template_options,
             max_tokens=check.max_tokens // (2 if is_last else 1),
             temperature=check.temperature,
             seed=check.seed,

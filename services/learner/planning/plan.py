@@ -18,6 +18,7 @@ from typing import Any
 from huggingface_hub import constants
 from protocol.capacity import worst_case_bytes
 from protocol.recipe import Recipe
+from protocol.rewards import AskedOfAJudge
 from protocol.tasks import TaskFileError, read_tasks
 
 from deploy.placement import MOST_OF_A_GPU
@@ -44,6 +45,7 @@ from services.learner.planning.footprint import (
 from services.learner.planning.machine import GIB, MOST_GPUS, Machine
 
 FLOPS_USED = 0.25  # trainers for RL publish 0.14 to 0.27 of an H100's peak at 16k tokens
+PREFILL_USED = 0.5  # of a GPU's peak, by an engine that reads prompts: an assumption
 BANDWIDTH_USED = 0.6  # an assumption: decoding also waits for kernels, sampling and scheduling
 LENGTH_USED = 0.5  # of max_tokens, by the mean response: an assumption, since a limit leaves room
 PROMPT_USED = 0.25  # of the context beyond max_tokens, by the mean prompt: an assumption
@@ -52,14 +54,20 @@ LEARNER_COPIES = 4e9  # bytes a second that a rank copies into memory not pinned
 # Parameters a second of torch's fused AdamW on one core, as each rank has: 47 GB/s of host memory,
 # measured on an AMD EPYC.
 HOST_ADAMW = 1.6e9
+# Of a judge such as gpt-oss-20b: estimates, since none has been measured. Tokens that it writes in
+# a call, by effort, and in a second on one H100 that answers 128 calls at once (8,000 to 10,000).
+JUDGE_TOKENS = {"low": 600, "medium": 1200, "high": 3600}
+JUDGE_SPEED = 9e3
+CORRECT = 0.5  # of the responses, where a judge sees only those: an assumption
 LINK = 2e10  # bytes a second between a GPU and its host: an assumption, PCIe 4.0 x16 has 3.2e10
 ROLLOUT_VERIFIES = 1.7e9  # bytes a second, sha256 by one thread
 ROLLOUT_LOADS = 4.3e9  # bytes a second, from files in the page cache
 ASSUMED = (
-    f"{FLOPS_USED:.0%} of a GPU's FLOP/s, {BANDWIDTH_USED:.0%} of its memory bandwidth; the mean "
-    f"response has {LENGTH_USED:.0%} of max_tokens, the mean prompt {PROMPT_USED:.0%} of the rest "
-    f"of the context; dynamic sampling keeps {GROUPS_KEPT:.0%} of the groups. Not counted: "
-    "grading, evaluation, checkpoints, communication between GPUs"
+    f"{FLOPS_USED:.0%} of a GPU's FLOP/s, {PREFILL_USED:.0%} to read prompts, {BANDWIDTH_USED:.0%} "
+    f"of its memory bandwidth; the mean response has {LENGTH_USED:.0%} of max_tokens, the mean "
+    f"prompt {PROMPT_USED:.0%} of the rest of the context; dynamic sampling keeps "
+    f"{GROUPS_KEPT:.0%} of the groups; {CORRECT:.0%} of the responses are correct. Not counted: "
+    "rules and what a judge reads, evaluation, checkpoints, communication between GPUs"
 )
 _SMALL_CHUNK = 256
 
@@ -255,22 +263,29 @@ def seconds_of(
     published = models[0].parameters * models[0].size
     copied = f"{published / 1e9:,.1f} GB into memory, side by side; the learner waits"
     sampling = _sampling(recipe, models[0].shape, machine, rollout)
+    judging = tuple(_judging(recipe, machine))
     verifying = Span("verifying", published / ROLLOUT_VERIFIES, "sha256, while the rollout samples")
-    loading = Span("loading", published / ROLLOUT_LOADS, "while an engine pauses")
+    keeps = "; unfinished responses keep their KV, which costs nothing"
+    pauses = "while an engine pauses" + keeps * (recipe.rollout.kv_after_sync == "keep")
+    loading = Span("loading", published / ROLLOUT_LOADS, pauses)
+    recomputing = tuple(_recomputing(recipe, models[0].shape, machine, rollout))
     learning = (
         _training(recipe, models, machine),
         *_offloading(recipe, models),
         Span("publishing", published / machine.ranks_of_node / LEARNER_COPIES, copied),
         *_turns(models[0], machine),
     )
-    parts = (sampling, verifying, loading, *learning)
+    syncing = (verifying, loading, *recomputing)
+    parts = (sampling, *judging, *syncing, *learning)
     if recipe.training.max_staleness and not machine.shares_a_gpu:
-        longer = max(sampling.seconds + loading.seconds, sum(part.seconds for part in learning))
-        names = " + ".join(part.what for part in learning)
-        step = Span("a step", longer, f"the larger of sampling + loading and {names}")
+        stages = list(filter(None, [(sampling, loading, *recomputing), judging, learning]))
+        names = "; ".join(" + ".join(part.what for part in stage) for stage in stages)
+        step = Span("a step", max(map(_sum, stages)), f"the longest of {names}")
     else:
         why = "they share a GPU" if machine.shares_a_gpu else "max_staleness 0"
-        step = Span("a step", sum(part.seconds for part in parts), f"one after the other: {why}")
+        why += "; judging goes on beside sampling" * bool(judging)
+        beside = max(sampling.seconds, _sum(judging))
+        step = Span("a step", beside + _sum((*syncing, *learning)), f"one after the other: {why}")
     before = f" + {first} of the critic alone" if first else ""
     words = f"({steps:,} steps{before}) x {step.seconds:,.1f} s"
     return (*parts, step, Span("the run", (steps + first) * step.seconds, words))
@@ -280,9 +295,12 @@ def _turns(policy: Trained, machine: Machine) -> Iterator[Span]:
     """What an engine that sleeps in the learner's turn costs: its weights, to the host and back."""
     if machine.takes_turns:
         weights = policy.shape.parameters * policy.size / machine.gpus_per_engine
-        yield Span(
-            "sleeping", 2 * weights / LINK, f"weights to the host and back at {LINK:.1g} B/s"
-        )
+        words = f"weights to the host and back at {LINK:.1g} bytes/s"
+        yield Span("sleeping", 2 * weights / LINK, words)
+
+
+def _sum(spans: Sequence[Span]) -> float:
+    return sum(span.seconds for span in spans)
 
 
 def _lengths(recipe: Recipe) -> tuple[float, float]:
@@ -301,12 +319,9 @@ def _sampling(
 ) -> Span:
     """Prompts, bound by arithmetic; then token after token, bound by what is slower."""
     prompt, response = _lengths(recipe)
-    kept = GROUPS_KEPT if recipe.training.dynamic_sampling else 1.0
-    engines = len(machine.placement.rollouts)
-    groups = math.ceil(recipe.training.groups_per_step / kept / engines)
+    groups = math.ceil(_groups(recipe) / len(machine.placement.rollouts))
     responses = groups * recipe.rollout.group_size  # of one engine
-    held = int(rollout.room / (rollout.bytes_per_token * (prompt + response)))
-    at_once = max(1, min(responses, machine.engine_sequences, held))
+    at_once = _at_once(recipe, machine, rollout)
     # At the end the longest response goes on alone.
     rounds = max(responses * response / at_once, recipe.rollout.sampling.max_tokens)
     context = prompt + response / 2  # of the mean token
@@ -315,7 +330,7 @@ def _sampling(
     reading = (rounds * weights + keys) / (machine.kind.bandwidth * BANDWIDTH_USED)
     flops = machine.kind.flops * FLOPS_USED * machine.gpus_per_engine
     computing = responses * response * shape.forward_flops(2 * context) / flops
-    prefill = groups * prompt * shape.forward_flops(prompt) / flops
+    prefill = groups * prompt * shape.forward_flops(prompt) / _prefill_flops(machine)
     return Span(
         "sampling",
         prefill + max(reading, computing),
@@ -323,6 +338,63 @@ def _sampling(
         f"prompts {prefill:,.1f} s, then the larger of reading weights and cache {reading:,.1f} s "
         f"and computing {computing:,.1f} s",
     )
+
+
+def _groups(recipe: Recipe) -> float:
+    """That are sampled and graded for a step."""
+    kept = GROUPS_KEPT if recipe.training.dynamic_sampling else 1.0
+    return recipe.training.groups_per_step / kept
+
+
+def _at_once(recipe: Recipe, machine: Machine, rollout: RolloutFootprint) -> int:
+    """Responses that an engine samples at the same time."""
+    groups = math.ceil(_groups(recipe) / len(machine.placement.rollouts))
+    held = int(rollout.room / (rollout.bytes_per_token * sum(_lengths(recipe))))
+    return max(1, min(groups * recipe.rollout.group_size, machine.engine_sequences, held))
+
+
+def _prefill_flops(machine: Machine) -> float:
+    return machine.kind.flops * PREFILL_USED * machine.gpus_per_engine
+
+
+def _recomputing(
+    recipe: Recipe, shape: ModelShape, machine: Machine, rollout: RolloutFootprint
+) -> Iterator[Span]:
+    """What new weights, or a turn of the learner, cost the responses that are half done then."""
+    prompt, response = _lengths(recipe)
+    length, at_once = prompt + response / 2, _at_once(recipe, machine, rollout)
+    keeps = recipe.rollout.kv_after_sync == "keep" and not machine.takes_turns
+    if recipe.training.max_staleness and not keeps:
+        yield Span(
+            "recomputing",
+            at_once * length * shape.forward_flops(length) / _prefill_flops(machine),
+            f"up to {at_once:,} unfinished responses of {length:,.0f} tokens an engine, read again "
+            "under new weights"
+            + "; rollout.kv_after_sync = 'keep' costs nothing"
+            * (not machine.takes_turns),
+        )
+
+
+def _judging(recipe: Recipe, machine: Machine) -> Iterator[Span]:
+    """What judges write about a step, but for answers that rules alone could not decide."""
+    reward, asked, tokens = recipe.reward, 0.0, 0.0
+    responses = _groups(recipe) * recipe.rollout.group_size
+    for checks, which in ((reward.outcome, "all"), (reward.process, reward.process_for)):
+        for check in checks:
+            if isinstance(check, AskedOfAJudge):
+                seen = CORRECT if "correct" in (check.sees, which) else 1.0
+                calls = responses * seen * check.samples
+                asked += calls
+                tokens += calls * min(JUDGE_TOKENS[check.reasoning_effort], check.max_tokens)
+    judge = machine.placement.judge
+    gpus = len(judge.gpus) if judge else 1
+    if asked:
+        yield Span(
+            "judging",
+            tokens / gpus / JUDGE_SPEED,
+            f"{asked:,.0f} calls of {tokens / asked:,.0f} tokens, at {JUDGE_SPEED:,.0f} a second "
+            f"on each of {gpus} GPUs{'' if judge else ' elsewhere, an assumption'}",
+        )
 
 
 def _training(recipe: Recipe, models: Sequence[Trained], machine: Machine) -> Span:

@@ -71,6 +71,10 @@ def test_a_short_recipe_is_filled_with_defaults(tmp_path: Path) -> None:
             "chat_template_options do nothing",
         ),
         (
+            {"reward": {"process": {"verifier": "model_judge", "chat_template_options": {"-": 1}}}},
+            "chat_template_options",
+        ),
+        (
             {"training": {"compile_layers": True}, "optimizer": {"zero_stage": 3}},
             "compile_layers needs whole layers",
         ),

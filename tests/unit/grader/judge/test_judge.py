@@ -82,7 +82,9 @@ async def test_a_rubric_of_the_recipe_s_own_works_the_same(
 async def test_the_request_is_what_the_check_says(server: ScriptedServer, tools: Tools) -> None:
     async with Judge(settings_for(server, api_key="secret")) as judge:
         await verify(judge, tools, reasoning_effort="high", max_tokens=777, seed=5, temperature=0.3)
-    [body] = server.asked
+        await verify(judge, tools, chat_template_options={"enable_thinking": False})
+    body, of_template = server.asked
+    assert of_template["chat_template_kwargs"] == {"enable_thinking": False}
     schema = body["response_format"]["json_schema"]
     assert list(schema["schema"]["properties"]) == ["analysis", "solution"]
     assert schema["strict"] is True
@@ -90,7 +92,7 @@ async def test_the_request_is_what_the_check_says(server: ScriptedServer, tools:
     assert schema["schema"]["properties"]["solution"]["enum"] == ["complete", "partial", "wrong"]
     chosen = ("model", "reasoning_effort", "max_completion_tokens", "seed", "temperature")
     assert [body[name] for name in chosen] == ["judge", "high", 777, 5, 0.3]
-    assert "tools" not in body
+    assert not {"tools", "chat_template_kwargs"} & body.keys()
     assert set(server.keys) == {"Bearer secret"}
 
 

@@ -233,14 +233,16 @@ def test_a_model_outside_the_allowed_roots_is_not_found(tmp_path: Path) -> None:
 WEIGHTS = 2 * 7_615_616_512
 HEAD = 152064 * 3584
 BODY = 7_615_616_512 - HEAD  # what a token is multiplied by: layers and head, not the embedding
-FLOPS, BANDWIDTH = 989e12 * 0.25, 3.35e12 * 0.6
+FLOPS, PREFILL, BANDWIDTH = 989e12 * 0.25, 989e12 * 0.5, 3.35e12 * 0.6
 # 128 responses of 1,024 tokens in the mean, of at most 2,048, behind prompts of 256.
-PROMPTS = 16 * 256 * (2 * BODY + 2 * 256 * 3584 * 28) / FLOPS
+PROMPTS = 16 * 256 * (2 * BODY + 2 * 256 * 3584 * 28) / PREFILL
 CACHE = 128 * 1024 * (256 + 512) * 57_344
 FORWARD = 128 * 1280 * (2 * BODY + 2 * 1280 * 3584 * 28) / FLOPS
 CRITIC = {"algorithm": {"advantage": "gae"}, "critic": {"pretrain_steps": 50}}
 CORRECTED = {"old_logprobs": "recompute", "correction": "token_tis"}
 OFFLOAD = {"zero_stage": 3, "offload": "optimizer"}
+JUDGE = {"verifier": "model_judge", "temperature": 1.0}
+STALE = {"max_staleness": 1}
 
 
 def seconds(line: str = "", room: int = 58 * GIB, sequences: int = 256, **changes: Any) -> Any:
@@ -280,6 +282,26 @@ def seconds(line: str = "", room: int = 58 * GIB, sequences: int = 256, **change
             "offloading",
             (10 * 8 + 8) * 7_615_616_512 / 2e10 + 7_615_616_512 / 1.6e9,
         ),
+        # Half of the responses that are sampled at once, behind their prompts: 768 tokens.
+        (
+            {"training": STALE, "sequences": 32},
+            "recomputing",
+            32 * 768 * (2 * BODY + 2 * 768 * 3584 * 28) / PREFILL,
+        ),
+        ({"reward": {"process": JUDGE}}, "judging", 64 * 1200 / 9000),
+        ({"reward": {"process": JUDGE, "process_for": "all"}}, "judging", 128 * 1200 / 9000),
+        (
+            {
+                "reward": {
+                    "outcome": JUDGE | {"samples": 2, "max_tokens": 1000},
+                    "process": [JUDGE | {"reasoning_effort": "low"}],
+                },
+                "training": {"dynamic_sampling": True},
+                "line": "learner=0 rollout=1 judge=2-3",
+            },
+            "judging",
+            (512 * 1000 + 128 * 600) / 18000,
+        ),
     ],
 )
 def test_a_part_of_a_step_takes_what_its_sum_by_hand_says(
@@ -293,7 +315,13 @@ def test_a_part_of_a_step_takes_what_its_sum_by_hand_says(
     [
         ({"training": {"max_staleness": 0}}, None),
         ({"line": "learner=0 rollout=0@0.4"}, None),
-        ({"sequences": 8}, ["sampling", "loading"]),
+        ({"sequences": 8}, ["sampling", "loading", "recomputing"]),
+        ({"sequences": 8, "rollout": {"kv_after_sync": "keep"}}, ["sampling", "loading"]),
+        ({"reward": {"process": JUDGE | {"samples": 32}}}, ["judging"]),
+        (
+            {"training": {"max_staleness": 0}, "reward": {"process": JUDGE | {"samples": 32}}},
+            ["judging", "verifying", "loading", "training", "publishing"],
+        ),
         ({"line": "learner=0 rollout=1 rollout=2"}, ["training", "publishing"]),
         (CRITIC, ["training", "publishing"]),  # which makes 50 steps alone
     ],
@@ -301,7 +329,7 @@ def test_a_part_of_a_step_takes_what_its_sum_by_hand_says(
 def test_sampling_and_training_overlap_where_samples_may_be_stale(
     changes: dict[str, Any], parts: list[str] | None
 ) -> None:
-    found = seconds(**{"training": {"max_staleness": 1}, **changes})
+    found = seconds(**{"training": STALE, **changes})
     step, run = found.pop("a step"), found.pop("the run")
     assert step == pytest.approx(sum(found[part] for part in parts or found))
     assert run == pytest.approx((350 if changes is CRITIC else 300) * step)
@@ -486,7 +514,7 @@ LINE = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
                 "\n! ",
             ],
         ),
-        (["recipes/dapo/qwen2.5-32b.toml"], ["\nthe run 169 days (313 steps) x 46,757.3 s"]),
+        (["recipes/dapo/qwen2.5-32b.toml"], ["\nthe run 169 days (313 steps) x 46,740.3 s"]),
         (
             ["recipes/papo/qwen2.5-7b.toml", "--gpus", LINE],
             [
