@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -218,7 +218,8 @@ class PolicyFollower:
     async def _start(self, folder: Path, serving: Serving, base: Path | None) -> None:
         self.service.readiness.set(False, "the engine is starting")
         label = version_label(serving.policy.attempt, serving.policy.number)
-        with self.service.activity.during(Doing.STARTS_ENGINE):
+        lease = weights.leased(base) if base is not None else nullcontext()
+        with self.service.activity.during(Doing.STARTS_ENGINE), lease:
             try:
                 self.engine = await self.start_engine(folder, label, serving.settings, base)
             except EngineError as error:

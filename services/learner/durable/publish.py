@@ -39,6 +39,9 @@ class Slot:
     path: Path
     descriptor: int
 
+    def __del__(self) -> None:
+        os.close(self.descriptor)  # with its lock, which would outlive the attempt
+
     def try_to_take(self) -> bool:
         """Take it for writing; False if somebody reads it."""
         try:
@@ -162,6 +165,7 @@ class Publisher:
             announcing.cancel()
             await asyncio.wait({announcing})
         self._lease.close()
+        self._slots = Slots(self.memory)  # those that it had are open until they are collected
 
     async def evaluate(self) -> None:
         """Keep the newest version, and announce that it is evaluated."""
