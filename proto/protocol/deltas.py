@@ -8,6 +8,7 @@ chain make its last version. Whoever applies them verifies that.
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.weights import UNFINISHED, WeightsError, WeightsGone
+from protocol.weights import UNFINISHED, WeightsError, WeightsGone, sync_folder, sync_tree
 
 _DELTA = ".delta"
 _FARTHEST = 2**16 - 1  # from one word that is told to the next, whether it has changed or not
@@ -34,18 +35,30 @@ def write_link(version: Path, before: Path | None, target: Path) -> int:
     with ThreadPoolExecutor(_THREADS) as threads:
         write = partial(_write_file, before=before, target=unfinished)
         size = sum(threads.map(write, version.iterdir()))
+    sync_tree(unfinished)
     unfinished.rename(target)
+    sync_folder(target.parent)
     return size
 
 
 def apply_links(links: Iterable[Path], folder: Path) -> None:
-    """Make of the version in a folder the one that the last of its next links leads to."""
+    """Make of the version in a folder the one that the last of its next links leads to.
+
+    Raises:
+        WeightsGone: if a link has been removed.
+        WeightsError: if a link cannot be read, or does not fit the folder.
+    """
     try:
         with ThreadPoolExecutor(_THREADS) as threads:
             for link in links:
                 list(threads.map(partial(_apply_file, folder=folder), link.iterdir()))
     except FileNotFoundError as error:
-        raise WeightsGone(f"{error.filename}: gone") from error
+        is_of_link = Path(error.filename).parent != folder
+        raise (WeightsGone if is_of_link else WeightsError)(f"{error.filename}: gone") from error
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise WeightsError(f"{error.filename}: cannot be read: {error.strerror}") from error
     except (ValueError, IndexError) as error:
         raise WeightsError(f"{folder}: what has changed does not fit: {error}") from error
 

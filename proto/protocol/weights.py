@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MANIFEST = "manifest.json"
@@ -112,29 +112,39 @@ def verify(path: Path, digest: str | None = None) -> None:
 
 
 @contextmanager
-def leased(folder: Path) -> Generator[None]:
-    """Within, nobody writes other weights into a folder in memory; `WeightsGone` if one does."""
+def leased(folder: Path, lock: int = fcntl.LOCK_SH) -> Generator[None]:
+    """Within, nobody removes a folder or writes other weights into it; `WeightsGone` if one does.
+
+    A disk without locks grants every lease.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except FileNotFoundError as error:
         raise WeightsGone(f"{folder}: gone") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise WeightsGone(f"{folder}: newer weights take its place") from error
+        except OSError:
+            pass  # a shared disk without locks
         yield
-    except BlockingIOError as error:
-        raise WeightsGone(f"{folder}: newer weights take its place") from error
     finally:
         os.close(descriptor)
 
 
 def retain(root: Path, job_id: str, attempt: int, keep: Iterable[str]) -> None:
-    """Remove what attempts up to this one have published or left unfinished, but for ``keep``."""
+    """Remove what attempts up to this one have published or left unfinished, but for ``keep``.
+
+    What somebody has a lease on is left to a later call.
+    """
     kept = {Path(folder).name for folder in keep}
     job_folder = root / job_id
     for path in job_folder.iterdir() if job_folder.is_dir() else ():
         number = re.search(r"\d+", path.name)
         if path.name not in kept and number is not None and int(number[0]) <= attempt:
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(WeightsGone), leased(path, fcntl.LOCK_EX):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_tree(folder: Path) -> None:

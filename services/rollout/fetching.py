@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -21,8 +22,11 @@ from typing import Any
 
 from protocol import deltas, weights
 from protocol.messages import PolicyVersion
+from protocol.weights import WeightsError, WeightsGone
 
+log = logging.getLogger(__name__)
 _COPY = ".copy-"
+_MOST_REMOVED = 3  # links in a row, after which this machine is at fault
 # Who wrote the folder, and how: the weights mean the same.
 _NO_MATTER = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"}
 _WEIGHTS = {".safetensors", ".index.json"}
@@ -37,25 +41,34 @@ class Fetcher:
         self.disk, self.memory = disk, memory
         self._copy: Path | None = None
         self._last_link = ""  # that the copy was made of
+        self._is_of_all = False  # rather than of an older copy and the links since
+        self._num_removed = 0  # links, since a version was sound
 
     @contextmanager
     def fetched(self, policy: PolicyVersion) -> Iterator[Path]:
         """The folder of a version, which does not change meanwhile. It has yet to be verified.
 
+        What the body raises tells whether the folder is sound: a copy that is not is made again
+        from the first link. If that is how it was made, the link is removed, which has the learner
+        write a whole version in its place.
+
         Raises:
             WeightsGone: if it has been removed.
-            WeightsError: if the links do not fit the copy; the next call begins with the first.
+            WeightsError: if the links do not fit the copy.
         """
         folder = self.memory / policy.folder
-        if policy.links and not folder.exists():
-            yield self._bring(policy.links)
-        else:
+        if not policy.links or folder.exists():
             with weights.leased(folder):
                 yield folder
-
-    def forget(self) -> None:
-        """Make the next copy from the beginning: this one is not what it should be."""
-        self._last_link = ""
+            return
+        try:
+            yield self._bring(policy.links)
+            self._num_removed = 0
+        except (WeightsError, OSError) as error:
+            was_made, self._last_link = self._last_link != "", ""
+            if type(error) is WeightsError or (isinstance(error, WeightsGone) and was_made):
+                self._doubt(policy.links[0])
+            raise
 
     def close(self) -> None:
         if self._copy is not None:
@@ -66,11 +79,18 @@ class Fetcher:
             self._copy = _own_folder(self.memory)
         last, self._last_link = self._last_link, ""  # until it is whole
         missing = links[links.index(last) + 1 :] if last in links else links
-        for leftover in self._copy.iterdir() if missing == links else ():
+        self._is_of_all = missing == links
+        for leftover in self._copy.iterdir() if self._is_of_all else ():
             leftover.unlink()  # a version may have other files
         deltas.apply_links((self.disk / link for link in missing), self._copy)
         self._last_link = links[-1]
         return self._copy
+
+    def _doubt(self, first: str) -> None:
+        if self._is_of_all and self._num_removed < _MOST_REMOVED:
+            self._num_removed += 1
+            log.warning("links are damaged, and are to be written again", extra={"first": first})
+            shutil.rmtree(self.disk / first, ignore_errors=True)
 
 
 def _own_folder(memory: Path) -> Path:
@@ -125,7 +145,7 @@ def verified_shape(folder: Path, digest: str) -> ModelShape:
     try:
         return shape_of(folder)
     except FileNotFoundError as error:
-        raise weights.WeightsGone(f"{error.filename}: gone") from error
+        raise WeightsGone(f"{error.filename}: gone") from error
 
 
 def shape_of(folder: Path) -> ModelShape:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -187,9 +187,11 @@ class PolicyFollower:
         return await self._try_to_take(wanted, job)
 
     def _serves_weights_of(self, policy: PolicyVersion) -> bool:
-        """Whether it is what is served, whatever else it tells by now."""
-        served = self.serving.policy if self.serving is not None else None
-        return served == policy.model_copy(update={"evaluated": served and served.evaluated})
+        """Whether it is what is served, whatever else it tells by now, and wherever it lies."""
+        if self.serving is None:
+            return False
+        served, may_differ = self.serving.policy, {"evaluated", "links"}
+        return served.model_dump(exclude=may_differ) == policy.model_dump(exclude=may_differ)
 
     async def _try_to_take(self, newest: PolicyVersion, job: ActiveJob) -> float:
         folder = self.service.deployment.memory_dir / newest.folder
@@ -203,7 +205,6 @@ class PolicyFollower:
         except WeightsGone as error:
             return self._failed("gone", error, _GONE_S)
         except (WeightsError, OSError) as error:  # of a full disk, for one
-            self._fetcher.forget()
             return self._failed("damaged", error, _RETRY_S)
         except LoadError as error:
             if not folder.exists():
@@ -242,7 +243,8 @@ class PolicyFollower:
     async def _start(self, folder: Path, serving: Serving, base: Path | None) -> None:
         self.service.readiness.set(False, "the engine is starting")
         label = version_label(serving.policy.attempt, serving.policy.number)
-        with self.service.activity.during(Doing.STARTS_ENGINE):
+        lease = weights.leased(base) if base is not None else nullcontext()
+        with self.service.activity.during(Doing.STARTS_ENGINE), lease:
             try:
                 self.engine = await self.start_engine(folder, label, serving.settings, base)
             except EngineError as error:

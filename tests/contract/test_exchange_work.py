@@ -147,6 +147,31 @@ async def test_a_heartbeat_tells_what_was_lost_of_which_stream_and_takes_nothing
         assert await lost(heir, inherited) == set()
 
 
+async def test_consumers_of_past_lives_are_deleted_unless_entries_are_theirs(
+    exchange: Exchange, open_exchange: OpenExchange, server: Server
+) -> None:
+    await ask(exchange, 1)
+    async with open_exchange("dead") as dead, open_exchange("silent") as silent:
+        held = await claim_one(dead)
+        await exchange.ask(a_request(number=1))
+        await silent.release(await claim_one(silent))
+        waiting = asyncio.create_task(silent.claim((EVAL_REQUESTS,), "job", count=1, wait_s=20))
+        async with open_exchange("heir") as heir, asyncio.timeout(60):
+            while (await heir.writer.info("clients"))["blocked_clients"] == 0:
+                await asyncio.sleep(0.01)
+            pulse = await heir.heartbeat("rollout", (EVAL_REQUESTS, REQUESTS), "job")
+            assert pulse.lives == {"heir": 1, "dead": 0}
+            with server.client() as client:
+                consumers = client.xinfo_consumers(REQUESTS.key("job"), "rollout")
+            assert {each["name"] for each in consumers} == {b"dead", b"released"}
+            assert len(await take_over(heir, REQUESTS)) == 2
+            await exchange.ask(a_request(purpose=Purpose.EVAL))
+            (delivery,) = await waiting  # that was deleted under it
+        assert (await silent.heartbeat("rollout", (EVAL_REQUESTS,), "job")).lost == set()
+        assert await silent.hand_off(delivery, ROLLOUTS, a_group())
+        assert await lost(dead, held) == {held.place}
+
+
 async def test_a_worker_without_life_counts_as_a_death_until_it_shows_that_it_lives(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:

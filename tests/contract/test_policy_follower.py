@@ -125,6 +125,16 @@ async def test_a_request_waits_while_weights_are_loaded(line: Following) -> None
     assert line.follower.serving.policy.number == 1
 
 
+async def test_weights_that_lie_elsewhere_are_not_loaded_again(line: Following) -> None:
+    line.engine.end_of_load.set_result(None)
+    await served(line.follower, min_version=1)
+    newest = await line.exchange.newest_policy("job")
+    assert newest is not None
+    elsewhere = newest.model_copy(update={"links": ("job/1.1.link",)})
+    assert line.follower._serves_weights_of(elsewhere)
+    assert not line.follower._serves_weights_of(elsewhere.model_copy(update={"digest": "?"}))
+
+
 async def test_an_engine_that_does_not_start_is_told_of_with_the_job_that_it_was_for(
     line: Following,
 ) -> None:

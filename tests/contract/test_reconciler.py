@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from protocol import streams
@@ -30,7 +31,11 @@ from tests.builders import (
 )
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.exchange_steps import record_of, running
+from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
+
+if TYPE_CHECKING:  # which imports torch
+    from services.learner.training.ranks import Team
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 RECIPE = a_recipe(
@@ -101,6 +106,20 @@ async def test_what_is_lost_is_asked_again_and_nothing_else(
     parts.intake.finish(Purpose.TRAIN, range(1))  # what has been looked at is not asked again
     await parts.reconcile()
     assert await asked(exchange) == []
+
+
+async def test_a_link_that_a_rollout_has_removed_is_written_again(
+    parts: Reconciler, tmp_path: Path
+) -> None:
+    publisher = parts.publisher = Publisher(parts.attempt, tmp_path, tmp_path, by_delta=True)
+    await publisher.publish(cast("Team", FakeTeam()), 4)
+    await publisher.announced()
+    assert publisher.newest is not None
+    (link,) = publisher.newest.links
+    shutil.rmtree(tmp_path / link)
+    await parts.reconcile()
+    await publisher.announced()
+    assert (tmp_path / link).exists()
 
 
 @pytest.mark.parametrize("left", [None, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -114,13 +115,62 @@ async def test_a_copy_is_made_anew_when_it_is_damaged_or_an_attempt_begins(line:
     (copy / FILE).write_bytes(b"x" * 2 * WORDS)
     with pytest.raises(WeightsError, match="damaged"):
         verify(follower, policy)
-    follower.forget()
     verify(follower, policy)
+    assert (line.disk / policy.links[0]).exists()  # it was the copy alone
     (copy / "another.safetensors").write_text("of a version of more ranks, and so of more files")
     await line.exchange.begin_attempt("job")
     line.begin(attempt=2)
     assert verify(follower, await line.publish(0)) == copy
     assert [path.name for path in copy.glob("*.safetensors")] == [FILE]
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def lose_a_file(file: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, lose_a_file])
+@pytest.mark.parametrize("name", [f"2.link/{FILE}.delta", f"0.link/{FILE}", "3.link/manifest.json"])
+async def test_links_that_are_damaged_are_written_again_while_the_learner_waits(
+    line: Line, name: str, damage: Callable[[Path], None]
+) -> None:
+    ahead, late = line.fetcher("ahead"), line.fetcher("late")
+    for number in range(3):
+        verify(ahead, await line.publish(number))
+        if number == 1:
+            await line.publisher.evaluate()
+    policy = await line.publish(3)
+    verify(ahead, policy)
+    damage(line.disk / f"job/1.{name}")
+    with pytest.raises(WeightsError):
+        verify(late, policy)
+    line.publisher.mend()
+    await line.publisher.announced()
+    mended = line.publisher.newest
+    assert mended is not None
+    assert mended.evaluated is not None
+    assert mended == await line.exchange.newest_policy("job")
+    assert (mended.links, mended.evaluated.links) == (("job/1.3.link",), ("job/1.1.link",))
+    verify(line.fetcher("later"), mended.evaluated)
+    for policy in (mended, await line.publish(4)):
+        for fetcher in (late, ahead):
+            verify(fetcher, policy)
+
+
+async def test_a_machine_that_spoils_every_copy_is_not_heard_for_ever(line: Line) -> None:
+    spoiled = line.fetcher("spoiled")
+    policy = await line.publish(0)
+    for is_heard in (True, True, True, False):
+        with pytest.raises(WeightsError), spoiled.fetched(policy):
+            raise WeightsError("its memory is broken")
+        assert (line.disk / policy.links[0]).exists() is not is_heard
+        line.publisher.mend()
+        await line.publisher.announced()
 
 
 async def test_the_copy_of_a_rollout_that_was_killed_goes(line: Line) -> None:

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- Show life; learn who else has shown life, and which of our entries others have taken over.
+-- Consumers that show no life and have nothing are deleted: each would make every heartbeat slower.
 -- Who finds an entry taken over is not dead: a death that was counted against the entry is taken back.
 -- KEYS: lives, faults, inputs...
 -- ARGV: group, me, '1' if we may claim, number of inputs, input names..., then input index and id of each entry
@@ -36,9 +37,13 @@ for index = 1, num_inputs do
   local consumers = redis.pcall('XINFO', 'CONSUMERS', KEYS[2 + index], group)
   for _, consumer in ipairs(consumers.err and {} or consumers) do
     local name, pending = consumer[2], consumer[4]
-    if pending > 0 and name ~= 'released' and redis.call('HEXISTS', KEYS[1], name) == 0 then
-      table.insert(lives, name)
-      table.insert(lives, '0')
+    if name ~= 'released' and redis.call('HEXISTS', KEYS[1], name) == 0 then
+      if pending > 0 then
+        table.insert(lives, name)
+        table.insert(lives, '0')
+      else  -- with entries they would be lost; a claim makes it again
+        redis.call('XGROUP', 'DELCONSUMER', KEYS[2 + index], group, name)
+      end
     end
   end
 end

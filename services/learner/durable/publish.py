@@ -39,6 +39,9 @@ class Slot:
     path: Path
     descriptor: int
 
+    def __del__(self) -> None:
+        os.close(self.descriptor)  # with its lock, which would outlive the attempt
+
     def try_to_take(self) -> bool:
         """Take it for writing; False if somebody reads it."""
         try:
@@ -156,12 +159,18 @@ class Publisher:
         if self._announcing is not None and self._announcing.done():
             self._announcing.result()
 
+    def mend(self) -> None:
+        """Write the links again of which a rollout has removed one, because they are damaged."""
+        if self._chain is not None and (self._announcing is None or self._announcing.done()):
+            self._announcing = asyncio.create_task(self._mend())
+
     async def stop(self) -> None:
         announcing, self._announcing = self._announcing, None
         if announcing is not None:
             announcing.cancel()
             await asyncio.wait({announcing})
         self._lease.close()
+        self._slots = Slots(self.memory)  # those that it had are open until they are collected
 
     async def evaluate(self) -> None:
         """Keep the newest version, and announce that it is evaluated."""
@@ -215,6 +224,20 @@ class Publisher:
         await self._send(policy)
         log.info("announced", extra={"policy": folder, "seconds": time.monotonic() - began})
         await self._retain(policy, *self._kept)
+
+    async def _mend(self) -> None:
+        policies = [policy for policy in (self.evaluated, self.newest) if policy is not None]
+        folders = {self.disk / link for policy in policies for link in policy.links}
+        if await asyncio.to_thread(lambda: all(folder.exists() for folder in folders)):
+            return
+        log.warning("links were damaged, and are written again")
+        for policy in policies:  # the newest last: the chain goes on from there
+            links = await self._link(self.folder_of(policy), None, policy.number)
+            mended = policy.model_copy(update={"links": links})
+            if policy is self.evaluated:
+                self.evaluated = mended
+            if policy is self.newest:
+                await self._send(mended)
 
     async def _retain(self, *policies: PolicyVersion) -> None:
         """Remove what this attempt and those before have published, but for slots and these."""

@@ -41,6 +41,7 @@ class Reconciler:
     async def reconcile(self) -> None:
         """Write again what is missing: every one of these writes may be repeated without effect."""
         self.publisher.check()
+        self.publisher.mend()
         exchange, ours = self.attempt.exchange, self.attempt.active
         active = await exchange.active()
         if active is None or (active.job_id, active.attempt) != (ours.job_id, ours.attempt):

@@ -80,10 +80,14 @@ def test_what_is_being_written_is_not_read(slots: Slots, tmp_path: Path) -> None
             pass
 
 
-def test_the_newest_is_there_until_the_next_is_whole(slots: Slots, tmp_path: Path) -> None:
+def test_the_newest_is_there_until_the_next_is_whole_and_no_lock_outlives_the_attempt(
+    tmp_path: Path,
+) -> None:
+    slots = Slots(tmp_path)
     publish(slots, 0)
     publish(slots, 1)
-    slots.take("job/1.2")  # and the learner dies
+    slots.take("job/1.2")
     weights.verify(tmp_path / "job/1.1")
+    del slots  # in the middle of writing
     weights.retain(tmp_path, "job", 2, [])
     assert versions(tmp_path) == set()

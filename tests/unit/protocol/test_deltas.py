@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -58,4 +60,37 @@ def test_a_link_that_is_damaged_or_gone_makes_no_version(tmp_path: Path, damage:
     with pytest.raises(WeightsError):
         make([tmp_path / "link"], tmp_path / "0", digest)
     with pytest.raises(WeightsGone):
-        deltas.apply_links([tmp_path / "gone"], tmp_path)
+        deltas.apply_links([tmp_path / "gone"], tmp_path / "0")
+
+
+def test_what_a_disk_cannot_read_and_what_a_link_lacks_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_version(tmp_path / "0", np.zeros(WORDS))
+    a_version(tmp_path / "1", np.ones(WORDS) * (np.arange(WORDS) % 4 == 0))
+    deltas.write_link(tmp_path / "1", tmp_path / "0", tmp_path / "link")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(WeightsError, match="gone") as told:
+        deltas.apply_links([tmp_path / "link"], tmp_path / "empty")
+    assert not isinstance(told.value, WeightsGone)
+
+    def fail(code: int) -> None:
+        raise OSError(code, os.strerror(code), "a file")
+
+    for code, raised in ((errno.EIO, WeightsError), (errno.ENOSPC, OSError)):
+        monkeypatch.setattr(deltas, "_apply_file", lambda *_, code=code, **__: fail(code))
+        with pytest.raises(raised):
+            deltas.apply_links([tmp_path / "link"], tmp_path / "0")
+
+
+def test_a_link_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_version(tmp_path / "0", np.zeros(WORDS))
+    synced = list[str]()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    deltas.write_link(tmp_path / "0", None, tmp_path / "link")
+    unfinished = f"{tmp_path}/.unfinished-link"
+    files = {f"{unfinished}/{path.name}" for path in (tmp_path / "link").iterdir()}
+    assert set(synced[:-1]) == {*files, unfinished}
+    assert synced[-1] == str(tmp_path)

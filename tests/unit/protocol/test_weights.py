@@ -35,3 +35,30 @@ def test_a_superseded_attempt_clears_nothing_of_the_one_after_it(tmp_path: Path)
     weights.retain(tmp_path, "job", 2, ["job/2.3", "job/2.4"])
     assert {path.name for path in (tmp_path / "job").iterdir()} == {"2.3", "2.4", *later}
     weights.retain(tmp_path, "another", 1, [])
+
+
+def test_what_somebody_reads_stays_until_the_lease_ends(tmp_path: Path) -> None:
+    read, free = tmp_path / "job/1.0", tmp_path / "job/1.1"
+    for folder in (read, free):
+        folder.mkdir(parents=True)
+    with weights.leased(read):
+        weights.retain(tmp_path, "job", 2, [])
+        assert (read.exists(), free.exists()) == (True, False)
+    weights.retain(tmp_path, "job", 2, [])
+    assert not read.exists()
+    with pytest.raises(weights.WeightsGone), weights.leased(read):
+        pass
+
+
+def test_a_disk_without_locks_grants_every_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no locks here")
+
+    (tmp_path / "job/1.0").mkdir(parents=True)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with weights.leased(tmp_path / "job/1.0"):
+        pass
+    weights.retain(tmp_path, "job", 1, [])
+    assert not (tmp_path / "job/1.0").exists()
