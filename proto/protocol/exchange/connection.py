@@ -169,11 +169,12 @@ async def open_clients(
         "legacy_responses": False,
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
-    # Reads block on the server, each on a connection of its own. Writes take turns on a few.
+    # Reads block on the server, each on a connection of its own. All else takes turns: hundreds of
+    # processes share a server, which has a limit of its own.
     pools = (
-        BlockingConnectionPool.from_url(url, max_connections=16, timeout=None, **settings),
+        BlockingConnectionPool.from_url(url, max_connections=3, timeout=None, **settings),
         ConnectionPool.from_url(url, max_connections=10_000, **settings),
-        BlockingConnectionPool.from_url(url, max_connections=2, timeout=None, **settings),
+        BlockingConnectionPool.from_url(url, max_connections=1, timeout=None, **settings),
     )
     clients = [cast(PatientRedis, PatientRedis.from_pool(pool)) for pool in pools]
     writer, reader, pulse = clients
