@@ -167,11 +167,12 @@ def _redis_url(read: Reader) -> str:
     parts = urlsplit(redis_url)
     if not password:
         return redis_url
-    if "@" in parts.netloc:
+    if parts.password is not None:
         raise DeploymentError(
             "WEIR_REDIS_URL holds a password, and WEIR_REDIS_PASSWORD is set; remove one of them"
         )
-    return parts._replace(netloc=f":{quote(password, safe='')}@{parts.netloc}").geturl()
+    user, _, server = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{server}").geturl()
 
 
 def _plain_folder(text: str) -> Path:

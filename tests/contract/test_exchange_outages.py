@@ -161,7 +161,7 @@ async def test_patience_has_an_end_and_who_is_told_to_hurry_has_less(own_server:
 
 
 async def test_a_wrong_password_is_reported_at_once(server: Server) -> None:
-    url = server.url.replace(server.password, "wrong")
+    url = server.url.replace(server.passwords["default"], "wrong")
     async with connect(url, me="worker", patience_s=3600) as worker:
         with pytest.raises(redis.AuthenticationError):
             await worker.ping()

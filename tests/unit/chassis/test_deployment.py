@@ -58,6 +58,7 @@ def test_a_list_may_be_in_a_file_and_not_in_a_variable_too(tmp_path: Path) -> No
     [
         ("redis://h:6379/0", "p@ss/w:rd%", "redis://:p%40ss%2Fw%3Ard%25@h:6379/0"),
         ("rediss://[::1]:6379", "p", "rediss://:p@[::1]:6379"),
+        ("redis://user@h/0", "p", "redis://user:p@h/0"),
         ("redis://:own@h", "", "redis://:own@h"),
     ],
 )
