@@ -167,6 +167,7 @@ async def open_clients(
         "socket_timeout": None,
         "socket_connect_timeout": _PULSE_LIMIT_S,
         "legacy_responses": False,
+        "driver_info": None,  # which would be two more commands that a user needs the right to
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     # Reads block on the server, each on a connection of its own. All else takes turns: hundreds of
