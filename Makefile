@@ -102,6 +102,7 @@ down: install ## stop the stack on this machine
 	weir down
 
 # The folder is closed to others. Its files are not, since containers read them as other users.
+USERS := gateway learner rollout grader monitor
 secrets: ## make the passwords and the API key of the containers, where there are none
-	@umask 022; mkdir -p -m 700 secrets; for name in redis_password grafana_password api_keys; do \
+	@umask 022; mkdir -p -m 700 secrets; for name in redis_password $(USERS:%=redis_%) grafana_password api_keys; do \
 	  test -s secrets/$$name || od -An -v -tx1 -N24 /dev/urandom | tr -d ' \n' >secrets/$$name; done; ls secrets

@@ -10,13 +10,14 @@ otherwise, so two stacks run side by side if their WEIR_HOME differs.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy.launches import Launch, judge_launch, launches, model_roots, port_of, python_path
@@ -37,11 +38,14 @@ START_TIMEOUT_S = 300.0  # a busy machine takes minutes to import what an engine
 _MOST_FAILURES = 3  # of a process that has never started
 _LOG_TAIL = 2000  # characters
 
+_ACL = Path(__file__).with_name("users.acl").read_text(encoding="utf-8")
+USERS = dict(re.findall(r"^user (\w+) (.+)$", _ACL, re.MULTILINE))  # the rights of each
+
 _VALKEY_CONFIG = """
 bind 127.0.0.1
 port {port}
 dir "{folder}"
-requirepass {password}
+{users}
 appendonly yes
 appendfsync always
 save ""
@@ -119,14 +123,18 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
                 "it for a free one"
             )
     keys, api_key = home.api_keys(environment)
-    password = secrets.token_hex(16)
+    passwords = {name: secrets.token_hex(16) for name in ("default", *USERS)}
     ports = free_ports()
     redis_port = port_of(environment, "WEIR_REDIS_PORT") or next(ports)
-    redis_url = f"redis://:{password}@127.0.0.1:{redis_port}/0"
-    shared = _shared_variables(home, environment, choice)
-    shared |= {"WEIR_REDIS_URL": redis_url, "WEIR_API_KEYS": keys}
+    shared = _shared_variables(home, environment, choice) | {"WEIR_API_KEYS": keys}
+
+    def redis_url(user: str) -> str:
+        return f"redis://{user}:{passwords[user]}@127.0.0.1:{redis_port}/0"
 
     def process(launch: Launch, standard_input: bytes = b"") -> Process:
+        if launch.role in USERS:
+            own = {**launch.environment, "WEIR_REDIS_URL": redis_url(launch.role)}
+            launch = replace(launch, environment=own)
         log = home.path / "logs" / f"{launch.name}.log"
         port = launch.port or next(ports)
         return Process(launch, port, log, standard_input, held=(home.lock,))
@@ -140,9 +148,9 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     url = f"http://127.0.0.1:{front.port}"
     return Stack(
         home=home,
-        facts={"url": url, "api_key": api_key, "redis_url": redis_url},
+        facts={"url": url, "api_key": api_key, "redis_url": redis_url("default")},
         memory=home.memory(environment),
-        valkey=process(*_valkey(home.path / "valkey", redis_port, password, environment)),
+        valkey=process(*_valkey(home.path / "valkey", redis_port, passwords, environment)),
         services=[front, *judge, *map(process, others)],
     )
 
@@ -205,8 +213,19 @@ def _why_not_started(process: Process) -> str:
     return f"{process.name} cannot start, it {reason}; {log} ends:\n{tail}"
 
 
+def users(passwords: Mapping[str, str]) -> str:
+    """Lines of a server's configuration: a user per password, with the rights of users.acl.
+
+    ``default`` may do everything; a user without a password does not exist.
+    """
+    rights = {"default": "~* &* +@all", **USERS}
+    return "\n".join(
+        f'user {name} on ">{password}" {rights[name]}' for name, password in passwords.items()
+    )
+
+
 def _valkey(
-    folder: Path, port: int, password: str, environment: Mapping[str, str]
+    folder: Path, port: int, passwords: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[Launch, bytes]:
     """Its launch, and its configuration on standard input, so that no disk has the password."""
     try:
@@ -217,7 +236,7 @@ def _valkey(
     config = _VALKEY_CONFIG.format(
         port=port,
         folder=str(folder).replace("\\", r"\\").replace('"', r"\""),
-        password=password,
+        users=users(passwords),
         maxmemory=environment.get("WEIR_REDIS_MAXMEMORY") or "1gb",
     )
     command = (str(get_binary_path()), "-")

@@ -10,7 +10,8 @@ learner               who takes up jobs, a hash           learner             le
 {job}:requests        RolloutRequest (train, pretrain)    learner             rollout
 {job}:eval_requests   RolloutRequest (eval)               learner             rollout, first
 {job}:rollouts        RolloutGroup                        rollout             grader
-{job}:graded          GradedGroup                         rollout, grader     learner
+{job}:graded          GradedGroup                         grader              learner
+{job}:failed          GradedGroup without a group         rollout             learner
 {job}:policy          PolicyVersion                       learner             every rollout
 {job}:events          JobEvent                            all                 gateway
 {job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
@@ -69,10 +70,11 @@ REQUESTS = Stream("{job}:requests", RolloutRequest, group="rollout")
 EVAL_REQUESTS = Stream("{job}:eval_requests", RolloutRequest, group="rollout")
 ROLLOUTS = Stream("{job}:rollouts", RolloutGroup, group="grader")
 GRADED = Stream("{job}:graded", GradedGroup, group="learner")
+FAILED = Stream("{job}:failed", GradedGroup, group="learner")
 POLICY = Stream("{job}:policy", PolicyVersion)
 EVENTS = Stream("{job}:events", JobEvent)
 
-WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED)
+WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED, FAILED)
 
 ACTIVE = PREFIX + "active"
 LEARNER = PREFIX + "learner"

@@ -14,6 +14,8 @@ from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 T = TypeVar("T")
+_TOPS = "|".join(re.escape(name) for name in set(os.listdir("/")) - {"dev", "proc", "sys"})
+_ELSEWHERE = re.compile(rf"(?<![\w./:-])/(?:{_TOPS})(?:/[\w.@+=~-]+)*/([\w.@+=~-]+)")  # a path
 
 
 class DeploymentError(ValueError):
@@ -81,6 +83,14 @@ class Deployment:
     def load_extensions(self) -> None:
         """Import the modules that add formulas of the deployment's own to the tables."""
         import_extensions("WEIR_EXTENSIONS", self.extensions)
+
+    def without_places(self, text: str) -> str:
+        """A text for people who use the stack, and need not know where folders lie here."""
+        named = {self.data_dir: "WEIR_DATA_DIR", self.memory_dir: "WEIR_MEMORY_DIR"}
+        named |= {root: "WEIR_MODEL_ROOTS" for root in self.model_roots if root.name}
+        for folder in sorted(named, key=lambda folder: -len(str(folder))):
+            text = re.sub(rf"{re.escape(str(folder))}(?![\w.-])", named[folder], text)
+        return _ELSEWHERE.sub(r"…/\1", text)
 
     @property
     def files_dir(self) -> Path:
@@ -169,11 +179,12 @@ def _redis_url(read: Reader) -> str:
     parts = urlsplit(redis_url)
     if not password:
         return redis_url
-    if "@" in parts.netloc:
+    if parts.password is not None:
         raise DeploymentError(
             "WEIR_REDIS_URL holds a password, and WEIR_REDIS_PASSWORD is set; remove one of them"
         )
-    return parts._replace(netloc=f":{quote(password, safe='')}@{parts.netloc}").geturl()
+    user, _, server = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{server}").geturl()
 
 
 def _plain_folder(text: str) -> Path:

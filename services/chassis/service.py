@@ -53,6 +53,9 @@ class Service:
     readiness: Readiness = field(default_factory=Readiness)
     activity: Activity = field(default_factory=Activity)
 
+    def __post_init__(self) -> None:
+        self.exchange.shown = self.deployment.without_places
+
     def stop(self) -> None:
         """Leave in good order, without waiting long for an exchange that is away."""
         self.exchange.hurry(self.deployment.drain_s)

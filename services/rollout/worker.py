@@ -8,7 +8,7 @@ import time
 from prometheus_client import Counter, Gauge, Histogram
 from protocol.messages import ActiveJob, Doing, FinishReason, RolloutGroup, RolloutRequest
 from protocol.recipe import Purpose
-from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
+from protocol.streams import EVAL_REQUESTS, FAILED, REQUESTS, ROLLOUTS
 
 from services.chassis.metrics import PHASES, born_at_zero
 from services.chassis.service import Service
@@ -44,7 +44,7 @@ async def sample_groups(service: Service) -> None:
     stage = Stage(
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=ROLLOUTS,
-        failures=GRADED,
+        failures=FAILED,
         handle=worker.sample_group,
         room=worker.room,
         is_open=follower.serves,

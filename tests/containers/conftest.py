@@ -19,6 +19,7 @@ import pytest
 import yaml
 from protocol.recipe import load_recipe
 
+from deploy.local import USERS
 from tests.containers.engines import ROOT, Engine, engine
 
 SERVICES = ("gateway", "grader", "rollout", "learner")
@@ -158,7 +159,8 @@ def running_engine() -> Iterator[Engine]:
 def stack(running_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("compose")
     port, key = free_port(), secrets.token_hex(16)
-    of_test = {name: secrets.token_hex(16) for name in ("redis_password", "grafana_password")}
+    passwords = ("redis_password", *(f"redis_{user}" for user in USERS), "grafana_password")
+    of_test = {name: secrets.token_hex(16) for name in passwords}
     for name, text in (of_test | {"api_keys": key}).items():
         (folder / name).write_text(text)
     named = {name: {"file": str(folder / name)} for name in (*of_test, "api_keys")}

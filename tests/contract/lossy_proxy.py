@@ -24,7 +24,7 @@ class LossyProxy:
 
     @property
     def url(self) -> str:
-        return f"redis://:{self.server.password}@127.0.0.1:{self.port}/0"
+        return f"redis://:{self.server.passwords['default']}@127.0.0.1:{self.port}/0"
 
     def lose_next_reply(self) -> None:
         """It will have been done, and the client never hears of it."""

@@ -126,6 +126,23 @@ async def test_a_heartbeat_waits_for_no_large_write(server: Server) -> None:
         await asyncio.gather(writing, return_exceptions=True)
 
 
+async def test_a_process_holds_few_connections_however_much_it_does_at_once(
+    exchange: Exchange, server: Server, open_exchange: OpenExchange
+) -> None:
+    await begin(exchange)
+    with server.client() as client:
+        before = client.info("clients")["connected_clients"]
+        async with open_exchange("worker") as worker:
+            reading = asyncio.create_task(worker.claim([REQUESTS], "job", count=1, wait_s=20))
+            await asyncio.gather(
+                *(worker.record_event(an_event(f"event-{number}")) for number in range(100)),
+                *(worker.heartbeat("rollout", (REQUESTS,), "job") for _ in range(100)),
+            )
+            assert client.info("clients")["connected_clients"] - before <= 5
+            await exchange.ask(a_request())
+            assert len(await reading) == 1
+
+
 async def test_patience_has_an_end_and_who_is_told_to_hurry_has_less(own_server: Server) -> None:
     async with (
         connect(own_server.url, me="worker", patience_s=3600) as worker,
@@ -144,7 +161,7 @@ async def test_patience_has_an_end_and_who_is_told_to_hurry_has_less(own_server:
 
 
 async def test_a_wrong_password_is_reported_at_once(server: Server) -> None:
-    url = server.url.replace(server.password, "wrong")
+    url = server.url.replace(server.passwords["default"], "wrong")
     async with connect(url, me="worker", patience_s=3600) as worker:
         with pytest.raises(redis.AuthenticationError):
             await worker.ping()

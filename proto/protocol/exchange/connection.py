@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,7 @@ class Connection:
     writer: PatientRedis
     reader: PatientRedis
     pulse: PatientRedis  # for heartbeats and leases, and what is read before them
+    shown: Callable[[str], str] = str  # a text as people may see it: in events, errors, statuses
     backpressure_seconds: float = 0.0
     waiting_for_memory: int = 0  # writes
 
@@ -167,13 +168,15 @@ async def open_clients(
         "socket_timeout": None,
         "socket_connect_timeout": _PULSE_LIMIT_S,
         "legacy_responses": False,
+        "driver_info": None,  # which would be two more commands that a user needs the right to
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
-    # Reads block on the server, each on a connection of its own. Writes take turns on a few.
+    # Reads block on the server, each on a connection of its own. All else takes turns: hundreds of
+    # processes share a server, which has a limit of its own.
     pools = (
-        BlockingConnectionPool.from_url(url, max_connections=16, timeout=None, **settings),
+        BlockingConnectionPool.from_url(url, max_connections=3, timeout=None, **settings),
         ConnectionPool.from_url(url, max_connections=10_000, **settings),
-        BlockingConnectionPool.from_url(url, max_connections=2, timeout=None, **settings),
+        BlockingConnectionPool.from_url(url, max_connections=1, timeout=None, **settings),
     )
     clients = [cast(PatientRedis, PatientRedis.from_pool(pool)) for pool in pools]
     writer, reader, pulse = clients

@@ -154,7 +154,9 @@ class Jobs(Connection):
 
     async def update_job(self, job_id: str, attempt: int, **values: Any) -> None:
         """Write fields of a job's record, if ``attempt`` is the current one."""
-        await self.run("update_job", [streams.job_key(job_id)], [attempt, *_fields(values)])
+        await self.run(
+            "update_job", [streams.job_key(job_id)], [attempt, *_fields(self._as_shown(values))]
+        )
 
     async def pause_job(
         self, job_id: str, attempt: int, why: str | None, held_up_by: Fault | None = None
@@ -166,14 +168,14 @@ class Jobs(Connection):
         attempt asks for it again. Returns False if it was resumed or cancelled meanwhile.
         """
         keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
-        args = [attempt, job_id, json.dumps(held_up_by), json.dumps(why)]
+        args = [attempt, job_id, json.dumps(held_up_by), json.dumps(why and self.shown(why))]
         return bool(await self.run("pause_job", keys, args))
 
     async def close_job(self, delivery: Delivery[JobRef], attempt: int, **values: Any) -> None:
         """End a job: write its last word, delete its work streams, and free the stack."""
         job_id = delivery.job_id
         keys = [streams.job_key(job_id), streams.JOBS.key(), streams.ACTIVE, _HELD_UP]
-        args = [attempt, job_id, delivery.entry_id, *_fields(values)]
+        args = [attempt, job_id, delivery.entry_id, *_fields(self._as_shown(values))]
         await self.run("close_job", [*keys, *_keys_of_work(job_id)], args)
 
     async def forget_queued(self, delivery: Delivery[JobRef]) -> None:
@@ -258,6 +260,10 @@ class Jobs(Connection):
             if len(flat) < 2 * _WEIGHED:
                 return
             first += _WEIGHED
+
+    def _as_shown(self, values: dict[str, Any]) -> dict[str, Any]:
+        error = values.get("error")
+        return {**values, "error": self.shown(error)} if error else values
 
     async def _next_job(self) -> Delivery[JobRef] | None:
         keys = [streams.JOBS.key(), streams.ACTIVE, _HELD_UP]

@@ -39,6 +39,7 @@ class News(Connection):
 
     async def record_event(self, event: JobEvent) -> bool:
         """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept."""
+        event = event.model_copy(update={"message": self.shown(event.message)})
         args = [MAX_EVENTS, event.id, *flat(encode(event))]
         return bool(await self.run("record_event", streams.keys_of_events(event.job_id), args))
 
@@ -83,7 +84,7 @@ class News(Connection):
 
     async def show_status(self, status: Status) -> None:
         """Say what this process is doing. This works when memory is full."""
-        args = [status.replica, status.model_dump_json()]
+        args = [status.replica, self.shown(status.model_dump_json())]
         await self.run("show_status", [streams.STATUS], args, client=self.pulse)
 
     async def statuses(self) -> dict[str, Status]:

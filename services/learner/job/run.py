@@ -182,7 +182,7 @@ class Run:
             await self.attempt.update(attempts_since_checkpoint=0)
 
     async def _end(self, state: JobState, error: str | None = None, **values: Any) -> None:
-        failed, error = state is JobState.FAILED, error and self._without_places(error)
+        failed = state is JobState.FAILED
         # A job that has failed may be resumed, and fail once more.
         event_id = f"end:{state}:{self.attempt.number}" if failed else f"end:{state}"
         message = f"{state}: {error}" if failed else str(state)
@@ -201,7 +201,7 @@ class Run:
             fault: whose it is.
         """
         self.service.readiness.set(False, problem)
-        problem, exchange = self._without_places(problem), self.service.exchange
+        exchange = self.service.exchange
         if await exchange.pause_job(self.record.id, self.attempt.number, problem, fault):
             step = (await self._current()).step
             message = f"paused at step {step}: {problem}. It goes on by itself when that is mended"
@@ -231,7 +231,6 @@ class Run:
         What counts is failures in a row without a step or a checkpoint in between.
         """
         failures = (await self._current()).failures + 1
-        reason = self._without_places(reason)
         if failures >= _MOST_FAILURES:
             last = f"{failures} attempts in a row broke without progress; the last one: {reason}"
             await self._end(JobState.FAILED, error=last)
@@ -246,15 +245,6 @@ class Run:
 
     async def _current(self) -> JobRecord:
         return await self.service.exchange.job(self.record.id) or self.record
-
-    def _without_places(self, text: str) -> str:
-        """A text for people who use the stack, and need not know where its folders lie."""
-        deployment = self.service.deployment
-        text = text.replace(f"{deployment.memory_dir}/", "WEIR_MEMORY_DIR/")
-        text = text.replace(f"{deployment.data_dir}/", "WEIR_DATA_DIR/")
-        for root in deployment.model_roots:
-            text = text.replace(f"{root}/", "WEIR_MODEL_ROOTS/")
-        return text
 
 
 def _writers(

@@ -11,7 +11,7 @@ from protocol.exchange import Delivery
 from protocol.frames import Fields, FrameError, encode
 from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
-from protocol.streams import GRADED
+from protocol.streams import FAILED, GRADED
 
 from services.chassis.metrics import born_at_zero
 from services.learner.attempt import Attempt
@@ -57,7 +57,7 @@ class Intake:
         return {group.key for group in self.waiting.values()}
 
     async def take_in_forever(self) -> None:
-        """Consumes GRADED; produces logged groups, ready for their step.
+        """Consumes GRADED and FAILED; produces logged groups, ready for their step.
 
         Waits for: graded groups. Unblocked by: the graders. Whatever an earlier life of the learner
         had claimed is adopted first; whatever a lost reply left behind, now and then.
@@ -67,12 +67,13 @@ class Intake:
         loop = asyncio.get_running_loop()
         while True:
             deliveries = await exchange.claim(
-                [GRADED], job_id, count=_CLAIM_COUNT, wait_s=_CLAIM_WAIT_S
+                [GRADED, FAILED], job_id, count=_CLAIM_COUNT, wait_s=_CLAIM_WAIT_S
             )
             if deliveries:
                 await self.take_in(deliveries)
             if loop.time() >= next_look:
                 left = await exchange.adopt(GRADED, job_id, count=_CLAIM_COUNT)
+                left += await exchange.adopt(FAILED, job_id, count=_CLAIM_COUNT)
                 await self.take_in(left)
                 if not left:
                     next_look = loop.time() + _ADOPT_EVERY_S
@@ -139,6 +140,8 @@ def _decoded(delivery: Delivery[GradedGroup]) -> tuple[GradedGroup, Fields]:
     """A group and the frame to log; one that cannot be read becomes a failed group."""
     try:
         group = delivery.message()
+        if delivery.stream is FAILED and group.failure is None:
+            raise FrameError("grades, from who does not grade")
     except FrameError as error:
         log.error("unreadable group", extra={"key": delivery.key, "reason": str(error)})
         failed = delivery.as_failed(f"unreadable: {error}")

@@ -58,12 +58,33 @@ def test_a_list_may_be_in_a_file_and_not_in_a_variable_too(tmp_path: Path) -> No
     [
         ("redis://h:6379/0", "p@ss/w:rd%", "redis://:p%40ss%2Fw%3Ard%25@h:6379/0"),
         ("rediss://[::1]:6379", "p", "rediss://:p@[::1]:6379"),
+        ("redis://user@h/0", "p", "redis://user:p@h/0"),
         ("redis://:own@h", "", "redis://:own@h"),
     ],
 )
 def test_the_password_goes_into_the_url_of_redis(url: str, password: str, whole: str) -> None:
     given = {**NEEDED, "WEIR_REDIS_URL": url, "WEIR_REDIS_PASSWORD": password}
     assert Deployment.from_environment(given).redis_url == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("'/data/jobs/a/log': full", "'WEIR_DATA_DIR/jobs/a/log': full"),
+        ("below /data/memory; /data; /database", "below WEIR_MEMORY_DIR; WEIR_DATA_DIR; /database"),
+        ("no /models/m/config.json", "no WEIR_MODEL_ROOTS/m/config.json"),
+        ("[Errno 2] No such file: '/usr/lib/x/y.so'", "[Errno 2] No such file: '…/y.so'"),
+        ("POST /v1/tmp/x http://h/usr/lib", "POST /v1/tmp/x http://h/usr/lib"),
+        ("/dev/shm is full; 1/2 of train/usr/x", "/dev/shm is full; 1/2 of train/usr/x"),
+    ],
+)
+def test_people_are_not_shown_where_folders_lie(text: str, shown: str) -> None:
+    own = {
+        "WEIR_DATA_DIR": "/data",
+        "WEIR_MEMORY_DIR": "/data/memory",
+        "WEIR_MODEL_ROOTS": "/:/models",
+    }
+    assert Deployment.from_environment({**NEEDED, **own}).without_places(text) == shown
 
 
 def test_two_passwords_are_one_too_many() -> None:

@@ -17,6 +17,7 @@ import yaml
 from protocol.recipe import Model
 
 from deploy import compose
+from deploy.local import USERS, users
 from deploy.placement import parse
 from services.chassis.deployment import Deployment
 from services.grader.judge.settings import deployed_judges
@@ -102,7 +103,7 @@ def test_what_a_container_mounts_is_declared_and_no_secret_is_a_variable() -> No
     for name, service in CONTAINERS.items():
         volumes = {volume.split(":")[0] for volume in service.get("volumes", [])}
         assert {each for each in volumes if not each.startswith("./")} <= set(BASE["volumes"])
-        assert all((ROOT / each).is_dir() for each in volumes if each.startswith("./"))
+        assert all((ROOT / each).exists() for each in volumes if each.startswith("./"))
         secrets = set(service.get("secrets", []))
         assert secrets <= set(BASE["secrets"])
         given = service.get("environment", {})
@@ -140,13 +141,30 @@ def test_what_a_person_leaves_open_is_left_to_the_code(name: str, tmp_path: Path
     given = environment_of(name)
     environment = given | {key: str(secret) for key in given if key.endswith("_FILE")}
     deployment = Deployment.from_environment(environment)
-    assert deployment.redis_url == "redis://:p%40ss%20word@redis:6379/0"
+    assert deployment.redis_url == f"redis://{name}:p%40ss%20word@redis:6379/0"
     assert deployment.api_keys == (("p@ss word",) if name == "gateway" else ())
     assert (deployment.model_hub, deployment.heartbeat_s) == (False, 1.0)
     assert deployed_judges(environment) == {}
     assert Settings.from_environment(environment) == Settings.from_environment({})
     settings = [EngineSettings.from_environment(Model(path="m"), of) for of in (environment, {})]
     assert settings[0] == settings[1]
+
+
+def test_redis_has_the_users_of_a_stack_of_processes(tmp_path: Path) -> None:
+    passwords = {name: f"{name} #'s" for name in ("default", *USERS)}
+    for name, password in passwords.items():
+        file = "redis_password" if name == "default" else f"redis_{name}"
+        (tmp_path / file).write_text(password)
+        assert file in CONTAINERS["redis"]["secrets"]
+    script = CONTAINERS["redis"]["command"][2].replace("$$", "$").replace("exec redis-server", ":")
+    script = script.replace("/run/secrets", str(tmp_path)).replace("/etc/weir", f"{ROOT}/deploy")
+    script = re.sub(": --save .* <<", "cat <<", script)
+    made = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert made.stdout.splitlines() == users(passwords).splitlines()
+    assert {secret for name in SERVICES for secret in CONTAINERS[name]["secrets"]} == {
+        "api_keys",
+        *(f"redis_{name}" for name in SERVICES),
+    }
 
 
 def test_prometheus_finds_what_runs_and_grafana_shows_it() -> None:

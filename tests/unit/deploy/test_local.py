@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -76,6 +77,15 @@ def test_a_stack_on_cpus_has_as_many_processes_as_the_environment_says(tmp_path:
     assert all("CUDA_VISIBLE_DEVICES" not in p.launch.environment for p in stack.services)
     held = {process.held for process in stack.processes}
     assert held == {(stack.home.lock,)}, "the home is free when all have gone"
+    urls = {p.launch.role: p.launch.environment["WEIR_REDIS_URL"] for p in stack.services}
+    users = {role: (urlsplit(url).username, urlsplit(url).password) for role, url in urls.items()}
+    assert all(role == user for role, (user, _) in users.items())
+    assert len({password for _, password in users.values()}) == 4
+    for user, password in (
+        *users.values(),
+        ("default", urlsplit(stack.facts["redis_url"]).password),
+    ):
+        assert f'user {user} on ">{password}" '.encode() in stack.valkey.standard_input
     for line in (b"maxmemory-policy noeviction", b"appendonly yes", b"appendfsync always"):
         assert line in stack.valkey.standard_input
 

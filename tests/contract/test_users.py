@@ -1,0 +1,209 @@
+"""Each service, as its own user of the server, can do what it does and not what others do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from protocol import streams
+from protocol.exchange import Delivery, Exchange, connect
+from protocol.exchange.server import server_problems
+from protocol.messages import ActiveJob, JobRef, Requested, Trial, TrialResult
+from protocol.recipe import Purpose
+from protocol.streams import EVAL_REQUESTS, FAILED, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS
+
+from services.learner.attempt import Attempt
+from services.learner.supply.intake import Intake
+from tests.builders import (
+    a_graded_group,
+    a_group,
+    a_job_record,
+    a_policy,
+    a_recipe,
+    a_request,
+    a_status,
+    a_task,
+    an_event,
+)
+from tests.contract.exchange_steps import claim_one, taken_up
+from tests.contract.valkey_server import Server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+ENTRY = ("XADD", "*", "key", "train:0", "header", "{}")
+
+
+@dataclass
+class Services:
+    gateway: Exchange
+    learner: Exchange
+    rollout: Exchange
+    grader: Exchange
+
+    async def begin(self) -> Delivery[JobRef]:
+        """A job that the learner works on, with one request for training and one to evaluate."""
+        await self.gateway.submit(a_job_record())
+        await self.learner.hold_lease()
+        job = await taken_up(self.learner)
+        assert await self.learner.begin_attempt("job") == 1
+        active = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
+        await self.learner.activate(active)
+        await self.learner.announce(a_policy())
+        await self.learner.ask(a_request())
+        await self.learner.ask(a_request(purpose=Purpose.EVAL))
+        return job
+
+
+@pytest.fixture
+async def services(server: Server) -> AsyncIterator[Services]:
+    async with AsyncExitStack() as opened:
+        yield Services(
+            **{
+                name: await opened.enter_async_context(
+                    connect(server.url_of(name), me=f"{name}-1.1", patience_s=5)
+                )
+                for name in ("gateway", "learner", "rollout", "grader")
+            }
+        )
+
+
+@pytest.mark.parametrize(
+    ("service", "command"),
+    [
+        *[
+            (service, (ENTRY[0], stream.key("one"), *ENTRY[1:]))
+            for service, written in {
+                "rollout": {GRADED, streams.POLICY, streams.JOBS},
+                "grader": {REQUESTS, EVAL_REQUESTS, FAILED, streams.POLICY, streams.JOBS},
+                "gateway": {*WORK_STREAMS, streams.POLICY},
+            }.items()
+            for stream in sorted(written, key=str)
+        ],
+        *[
+            (service, command)
+            for service in ("rollout", "grader")
+            for command in (
+                ("HSET", streams.job_key("one"), "step", "9"),
+                ("DEL", streams.job_key("one")),
+                ("SET", streams.ACTIVE, "{}"),
+                ("HSET", streams.LEARNER, "holder", "me"),
+                ("SREM", streams.under_way_key("one"), "train:0"),
+                ("ZADD", "weir:job_index", "1", "one"),
+                ("EVAL", "redis.call('HSET', ARGV[1], 'step', '9')", "0", streams.job_key("one")),
+                ("CONFIG", "GET", "*"),
+            )
+        ],
+        ("rollout", ("XREAD", "STREAMS", GRADED.key("one"), "0")),
+        ("rollout", ("HSET", streams.lives_key("grader"), "me", "1")),
+        ("learner", ("FLUSHALL",)),
+        ("gateway", ("ACL", "LIST")),
+        ("monitor", ("GET", streams.ACTIVE)),
+    ],
+    ids=str,
+)
+def test_whoever_takes_a_services_password_cannot_do_what_others_do(
+    server: Server, service: str, command: tuple[str, ...]
+) -> None:
+    with server.client(service) as thief, pytest.raises(redis.RedisError) as refused:
+        thief.execute_command(*command)
+    # Redis 7.0 has other words for what a script may not touch.
+    assert any(words in str(refused.value) for words in ("permission", "can't access"))
+
+
+def test_the_monitor_sees_how_the_server_is(server: Server) -> None:
+    with server.client("monitor") as monitor:
+        assert monitor.info()["redis_version"]
+        assert monitor.slowlog_len() >= 0
+        assert monitor.config_get("maxmemory")["maxmemory"] == "0"
+
+
+async def test_a_group_goes_its_way_and_a_failed_one_too(
+    services: Services,
+) -> None:
+    job, s = await services.begin(), services
+    inputs = (EVAL_REQUESTS, REQUESTS)
+    for worker, streams_in in ((s.rollout, inputs), (s.grader, (ROLLOUTS,))):
+        group = str(streams_in[0].group)
+        assert await worker.active() is not None
+        assert await worker.requested_state("job") is Requested.RUN
+        await worker.count_start(group)
+        await worker.show_status(a_status(group))
+        assert group in {status.service for status in (await worker.statuses()).values()}
+        assert await worker.record_event(an_event(group))
+        await worker.heartbeat(group)
+        await worker.heartbeat(group, streams_in, "job")
+        await worker.bury(group, "another", 0, streams_in, "job")
+        await worker.queued(streams_in[0], "job")
+    assert await s.rollout.newest_policy("job") == a_policy()
+    evaluated, trained = await s.rollout.claim(inputs, "job", count=2, wait_s=0)
+    await s.rollout.release(evaluated, "failures")
+    (again,) = await s.rollout.reclaim(EVAL_REQUESTS, "job", count=1)
+    await s.rollout.pardon("job", [again])
+    assert await s.rollout.hand_off(again, FAILED, again.as_failed("unworkable: no engine"))
+    assert await s.rollout.hand_off(trained, ROLLOUTS, a_group(trained.message()))
+    (sampled,) = await s.grader.claim((ROLLOUTS,), "job", count=1, wait_s=0)
+    await s.grader.release(sampled, "deaths")
+    (sampled,) = await s.grader.reclaim(ROLLOUTS, "job", count=1)
+    await s.grader.hand_off(sampled, GRADED, a_graded_group(sampled.message()))
+    for stream in WORK_STREAMS:
+        await s.gateway.backlog(stream, "job")
+    arrived = await s.learner.claim((GRADED, FAILED), "job", count=2, wait_s=0)
+    assert len(arrived) == len(await s.learner.under_way("job")) == 2
+    for delivery in arrived:
+        assert await s.learner.take_in(delivery, 1)
+    await s.learner.adopt(FAILED, "job", count=1)
+    assert await s.learner.statuses()
+    assert not {problem.setting for problem in await server_problems(s.learner)}
+    await s.learner.update_job("job", 1, step=1)
+    await s.learner.close_job(job, 1, state="succeeded")
+    await s.learner.release_lease()
+    for worker in (s.rollout, s.grader):
+        await worker.leave("rollout" if worker is s.rollout else "grader")
+        await worker.forget_status(worker.me.rpartition(".")[0])
+
+
+async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) -> None:
+    await services.begin()
+    gateway, learner = services.gateway, services.learner
+    await gateway.submit(a_job_record("other"))
+    assert set(await gateway.job_ids()) == {"other", "job"}
+    assert (await gateway.queue()).first == "job"
+    assert await gateway.newest_policy("job") == a_policy()
+    assert await gateway.record_event(an_event())
+    assert len(await gateway.events("job")) == len(await gateway.events_back("job")) == 1
+    assert await gateway.starts() == await gateway.statuses() == {}
+    await gateway.count_start("gateway")
+    await gateway.find_jobs(None, 10, {"name": "x"})
+    await gateway.changing(["job"])
+    await gateway.count_states()
+    await gateway.jobs_that_name("file-1")
+    await gateway.submitted_since(0.0, {})
+    await gateway.request_state("job", Requested.PAUSE)
+    assert await learner.pause_job("job", 1, None)
+    await gateway.request_state("job", Requested.RUN)
+    await gateway.request_state("job", Requested.CANCEL)
+    await gateway.request_state("other", Requested.CANCEL)
+    await gateway.revive("other")
+    assert set(await gateway.forget_oldest(0)) == {"other", "job"}
+    assert not await server_problems(gateway)
+    assert (await gateway.memory()).used > 0
+    trial = Trial(id="t", reward=a_recipe().reward, task=a_task(), text="")
+    assert await gateway.ask_trial(trial, 5)
+    assert await services.grader.take_trial(1) == trial
+    await services.grader.answer_trial(trial, TrialResult())
+    assert await gateway.trial_result("t", 1) == TrialResult()
+    assert not await gateway.withdraw_trial(trial)
+
+
+async def test_grades_that_a_rollout_made_up_are_a_failed_group(
+    services: Services, tmp_path: Path
+) -> None:
+    await services.begin()
+    asked = await claim_one(services.rollout)
+    await services.rollout.hand_off(asked, FAILED, a_graded_group(a_group(asked.message())))
+    intake = Intake(Attempt(services.learner, "job", 1, a_recipe(), tmp_path))
+    await intake.take_in(await services.learner.claim([FAILED], "job", count=1, wait_s=0))
+    assert [str(group.failure)[:10] for group in intake.waiting.values()] == ["unreadable"]
