@@ -11,7 +11,7 @@ from protocol import streams
 from protocol.exchange import Exchange, Fenced, connect
 from protocol.messages import ActiveJob, JobState, RolloutRequest
 from protocol.recipe import Purpose
-from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
+from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, Stream
 
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
@@ -57,7 +57,7 @@ async def parts(exchange: Exchange, tmp_path: Path) -> Reconciler:
             await asyncio.sleep(0)
     evaluator = Evaluator(attempt, {"": tasks})
     evaluator.begin(0)
-    await evaluator.ask(evaluator.missing(intake))
+    await evaluator.ask(intake)
     publisher = Publisher(attempt, tmp_path, tmp_path, by_delta=False)
     publisher.newest = a_policy(3)
     await exchange.announce(publisher.newest)
@@ -100,6 +100,17 @@ async def test_what_is_lost_is_asked_again_and_nothing_else(
     assert again == {key: first[key] for key in ("train:1", "train:3", "eval:1")}
     parts.intake.finish(Purpose.TRAIN, range(1))  # what has been looked at is not asked again
     await parts.reconcile()
+    assert await asked(exchange) == []
+
+
+async def test_what_an_evaluation_has_already_is_not_asked_again(
+    exchange: Exchange, parts: Reconciler
+) -> None:
+    first, *_ = await asked(exchange)
+    await _take_in(exchange, parts.intake, first, EVAL_REQUESTS)
+    evaluator = parts.askers[Purpose.EVAL]
+    assert isinstance(evaluator, Evaluator)
+    await evaluator.ask(parts.intake)
     assert await asked(exchange) == []
 
 
@@ -159,10 +170,12 @@ async def test_a_job_goes_on_with_a_redis_that_has_lost_its_last_steps(
     assert groups == {"asked": 80, "trained": 80, "dropped": {}, "under_way": 0}
 
 
-async def _take_in(exchange: Exchange, intake: Intake, request: RolloutRequest) -> None:
+async def _take_in(
+    exchange: Exchange, intake: Intake, request: RolloutRequest, stream: Stream = REQUESTS
+) -> None:
     (delivery,) = [
         delivery
-        for delivery in await exchange.reclaim(REQUESTS, "job", count=9)
+        for delivery in await exchange.reclaim(stream, "job", count=9)
         if delivery.key == request.key
     ]
     await exchange.hand_off(delivery, GRADED, a_graded_group(a_group(request)))
