@@ -214,7 +214,7 @@ async def _answer_forever(
         for delivery in claimed:
             request = delivery.message()
             if (version := await _version_for(exchange, request)) is not None:
-                answer = _answer(request, version)
+                answer = an_answer(request, version)
                 if request.key in failing:
                     answer = delivery.as_failed(why)
                 await exchange.hand_off(delivery, GRADED, answer)
@@ -230,7 +230,7 @@ async def _version_for(exchange: Exchange, request: RolloutRequest) -> int | Non
     return None
 
 
-def _answer(request: RolloutRequest, version: int) -> GradedGroup:
+def an_answer(request: RolloutRequest, version: int) -> GradedGroup:
     """The same for the same request, but for the version."""
     others = request.group_size - 1
     group = a_group(request, [1 + request.number % 3, *[2] * others], version=version)

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from protocol.exchange import connect
 from protocol.messages import JobState, PolicyVersion
+from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED
 
 from services.learner.training.samples import Measured, Sample
-from tests.contract.attempts import Learner, answering, until
+from tests.builders import a_request
+from tests.contract.attempts import Learner, an_answer, answering, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
 
@@ -129,6 +132,41 @@ async def test_who_is_killed_goes_on_with_an_evaluation_and_its_checkpoint_keeps
             await attempt
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record.error
+
+
+async def test_what_is_asked_beyond_the_end_of_an_evaluation_is_taken_from_who_holds_it(
+    learner: Learner, server: Server
+) -> None:
+    async def is_asked() -> bool:
+        return (await learner.exchange.backlog(EVAL_REQUESTS, "job")).entries == 5
+
+    async def is_told() -> bool:
+        return bool(await learner.events(kind="evaluation:"))
+
+    await learner.submit(tables=EVALUATION, steps=40)
+    async with connect(server.url, me="rollout-9.1") as rollout, learner.attempting():
+        await until(is_asked)
+        await rollout.ask(a_request(number=9, purpose=Purpose.EVAL, version=0))
+        *answered, left = await rollout.claim([EVAL_REQUESTS], "job", count=6, wait_s=1)
+        for delivery in answered:
+            await rollout.hand_off(delivery, GRADED, an_answer(delivery.message(), 0))
+        async with answering(server.url):
+            await until(is_told)
+            pulse = await rollout.heartbeat("rollout", [EVAL_REQUESTS], "job", held=[left])
+    assert pulse.lost == {left.place}
+
+
+async def test_a_new_attempt_takes_back_what_an_earlier_one_has_left_of_an_evaluation_that_is_over(
+    learner: Learner, server: Server
+) -> None:
+    await learner.submit(tables=EVALUATION, steps=12, checkpoint_every=4)
+    async with answering(server.url):
+        await learner.killed_at(5)
+    assert await learner.events(kind="evaluation:")
+    await learner.exchange.ask(a_request(number=1, purpose=Purpose.EVAL, version=0))
+    async with answering(server.url, evaluates=asyncio.Event()), learner.attempting():
+        await until(learner.has_made(8))
+        assert (await learner.exchange.backlog(EVAL_REQUESTS, "job")).entries == 0
 
 
 async def test_the_next_evaluation_begins_when_the_last_one_has_ended(

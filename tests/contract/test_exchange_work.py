@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from protocol import streams
-from protocol.exchange import Backlog, Delivery, Exchange, queue
+from protocol.exchange import Backlog, Delivery, Exchange, Fenced, queue
 from protocol.frames import FrameError
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
@@ -61,6 +61,26 @@ async def test_a_waiting_claim_is_woken_by_an_ask_and_may_be_cancelled(
                 await are_blocked(0)  # the server would still give it to who has gone
         await exchange.ask(a_request(number=0))
         assert [delivery.key for delivery in await waiting] == ["train:0"]
+
+
+async def test_requests_are_taken_back_also_from_who_holds_them(
+    exchange: Exchange, server: Server
+) -> None:
+    attempt = await begin(exchange)
+    for number in range(4):
+        await exchange.ask(a_request(number=number))
+    (first,) = await exchange.claim([REQUESTS], "job", count=1, wait_s=0)
+    await exchange.release(first, "failures")
+    held = await exchange.claim([REQUESTS], "job", count=2, wait_s=0)
+    with pytest.raises(Fenced):
+        await exchange.withdraw(REQUESTS, "job", attempt - 1, [])
+    await exchange.withdraw(REQUESTS, "job", attempt, ["train:2"])
+    assert await lost(exchange, *held) == {held[0].place}
+    assert not await exchange.hand_off(held[0], ROLLOUTS, a_group())
+    assert await exchange.backlog(REQUESTS, "job") == Backlog(entries=1, claimed=1)
+    assert await exchange.under_way("job") == {"train:2"}
+    with server.client() as client:
+        assert client.hlen(streams.faults_key("job")) == 0
 
 
 async def test_work_moves_unchanged_and_leaves_nothing_behind(

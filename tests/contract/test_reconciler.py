@@ -12,7 +12,7 @@ from protocol import streams
 from protocol.exchange import Exchange, Fenced, connect
 from protocol.messages import ActiveJob, JobState, RolloutRequest
 from protocol.recipe import Purpose
-from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
+from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, Stream
 
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
@@ -62,7 +62,7 @@ async def parts(exchange: Exchange, tmp_path: Path) -> Reconciler:
             await asyncio.sleep(0)
     evaluator = Evaluator(attempt, {"": tasks})
     evaluator.begin(0)
-    await evaluator.ask(evaluator.missing(intake))
+    await evaluator.ask(intake)
     publisher = Publisher(attempt, tmp_path, tmp_path, by_delta=False)
     publisher.newest = a_policy(3)
     await exchange.announce(publisher.newest)
@@ -122,6 +122,17 @@ async def test_a_link_that_a_rollout_has_removed_is_written_again(
     assert (tmp_path / link).exists()
 
 
+async def test_what_an_evaluation_has_already_is_not_asked_again(
+    exchange: Exchange, parts: Reconciler
+) -> None:
+    first, *_ = await asked(exchange)
+    await _take_in(exchange, parts.intake, first, EVAL_REQUESTS)
+    evaluator = parts.askers[Purpose.EVAL]
+    assert isinstance(evaluator, Evaluator)
+    await evaluator.ask(parts.intake)
+    assert await asked(exchange) == []
+
+
 @pytest.mark.parametrize("left", [None, 1])
 async def test_a_lost_policy_is_announced_again(
     exchange: Exchange, server: Server, parts: Reconciler, left: int | None
@@ -178,10 +189,12 @@ async def test_a_job_goes_on_with_a_redis_that_has_lost_its_last_steps(
     assert groups == {"asked": 80, "trained": 80, "dropped": {}, "under_way": 0}
 
 
-async def _take_in(exchange: Exchange, intake: Intake, request: RolloutRequest) -> None:
+async def _take_in(
+    exchange: Exchange, intake: Intake, request: RolloutRequest, stream: Stream = REQUESTS
+) -> None:
     (delivery,) = [
         delivery
-        for delivery in await exchange.reclaim(REQUESTS, "job", count=9)
+        for delivery in await exchange.reclaim(stream, "job", count=9)
         if delivery.key == request.key
     ]
     await exchange.hand_off(delivery, GRADED, a_graded_group(a_group(request)))

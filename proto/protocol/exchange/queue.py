@@ -141,6 +141,14 @@ class Work(Connection):
         args = [request.attempt, request.key, *flat(encode(request))]
         return bool(await self.produce("ask", keys, args))
 
+    async def withdraw(
+        self, stream: Stream[RolloutRequest], job_id: str, attempt: int, kept: Iterable[str]
+    ) -> None:
+        """Withdraw all requests but those of the ``kept`` keys; a heartbeat tells the holders."""
+        keys = [stream.key(job_id), streams.under_way_key(job_id), streams.job_key(job_id)]
+        args = [attempt, stream.group, stream.name, *kept]
+        await self.run("withdraw", [*keys, streams.faults_key(job_id)], args)
+
     async def claim(
         self, inputs: Sequence[Stream[M]], job_id: str, *, count: int, wait_s: float
     ) -> list[Delivery[M]]:

@@ -96,6 +96,8 @@ async def _replay(assembly: Assembly, evaluator: Evaluator) -> None:
     learning, attempt = assembly.learning, assembly.learning.attempt
     progress, positions = learning.progress, learning.progress.positions
     logged = await asyncio.to_thread(learning.intake.replay, progress.first_segment, positions)
+    step = progress.step if progress.evaluating is None else progress.evaluating
+    await evaluator.withdraw_others(learning.intake, step)
     there = learning.intake.keys_waiting() | await attempt.exchange.under_way(attempt.job_id)
     for feeder in assembly.feeders:
         feeder.resume(positions[feeder.purpose], there)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from protocol.messages import RolloutRequest, Task
+from protocol.messages import RolloutRequest, Task, group_key
 from protocol.recipe import Evaluation, Purpose, Recipe
+from protocol.streams import EVAL_REQUESTS
 
 from services.learner.attempt import Attempt
 from services.learner.supply.intake import Intake
@@ -62,12 +63,22 @@ class Evaluator:
         return due_evaluations(self.attempt.recipe, self.held_out, step)
 
     def missing(self, intake: Intake) -> list[int]:
-        there = intake.have(Purpose.EVAL, self.open_numbers)
-        return [number for number in self.open_numbers if number not in there]
+        return [number for number in self.open_numbers if not intake.has(Purpose.EVAL, number)]
 
-    async def ask(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            await self.attempt.exchange.ask(self.request(number))
+    async def ask(self, intake: Intake) -> None:
+        """Ask for what is missing; groups arrive meanwhile, also of earlier attempts."""
+        for number in self.open_numbers:
+            if not intake.has(Purpose.EVAL, number):
+                await self.attempt.exchange.ask(self.request(number))
+
+    async def withdraw_others(self, intake: Intake, step: int) -> None:
+        """Withdraw all requests but those for what the evaluations at a step lack.
+
+        No rollout could answer another one: its version is gone, or is yet to be made again.
+        """
+        attempt, wanted = self.attempt, (n for due in self.at(step).values() for n in due)
+        kept = [group_key(Purpose.EVAL, n) for n in wanted if not intake.has(Purpose.EVAL, n)]
+        await attempt.exchange.withdraw(EVAL_REQUESTS, attempt.job_id, attempt.number, kept)
 
     def request(self, number: int) -> RolloutRequest:
         assert self.step is not None, "an evaluation has begun"

@@ -64,12 +64,12 @@ class Evaluation:
         learning, progress = self.learning, self.learning.progress
         self.evaluator.begin(step)
         self._began = time.monotonic()
-        if missing := self.evaluator.missing(learning.intake):
+        if self.evaluator.missing(learning.intake):
             if progress.step == step < learning.recipe.training.steps:
                 await learning.team.hold()
                 self._copied = step
             await learning.versions.begin_evaluation(step)
-            await self.evaluator.ask(missing)
+            await self.evaluator.ask(learning.intake)
 
     async def _end(self, step: int) -> None:
         """Consumes the evaluation's groups; produces its results, and measures parity on them."""
@@ -87,6 +87,7 @@ class Evaluation:
         tokens = joined([each.tokens for each in measured.values()])
         await learning.settle(Purpose.EVAL, scored, tokens)
         progress.evaluating = None
+        await evaluator.withdraw_others(learning.intake, progress.step)
         await self._forget_version()
         account = await learning.account_of(Purpose.EVAL)
         for name, part in parts.items():
