@@ -12,6 +12,7 @@ learner               who takes up jobs, a hash           learner             le
 {job}:rollouts        RolloutGroup                        rollout             grader
 {job}:graded          GradedGroup                         rollout, grader     learner
 {job}:policy          PolicyVersion                       learner             every rollout
+{job}:parity          ParityReport                        rollout             learner
 {job}:events          JobEvent                            all                 gateway
 {job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
 {job}:faults          who died or failed at what, a hash  rollout, grader     rollout, grader
@@ -37,6 +38,7 @@ from protocol.messages import (
     JobEvent,
     JobRef,
     Message,
+    ParityReport,
     PolicyVersion,
     RolloutGroup,
     RolloutRequest,
@@ -70,9 +72,11 @@ EVAL_REQUESTS = Stream("{job}:eval_requests", RolloutRequest, group="rollout")
 ROLLOUTS = Stream("{job}:rollouts", RolloutGroup, group="grader")
 GRADED = Stream("{job}:graded", GradedGroup, group="learner")
 POLICY = Stream("{job}:policy", PolicyVersion)
+PARITY = Stream("{job}:parity", ParityReport)
 EVENTS = Stream("{job}:events", JobEvent)
 
 WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED)
+OF_POLICY: tuple[Stream, ...] = (POLICY, PARITY)
 
 ACTIVE = PREFIX + "active"
 LEARNER = PREFIX + "learner"
