@@ -288,6 +288,36 @@ class TrialResult(Message):
     seconds: float = 0.0
 
 
+class Probes(Message):
+    """Sequences that learner and rollouts score under one version, to compare them."""
+
+    tasks: tuple[Task, ...]
+    rendered: str  # a digest of their prompts, as the learner reads them
+    token_ids: tuple[tuple[int, ...], ...]
+    logprobs: tuple[float, ...]  # the learner's, of all tokens but each sequence's first; nats
+    most: float  # that the mean gap may be
+
+
+class ParityReport(Message):
+    """How a rollout answered the probes of a version, before it samples with it."""
+
+    job_id: str
+    attempt: int
+    version: int
+    rollout: str  # its replica
+    logprobs: tuple[float | None, ...]  # as `Probes.logprobs`; None: not finite
+    mean: float | None  # gap in nats, or relative to the log-probs where these are larger than 1
+    max: float | None  # nats
+    most: float
+    same_prompts: bool  # as the learner's
+    stays_at: int | None = None  # the version that it answered the same at, though the policy moved
+
+    @property
+    def agrees(self) -> bool:
+        is_near = self.mean is not None and self.mean <= self.most
+        return is_near and self.same_prompts and self.stays_at is None
+
+
 class PolicyVersion(Message):
     """New weights lie in ``folder``, in the learner's memory, and their manifest has ``digest``."""
 
@@ -299,6 +329,7 @@ class PolicyVersion(Message):
     base: str = ""  # where the weights are an adapter: the folder of the model that it is for
     base_digest: str = ""
     links: tuple[str, ...] = ()  # where other machines find them: see `deltas`
+    probes: Probes | None = None
     evaluated: PolicyVersion | None = None  # this or an older one, beside training
 
 

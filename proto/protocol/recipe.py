@@ -254,6 +254,12 @@ class Training(Table):
     max_failed: float = Field(
         default=0.5, ge=0, le=1, description="the job pauses above this share of failed groups"
     )
+    max_parity: float | None = Field(
+        default=None,
+        gt=0,
+        description="the job pauses where the log-probs of a rollout differ by more on average; "
+        "none: by `model.dtype` and the first versions",
+    )
     on_nonfinite: Literal["skip", "pause"] = Field(
         default="skip",
         description="after an update is left out for a loss or gradient that is not finite",

@@ -13,6 +13,7 @@ learner               who takes up jobs, a hash           learner             le
 {job}:graded          GradedGroup                         grader              learner
 {job}:failed          GradedGroup without a group         rollout             learner
 {job}:policy          PolicyVersion                       learner             every rollout
+{job}:parity          ParityReport                        rollout             learner
 {job}:events          JobEvent                            all                 gateway
 {job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
 {job}:faults          who died or failed at what, a hash  rollout, grader     rollout, grader
@@ -38,6 +39,7 @@ from protocol.messages import (
     JobEvent,
     JobRef,
     Message,
+    ParityReport,
     PolicyVersion,
     RolloutGroup,
     RolloutRequest,
@@ -72,9 +74,11 @@ ROLLOUTS = Stream("{job}:rollouts", RolloutGroup, group="grader")
 GRADED = Stream("{job}:graded", GradedGroup, group="learner")
 FAILED = Stream("{job}:failed", GradedGroup, group="learner")
 POLICY = Stream("{job}:policy", PolicyVersion)
+PARITY = Stream("{job}:parity", ParityReport)
 EVENTS = Stream("{job}:events", JobEvent)
 
 WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED, FAILED)
+OF_POLICY: tuple[Stream, ...] = (POLICY, PARITY)
 
 ACTIVE = PREFIX + "active"
 LEARNER = PREFIX + "learner"

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from protocol.messages import FinishReason, VersionSpan
@@ -65,6 +65,7 @@ _ADAPTER = "policy"
 _LATELY = 64  # responses
 _GRAPHS_OF_VLLM = 512  # responses, at which its CUDA graphs end unless more are asked for ...
 _GRAPH_STEP = 16  # ... in steps of so many
+_ONE_TOKEN = Sampling(max_tokens=1)
 _LORA_RANKS = typing.get_args(MaxLoRARanks)  # that vLLM knows, in order
 
 
@@ -176,21 +177,44 @@ class Engine:
 
     async def _respond(self, prompt_ids: Sequence[int], sampling: Sampling, seed: int) -> Sample:
         began_under = self.label
-        prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
-        name = f"response-{next(self._numbers)}"
         self.num_responses += 1
         try:
-            parameters = _parameters(sampling, seed)
-            request = self.llm.generate(prompt, parameters, name, lora_request=self._adapter)
-            output = await _final_output(request)
-        except (VLLMClientError, ValueError) as error:  # the latter of the types of parameters
-            raise RequestRefused(f"vLLM refuses the request: {error}") from error
-        except EngineGenerateError as error:  # which has no words of its own
-            raise EngineError(f"vLLM failed: {error.__cause__!r}") from error
+            output = await self._output(prompt_ids, sampling, seed)
         finally:
             self.num_responses -= 1
         self._note_length(len(prompt_ids) + len(output.outputs[0].token_ids))
         return self._sample(output.outputs[0], began_under)
+
+    async def _output(
+        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, **options: Any
+    ) -> RequestOutput:
+        prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
+        name = f"response-{next(self._numbers)}"
+        try:
+            parameters = _parameters(sampling, seed, **options)
+            request = self.llm.generate(prompt, parameters, name, lora_request=self._adapter)
+            return await _final_output(request)
+        except (VLLMClientError, ValueError) as error:  # the latter of the types of parameters
+            raise RequestRefused(f"vLLM refuses the request: {error}") from error
+        except EngineGenerateError as error:  # which has no words of its own
+            raise EngineError(f"vLLM failed: {error.__cause__!r}") from error
+
+    async def score(
+        self, prompts: Sequence[Sequence[int]], seconds: dict[str, float]
+    ) -> list[float]:
+        """Log-probs of the tokens of prompts, but for each one's first, in nats at temperature 1.
+
+        They are computed anew, whatever the prefix cache has. Adds the time taken to ``seconds``.
+
+        Raises:
+            LoadError: if that fails or passes its deadline.
+        """
+        async with self._phase("probe", seconds):
+            outputs = await asyncio.gather(
+                *(self._output(ids, _ONE_TOKEN, 0, prompt_logprobs=0) for ids in prompts)
+            )
+        found = [cast(FlatLogprobs, output.prompt_logprobs) for output in outputs]
+        return [logprob for each in found for logprob in each.logprobs]
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
         """Exchange the weights while requests wait; returns the seconds that each phase took.
@@ -362,7 +386,7 @@ def _lora_arguments(adapter: Path, rank: int) -> dict[str, Any]:
     }
 
 
-def _parameters(sampling: Sampling, seed: int) -> SamplingParams:
+def _parameters(sampling: Sampling, seed: int, **options: Any) -> SamplingParams:
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -373,6 +397,7 @@ def _parameters(sampling: Sampling, seed: int) -> SamplingParams:
         flat_logprobs=True,
         detokenize=bool(sampling.stop),  # vLLM reads text only to find stop strings
         output_kind=RequestOutputKind.FINAL_ONLY,
+        **options,
     )
 
 

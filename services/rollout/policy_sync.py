@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, nullcontext
@@ -11,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from prometheus_client import Counter, Gauge, Histogram
 from protocol import weights
-from protocol.messages import ActiveJob, Doing, PolicyVersion, RolloutRequest
+from protocol.exchange import replica_of
+from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion, RolloutRequest
 from protocol.weights import WeightsError, WeightsGone
 
 from services.chassis.faults import NotNow, NotStarted
 from services.chassis.metrics import DEVICES, born_at_zero
+from services.chassis.parity import Answer, digest_of
 from services.chassis.service import Service
 from services.chassis.turns import Turns
 from services.rollout.demand import Demand
@@ -47,13 +51,15 @@ SYNC_SECONDS = Histogram(
 SYNCS = Counter("weir_weight_syncs_total", "Weight syncs that succeeded")
 SYNC_FAILURES = born_at_zero(
     Counter("weir_weight_sync_failures_total", "Weight syncs that failed", ["why"]),
-    *("gone", "damaged", "load"),
+    *("gone", "damaged", "load", "parity"),
 )
+PARITY = Gauge("weir_parity", "Gap of log-probs to the learner's, on the last probes", ["of"])
 
 _POLL_S = 0.05
 _GONE_S = 0.3  # newer weights are announced before older ones go
 _RETRY_S = 1.0
 _MAX_LOAD_FAILURES = 3
+_KEPT_ANSWERS = 8
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,10 @@ class PolicyFollower:
         self._started_with: Serving | None = None
         self._last_job = ""
         self._load_failures = 0
+        self._answers: dict[
+            tuple[str, int, int], Answer
+        ] = {}  # to probes, by job, attempt, version
+        self._refused: PolicyVersion | None = None  # whose weights the engine does not have
         self._changed = asyncio.Condition()
         self._gpu = asyncio.Lock()  # held while the engine starts, loads or sleeps
         self._fetcher = Fetcher(*service.deployment.weights_roots)
@@ -118,6 +128,17 @@ class PolicyFollower:
             assert self.engine is not None
             with demand.working_on(request):
                 yield self.engine
+
+    async def proven(self) -> None:
+        """Wait until the weights in the engine have answered their probes.
+
+        Raises:
+            NotNow: if they are not those of the version that was to be served.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.serving is not None or self._refused)
+        if self.serving is None:
+            raise NotNow
 
     async def follow_policy_forever(self) -> None:
         """Consumes the announcements of the active job; produces an engine at the newest one.
@@ -182,7 +203,7 @@ class PolicyFollower:
         async with self._changed:  # what is wanted may have changed, too
             self._changed.notify_all()
         wanted = self.demand.wanted or newest
-        if self._serves_weights_of(wanted) or not self.demand.may_switch:
+        if self._serves_weights_of(wanted) or not self.demand.may_switch or wanted == self._refused:
             return _POLL_S
         return await self._try_to_take(wanted, job)
 
@@ -238,7 +259,11 @@ class PolicyFollower:
                 await self._start(folder, serving, base)
             else:
                 seconds |= await self._load(folder, serving, job)
-        await self._serve(serving, seconds)
+            answers = await self._answers_probes(newest, job, seconds)
+        if answers:
+            await self._serve(serving, seconds)
+        else:
+            await self._refuse(newest)
 
     async def _start(self, folder: Path, serving: Serving, base: Path | None) -> None:
         self.service.readiness.set(False, "the engine is starting")
@@ -263,6 +288,47 @@ class PolicyFollower:
         self.serving = self.demand.serving = None  # requests wait until a load has succeeded
         return await self.engine.load(folder, label, keep_kv=keep_kv)
 
+    async def _answers_probes(
+        self, policy: PolicyVersion, job: ActiveJob, seconds: dict[str, float]
+    ) -> bool:
+        """Have the engine score the probes, and report; whether it answers as the learner does."""
+        probes, model = policy.probes, job.recipe.model
+        if probes is None:
+            return True
+        assert self.engine is not None
+        given = np.array(await self.engine.score(probes.token_ids, seconds))
+        answer = Answer(given, np.array(probes.logprobs))
+        own, tokenizer = (policy.job_id, policy.attempt), self.engine.tokenizer
+        before = {n: each for (*of, n), each in self._answers.items() if (*of,) == own}
+        read = (model.prompt_template, tokenizer, model.chat_template_options)
+        report = ParityReport(
+            **{"job_id": policy.job_id, "attempt": policy.attempt, "version": policy.number},
+            rollout=replica_of(self.service.exchange.me),
+            logprobs=tuple(n if math.isfinite(n) else None for n in given.tolist()),
+            mean=answer.mean if math.isfinite(answer.mean) else None,
+            max=answer.max if math.isfinite(answer.max) else None,
+            most=probes.most,
+            same_prompts=digest_of(probes.tasks, *read) == probes.rendered,
+            stays_at=next((n for n, earlier in before.items() if answer.repeats(earlier)), None),
+        )
+        for name, value in (("mean", report.mean), ("max", report.max)):
+            PARITY.labels(name).set(math.nan if value is None else value)
+        if report.stays_at is None:
+            self._answers = dict([*self._answers.items()][-_KEPT_ANSWERS:])
+            self._answers[policy.job_id, policy.attempt, policy.number] = answer
+        await self.service.exchange.report_parity(report)
+        return report.agrees
+
+    async def _refuse(self, policy: PolicyVersion) -> None:
+        """Sample nothing, and let nothing go that these weights have sampled."""
+        async with self._changed:
+            self.serving, self._refused, self.demand.serving = None, policy, None
+            self._changed.notify_all()
+        SYNC_FAILURES.labels("parity").inc()
+        why = f"the engine does not answer as version {policy.number} of the policy"
+        self.service.readiness.set(False, why)
+        log.error("weights are refused", extra={"policy": policy.folder})
+
     async def _serve(self, serving: Serving, seconds: dict[str, float]) -> None:
         self._load_failures = 0
         for phase, duration in seconds.items():
@@ -271,6 +337,7 @@ class PolicyFollower:
         POLICY_VERSION.set(serving.policy.number)
         async with self._changed:
             self.serving, self._last_job = serving, serving.policy.job_id
+            self._refused = None
             self.demand.serving = serving.policy
             self._changed.notify_all()
         self.service.readiness.set(True)

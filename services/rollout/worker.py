@@ -95,6 +95,7 @@ class GroupSampler:
         started = time.monotonic()
         with SAMPLING.track_inprogress(), PHASES.during("sampling"):
             samples = await engine.generate(prompt, sampling, request.group_size, request.seed)
+            await self.follower.proven()
         _count(request, prompt, samples)
         seconds = time.monotonic() - started
         GROUP_SECONDS.observe(seconds)

@@ -98,7 +98,7 @@ class Learner:
         (files / "train.jsonl").write_text("".join(lines))
         settings = {"steps": 6, "checkpoint_every": 2, "groups_per_step": 2} | training
         recipe = a_recipe(
-            model={"path": "base-model"},
+            model={"path": "base-model", "prompt_template": "{prompt}"},
             tasks={"train": "train", "held_out": "train"},
             training=settings,
             **(tables or {}),

@@ -5,21 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from prometheus_client import REGISTRY
 from protocol import weights
 from protocol.exchange import Exchange, connect
-from protocol.messages import ActiveJob, JobRecord, PolicyVersion, RolloutGroup
+from protocol.messages import (
+    ActiveJob,
+    JobRecord,
+    ParityReport,
+    PolicyVersion,
+    Probes,
+    RolloutGroup,
+)
 from protocol.recipe import Sampling
 from protocol.streams import REQUESTS, ROLLOUTS
+from safetensors.torch import load_file, save_file
 
 from services.chassis.deployment import Deployment
+from services.chassis.parity import digest_of
 from services.chassis.service import Service
 from services.rollout.engine import Engine
 from services.rollout.samples import EngineDied, EngineUnfit
@@ -140,6 +150,74 @@ async def test_it_answers_follows_the_policy_and_ends_for_one_that_needs_another
     error = line.sampling.exception()
     assert isinstance(error, ExceptionGroup)
     assert error.subgroup(EngineUnfit)
+
+
+def as_int8(name: str, weight: torch.Tensor) -> torch.Tensor:
+    if weight.dim() < 2:
+        return weight
+    step = weight.abs().amax(1, keepdim=True).clamp_min(1e-9) / 127
+    return (weight / step).round() * step
+
+
+def doctored(source: Path, target: Path, change: Callable[..., torch.Tensor]) -> Path:
+    """A copy of a model's folder whose tensors are changed, given their names and all of them."""
+    shutil.copytree(source, target)
+    tensors = load_file(source / "model.safetensors")
+    changed = {name: change(name, weight, tensors) for name, weight in tensors.items()}
+    save_file(changed, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+INJECTED: dict[str, Callable[..., torch.Tensor]] = {
+    "quantized": lambda name, weight, _: as_int8(name, weight).contiguous(),
+    "a layer swapped": lambda name, _, of: of[name.replace("layers.0.", "layers.1.")].clone(),
+}
+
+
+@pytest.mark.parametrize("fault", ["not loaded", "an old slot", "other prompts", *INJECTED])
+async def test_weights_that_do_not_answer_as_the_learners_do_are_reported_and_sample_nothing(
+    line: Line,
+    folders: list[Path],
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fault: str,
+) -> None:
+    async def announce(number: int, rendered: str = digest_of((), None, None, {})) -> None:  # type: ignore[arg-type]
+        ids = [[1, *(3 + (7 * row + 5 * i) % 40 for i in range(32))] for row in range(4)]
+        logprobs = [reference(folders[number], row[:1], np.array(row[1:])) for row in ids]
+        known = {"tasks": (), "rendered": rendered, "token_ids": ids, "most": 1e-3}
+        probes = Probes(**known, logprobs=tuple(np.concatenate(logprobs).tolist()))
+        await line.announce(number, folders[number], probes=probes)
+
+    async def reports(count: int) -> list[ParityReport]:
+        while len(rows := await line.exchange.parity_reports("job", "0", 0.2)) < count:
+            assert not line.sampling.done(), line.sampling.exception()
+        return [report for _, report in rows]
+
+    exchange, last = Engine._exchange, 2 if fault == "an old slot" else 1
+    async with asyncio.timeout(240):
+        for number in range(last):
+            await announce(number)
+            await line.sampled(number, min_version=number)
+        served = {"an old slot": folders[0]}.get(fault, folders[last])
+        if fault in INJECTED:
+            served = doctored(served, tmp_path / "doctored", INJECTED[fault])
+
+        async def exchange_otherwise(engine: Engine, folder: Path) -> None:
+            if fault != "not loaded":
+                await exchange(engine, served)
+
+        monkeypatch.setattr(Engine, "_exchange", exchange_otherwise)
+        await announce(last, **({"rendered": "others"} if fault == "other prompts" else {}))
+        *good, bad = await reports(last + 1)
+        waiting = asyncio.create_task(line.sampled(last, min_version=last))
+        *_, done = await asyncio.wait({waiting}, timeout=1.0), waiting.done()
+    waiting.cancel()
+    assert all(report.agrees for report in good)
+    assert (bad.version, bad.agrees, done) == (last, False, False)
+    assert bad.same_prompts == (fault != "other prompts")
+    assert bad.stays_at == (0 if fault in {"not loaded", "an old slot"} else None)
 
 
 async def test_what_it_held_when_its_engine_died_may_have_killed_it(

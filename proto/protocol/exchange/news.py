@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat
 from protocol.frames import FrameError, decode, encode
-from protocol.messages import JobEvent, PolicyVersion, Status, Trial, TrialResult
+from protocol.messages import JobEvent, ParityReport, PolicyVersion, Status, Trial, TrialResult
 
 MAX_EVENTS = 10_000
 _TRIAL_KEPT_S = 300
+_KEPT_REPORTS = 1000
 _FURTHER_PAGE = 200  # entries at least that are read at once where some could not be read
 Row = tuple[bytes, dict[bytes, bytes]]
 log = logging.getLogger(__name__)
@@ -36,6 +37,19 @@ class News(Connection):
     async def newest_policy(self, job_id: str) -> PolicyVersion | None:
         rows = await self.writer.xrevrange(streams.POLICY.key(job_id), count=1)
         return decode(PolicyVersion, cast(dict[bytes, bytes], rows[0][1])) if rows else None
+
+    async def report_parity(self, report: ParityReport) -> None:
+        keys = [stream.key(report.job_id) for stream in (streams.PARITY, streams.POLICY)]
+        await self.run("report_parity", keys, [_KEPT_REPORTS, *flat(encode(report))])
+
+    async def parity_reports(
+        self, job_id: str, after: str, wait_s: float
+    ) -> list[tuple[str, ParityReport]]:
+        """Reports after the entry id ``after``, oldest first, each with its entry id."""
+        key = streams.PARITY.key(job_id)
+        reply = cast(Rows, await self.reader.xread({key: after}, block=block_ms(wait_s)))
+        rows = [row for rows in reply.values() for row in rows]
+        return [(entry_id.decode(), decode(ParityReport, fields)) for entry_id, fields in rows]
 
     async def record_event(self, event: JobEvent) -> bool:
         """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept."""

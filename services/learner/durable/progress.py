@@ -16,6 +16,7 @@ from protocol.samples import USED
 from pydantic import BaseModel, ConfigDict, Field
 
 _KEPT_EVALUATIONS = 1000  # and the first
+_KEPT_PROBES = 16  # versions
 _TOTALS = (
     *("train_seconds", "samples", "tokens", "updates", "parity_max", "parity_tokens"),
     *("empty_steps", "groups_without_signal", "exposed_grading_seconds"),
@@ -85,6 +86,7 @@ class Progress(BaseModel):
     metrics: dict[str, float | None] = {}  # of the last step
     first_segment: str = ""  # of the log, that this checkpoint needs
     ranks: int | None = None  # that saved the models
+    probes: dict[int, list[float]] = {}  # log-probs of the first version and the newest ones
     made_before: int = Field(default=0, exclude=True)  # steps that an earlier attempt reported
 
     @property
@@ -119,6 +121,11 @@ class Progress(BaseModel):
         self.evaluated += 1
         self.evaluations.append({n: value for n, value in result.items() if n != "per_task"})
         del self.evaluations[1:-_KEPT_EVALUATIONS]
+
+    def note_probes(self, version: int, logprobs: list[float]) -> None:
+        self.probes[version] = logprobs
+        for old in sorted(self.probes)[1:-_KEPT_PROBES]:
+            del self.probes[old]
 
     def note_parity(self, metrics: Mapping[str, float]) -> None:
         """Add how far the learner's log-probs were from those of the rollouts, if measured."""

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from protocol import deltas, weights
 from protocol.exchange import Exchange, UnreadableRecord
-from protocol.messages import JobState, PolicyVersion
+from protocol.messages import JobState, PolicyVersion, Probes
 
 from services.chassis.deployment import Deployment
 from services.learner.attempt import Attempt
@@ -136,7 +136,7 @@ class Publisher:
         newest = await self.attempt.exchange.newest_policy(self.attempt.job_id)
         await self._retain(*([newest] if newest is not None else []))
 
-    async def publish(self, team: Team, number: int) -> None:
+    async def publish(self, team: Team, number: int, probes: Probes | None = None) -> None:
         """Write the current weights as version ``number``, to be announced as soon as may be.
 
         Where they are an adapter, the model that it is for goes ahead of the first. It waits until
@@ -147,7 +147,7 @@ class Publisher:
         folder = self._folder(number)
         slot = await asyncio.to_thread(self._slots.take, folder)
         await team.publish(slot.path, slot.number)
-        self._announcing = asyncio.create_task(self._announce(slot, number, folder))
+        self._announcing = asyncio.create_task(self._announce(slot, number, folder, probes))
 
     async def announced(self) -> None:
         """Wait until what was published is announced, or raise what prevented it."""
@@ -178,13 +178,15 @@ class Publisher:
         assert self.newest is not None, "it is published"
         await self._set_evaluated(self.newest.model_copy(update={"evaluated": None}))
 
-    async def restore_evaluated(self, team: Team, number: int, folder: Path) -> None:
+    async def restore_evaluated(
+        self, team: Team, number: int, folder: Path, probes: Probes | None = None
+    ) -> None:
         """Keep a version that an earlier attempt has made, which is still evaluated."""
         await self._publish_base(team)
         name, fill = self._folder(number), partial(weights.copy, folder)
         digest = await asyncio.to_thread(weights.write, self.memory, name, fill)
         links = await self._link(self.memory / name, None, number)
-        await self._set_evaluated(self._version(number, name, digest, links))
+        await self._set_evaluated(self._version(number, name, digest, links, probes))
 
     async def end_evaluation(self) -> None:
         if self.evaluated is not None:
@@ -216,11 +218,11 @@ class Publisher:
         self.newest = policy  # before others can see it, or the reconciler might go back
         await self.attempt.exchange.announce(policy)
 
-    async def _announce(self, slot: Slot, number: int, folder: str) -> None:
+    async def _announce(self, slot: Slot, number: int, folder: str, probes: Probes | None) -> None:
         began, before = time.monotonic(), self._slots.newest
         digest = await asyncio.to_thread(self._slots.finish, slot, folder)
         links = await self._link(slot.path, before.path if before else None, number)
-        policy = self._version(number, folder, digest, links)
+        policy = self._version(number, folder, digest, links, probes)
         await self._send(policy)
         log.info("announced", extra={"policy": folder, "seconds": time.monotonic() - began})
         await self._retain(policy, *self._kept)
@@ -267,7 +269,7 @@ class Publisher:
         return weights.version_folder(self.attempt.job_id, self.attempt.number, number)
 
     def _version(
-        self, number: int, folder: str, digest: str, links: tuple[str, ...]
+        self, number: int, folder: str, digest: str, links: tuple[str, ...], probes: Probes | None
     ) -> PolicyVersion:
         return PolicyVersion(
             job_id=self.attempt.job_id,
@@ -276,6 +278,7 @@ class Publisher:
             folder=folder,
             digest=digest,
             links=links,
+            probes=probes,
             base=self._base.get("base", ""),
             base_digest=self._base.get("base_digest", ""),
         )

@@ -25,6 +25,7 @@ from services.learner.durable.sample_store import SampleStore, remove_old
 from services.learner.formulas import check_formulas
 from services.learner.job.control import Control
 from services.learner.job.learning import Learning, Phase
+from services.learner.job.parity import Parity
 from services.learner.job.phases.evaluation import Evaluation
 from services.learner.job.phases.pretraining import Pretraining
 from services.learner.job.phases.training import Training
@@ -85,6 +86,7 @@ async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRec
     flops = Flops.of_models(recipe, policy, critic, num_ranks, team.device_name)
     assembly, evaluator = _assemble(service, team, attempt, progress, checkpoints, tasks, flops)
     versions = assembly.learning.versions
+    await asyncio.to_thread(versions.parity.choose, policy, tasks[0])
     await versions.restore(saved)
     await asyncio.to_thread(versions.store.keep_origin, policy, recipe)
     await _replay(assembly, evaluator)
@@ -188,6 +190,7 @@ def _assemble(
         for purpose in (Purpose.TRAIN, Purpose.PRETRAIN)
     }
     evaluator = Evaluator(attempt, held_out)
+    parity = Parity(attempt, progress, control)
     learning = Learning(
         attempt=attempt,
         progress=progress,
@@ -195,7 +198,9 @@ def _assemble(
         control=control,
         intake=intake,
         reconciler=Reconciler(attempt, {**feeders, Purpose.EVAL: evaluator}, intake, publisher),
-        versions=Versions(attempt, progress, team, control, intake, store, publisher, checkpoints),
+        versions=Versions(
+            *(attempt, progress, team, control, intake, store, publisher, checkpoints, parity)
+        ),
         scoring=Scoring.of(attempt.recipe),
     )
     phases = (

@@ -34,6 +34,7 @@ class Control:
         self.service = service
         self.job_id = job_id
         self.requested = Requested.RUN
+        self.why = ""  # the job is to pause, where that is not the user's wish
         self.doing = service.activity.during
         self._interrupted = asyncio.Event()
 
@@ -62,7 +63,13 @@ class Control:
         if self.requested is Requested.CANCEL:
             raise CancelRequested
         if self.requested is Requested.PAUSE:
-            raise PauseRequested
+            raise PauseRequested(self.why)
+
+    async def pause(self, why: str) -> None:
+        """Have the job pause where it may, for a reason that people are told."""
+        await self.service.exchange.request_state(self.job_id, Requested.PAUSE)
+        self.why = why
+        await self.refresh()
 
     async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of something that only waits, given up when anything but running is wanted."""

@@ -17,6 +17,7 @@ from services.chassis.metrics import PHASES
 from services.learner.attempt import Attempt, JobFault
 from services.learner.durable.progress import Progress
 from services.learner.job.control import Control
+from services.learner.job.parity import Parity
 from services.learner.job.reconciler import Reconciler
 from services.learner.job.versions import Versions
 from services.learner.supply.intake import Intake
@@ -50,8 +51,13 @@ class Learning:
     reconciler: Reconciler
     versions: Versions
     scoring: Scoring
+    held: int | None = None  # the version whose weights the ranks have copied
     _lap_began: float = field(default_factory=time.monotonic)
     _phases_before: dict[str, float] = field(default_factory=PHASES.seconds)
+
+    @property
+    def parity(self) -> Parity:
+        return self.versions.parity
 
     @property
     def recipe(self) -> Recipe:
@@ -118,6 +124,16 @@ class Learning:
 
     def _asked(self, purpose: Purpose) -> int:
         return self.reconciler.askers[purpose].asked
+
+    async def hold(self) -> None:
+        """Keep a copy of the weights as they are, with which tokens can be compared later."""
+        await self.team.hold()
+        self.held = self.progress.step
+
+    async def let_go(self) -> None:
+        if self.held is not None:
+            await self.team.let_go()
+            self.held = None
 
     def lap(self) -> float:
         before, self._lap_began = self._lap_began, time.monotonic()

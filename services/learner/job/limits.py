@@ -82,8 +82,7 @@ async def check_finite(learning: Learning, moment: str, metrics: Mapping[str, fl
 
 
 async def _pause(learning: Learning, why: str) -> None:
-    await learning.attempt.exchange.request_state(learning.attempt.job_id, Requested.PAUSE)
-    await learning.control.refresh()
+    await learning.control.pause(why)
     if learning.control.requested is Requested.PAUSE:
         raise PauseRequested(why)
 

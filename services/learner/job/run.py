@@ -92,6 +92,7 @@ class Run:
                 learning.intake.take_in_forever(),
                 learning.control.watch_forever(),
                 learning.versions.watch_forever(),
+                learning.parity.watch_forever(),
                 watch_engines_forever(self.service, learning, self.record.fault),
             )
             await self._succeed(learning)

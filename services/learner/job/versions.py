@@ -15,6 +15,7 @@ from services.learner.durable.progress import Progress
 from services.learner.durable.publish import Publisher
 from services.learner.durable.sample_store import SampleStore
 from services.learner.job.control import Control
+from services.learner.job.parity import Parity
 from services.learner.supply.intake import Intake
 from services.learner.training.ranks import Team
 
@@ -31,6 +32,7 @@ class Versions:
     store: SampleStore
     publisher: Publisher
     checkpoints: Checkpoints
+    parity: Parity
     saved: str = ""  # the name of the newest checkpoint
     _writing: asyncio.Task[None] | None = None  # the checkpoint that was begun last
 
@@ -40,22 +42,26 @@ class Versions:
         await self.publisher.make_room()
         if number is not None and number != self.progress.step:
             folder = self.checkpoints.folder / checkpoint / EVALUATED
-            await self.publisher.restore_evaluated(self.team, number, folder)
+            probes = self.parity.of(number)
+            await self.publisher.restore_evaluated(self.team, number, folder, probes)
 
     async def publish(self) -> None:
         """Publish the policy; not while steps are replayed, for which no rollout waits."""
-        step = self.progress.step
         if not self.progress.is_replayed:
-            with self.control.doing(Doing.PUBLISHES, step, timed="publish"):
-                await self.publisher.publish(self.team, step)
+            await self._publish(self.progress.step)
+
+    async def _publish(self, step: int) -> None:
+        with self.control.doing(Doing.MEASURES_PARITY, timed="probe"):
+            probes = await self.parity.probes(self.team, step)
+        with self.control.doing(Doing.PUBLISHES, step, timed="publish"):
+            await self.publisher.publish(self.team, step, probes)
 
     async def begin_evaluation(self, step: int) -> None:
         """Have one version answer an evaluation; it is published even where steps are replayed."""
         await self.publisher.announced()
         newest, now = self.publisher.newest, self.progress.step
         if newest is None or newest.number != now:
-            with self.control.doing(Doing.PUBLISHES, now, timed="publish"):
-                await self.publisher.publish(self.team, now)
+            await self._publish(now)
         if step == now < self.attempt.recipe.training.steps:
             await self.publisher.evaluate()
 

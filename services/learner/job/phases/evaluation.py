@@ -31,7 +31,6 @@ class Evaluation:
     learning: Learning
     evaluator: Evaluator
     _began: float = 0.0
-    _copied: int | None = None  # the version whose weights the ranks have copied
 
     @property
     def is_due(self) -> bool:
@@ -66,8 +65,7 @@ class Evaluation:
         self._began = time.monotonic()
         if self.evaluator.missing(learning.intake):
             if progress.step == step < learning.recipe.training.steps:
-                await learning.team.hold()
-                self._copied = step
+                await learning.hold()
             await learning.versions.begin_evaluation(step)
             await self.evaluator.ask(learning.intake)
 
@@ -119,9 +117,7 @@ class Evaluation:
         await attempt.say(f"{event_id}:{name}", words, data=data)
 
     async def _forget_version(self) -> None:
-        if self._copied is not None:
-            await self.learning.team.let_go()
-            self._copied = None
+        await self.learning.let_go()
         await self.learning.versions.publisher.end_evaluation()
 
     async def _measure(self, name: str, groups: Sequence[ScoredGroup]) -> Measured:
@@ -134,7 +130,7 @@ class Evaluation:
         sampling = recipe.sampling_of(recipe.evaluations[name])
         samples, _ = samples_of(used(groups), attempt=learning.attempt.number, version=step)
         has_gone_on = learning.progress.step > step
-        can_be_compared = sampling.top_p == 1 and (self._copied == step or not has_gone_on)
+        can_be_compared = sampling.top_p == 1 and (learning.held == step or not has_gone_on)
         some = samples[:_PARITY_RESPONSES] if can_be_compared else []
         measured = Measured()
         if some:
@@ -142,6 +138,7 @@ class Evaluation:
                 of_held = has_gone_on
                 measured = await learning.team.score(some, sampling.temperature, of_held=of_held)
             learning.progress.note_parity(measured.metrics)
+            await learning.parity.check_sampled(measured, step, sampling.temperature)
         rest = sum(len(sample.token_ids) for sample in samples[len(some) :])
         known = measured.tokens or {"logprobs": _unknown(0)}
         tokens = {n: np.append(values, _unknown(rest)) for n, values in known.items()}

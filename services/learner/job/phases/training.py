@@ -18,12 +18,16 @@ from services.learner.training.flops import Flops
 from services.learner.training.samples import GroupFacts, Sample, samples_of
 from services.learner.training.scoring import ScoredGroup
 
+_COMPARE_EVERY = 10  # steps
+_COMPARED = 16  # responses
+
 
 @dataclass
 class Training:
     learning: Learning
     feeder: Feeder
     flops: Flops
+    _compared: int | None = None  # the last version of which tokens were compared
 
     @property
     def is_due(self) -> bool:
@@ -33,8 +37,9 @@ class Training:
         """Consumes one step's groups, in the order they were asked; produces the next policy."""
         began, learning, progress = time.monotonic(), self.learning, self.learning.progress
         selection = await self._select()
-        samples, facts = self._samples_of(selection.kept)
+        samples, facts = self._samples_of(selection.kept, progress.step)
         assert facts.staleness_max <= learning.recipe.training.max_staleness, "stale are dropped"
+        await self._compare(selection.kept)
         with learning.control.doing(Doing.TRAINS, progress.step + 1, timed="train"):
             measured = await learning.team.train(samples)
         await learning.settle(Purpose.TRAIN, selection.looked_at, measured.tokens)
@@ -43,10 +48,47 @@ class Training:
         self.feeder.admit(self._selection().lookahead)
         await learning.versions.publish()
         await self._report(selection, facts, measured.metrics, time.monotonic() - began)
+        if self._is_compared_next and learning.held is None:
+            await learning.hold()
         every, is_saved = learning.recipe.training.checkpoint_every, learning.versions.saved
         if progress.step % every == 0 and not (progress.is_replayed and is_saved):
             await learning.versions.begin_save()
         await check_finite(learning, f"step {progress.step}", measured.metrics)
+
+    @property
+    def _is_compared_next(self) -> bool:
+        """Whether tokens of the present version are to be compared once it has gone by."""
+        progress, training = self.learning.progress, self.learning.recipe.training
+        is_last = progress.step >= training.steps - 1
+        is_due = progress.step % _COMPARE_EVERY == 0 and not (progress.is_replayed or is_last)
+        return is_due and training.max_staleness > 0
+
+    @property
+    def _temperature(self) -> float:
+        return self.learning.recipe.rollout.sampling.temperature
+
+    async def _compare(self, groups: Sequence[ScoredGroup]) -> None:
+        """Now and then compare some tokens of a step, by the weights that sampled them.
+
+        Those are copied after the step before, or are the present ones.
+        """
+        learning, progress = self.learning, self.learning.progress
+        version = progress.step if learning.held is None else learning.held
+        is_due = learning.held not in {None, self._compared} or version % _COMPARE_EVERY == 0
+        if not is_due or progress.is_replayed:
+            return
+        some = [s for s in self._samples_of(groups, version)[0] if s.on_version.any()]
+        if some:
+            with learning.control.doing(Doing.MEASURES_PARITY, timed="parity"):
+                measured = await learning.team.score(
+                    some[:_COMPARED], self._temperature, of_held=version < progress.step
+                )
+            self._compared = version
+            await learning.parity.check_sampled(measured, version, self._temperature)
+            learning.control.obey()
+        has_gone = version < progress.step - learning.recipe.training.max_staleness
+        if progress.evaluating is None and (some or has_gone):
+            await learning.let_go()
 
     async def _select(self) -> Selection:
         """Look at groups, each as soon as it and all before it are there, until it is enough."""
@@ -71,12 +113,14 @@ class Training:
             keep_rate=progress.keep_rate,
         )
 
-    def _samples_of(self, groups: Sequence[ScoredGroup]) -> tuple[list[Sample], GroupFacts]:
+    def _samples_of(
+        self, groups: Sequence[ScoredGroup], version: int
+    ) -> tuple[list[Sample], GroupFacts]:
         learning = self.learning
         return samples_of(
             groups,
             attempt=learning.attempt.number,
-            version=learning.progress.step,
+            version=version,
             kept_kv=learning.recipe.rollout.kv_after_sync == "keep",
         )
 
@@ -99,6 +143,7 @@ class Training:
             **self.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
             **counts,
             **progress.note_phases(spent),
+            **learning.parity.told(),
             "step": progress.step,
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await learning.account_of(Purpose.TRAIN),

@@ -1,0 +1,205 @@
+"""Parity: each rollout shows for every version that it computes what the learner computes.
+
+At each publish the learner scores a few fixed sequences under the weights that it publishes. A
+rollout scores them before it samples with these weights, and reports. Where the two differ by more
+than the limit it samples nothing, and the job pauses with words that name what the rollout holds.
+Every few steps some of a step's tokens are compared as well, by the weights that sampled them: a
+temperature or a KV cache shows on sampled tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from protocol.messages import ParityReport, Probes, Task
+from transformers import AutoTokenizer
+
+from services.chassis.parity import Answer, digest_of
+from services.chassis.prompts import PromptError, rendered
+from services.learner.attempt import Attempt
+from services.learner.durable.progress import Progress
+from services.learner.job.control import Control
+from services.learner.training.ranks import Team
+from services.learner.training.samples import Measured, Sample
+
+_TASKS = 8
+_SEQUENCES, _LENGTH = 4, 33
+# Of a dtype: limits of the mean gap, at least and at most, between which the first versions decide.
+_LIMITS = {"float32": (1e-4, 1e-3), "float16": (2e-3, 1e-2), "bfloat16": (1e-2, 5e-2)}
+_MEASURED = 3  # versions
+_FACTOR = 4.0
+_WAIT_S = 1.0
+_KEPT_TOLD = 100
+
+
+class Parity:
+    """What the rollouts of one attempt have answered; `probes` are made when it begins."""
+
+    def __init__(self, attempt: Attempt, progress: Progress, control: Control) -> None:
+        self.attempt = attempt
+        self.progress = progress
+        self.control = control
+        self.template: Probes | None = None  # without log-probs; none where no task can be read
+        self._measured: dict[int, float] = {}  # the least mean gap of the first versions
+        self._agreed: set[str] = set()  # rollouts that have agreed once
+        self._news: deque[dict[str, Any]] = deque(maxlen=_KEPT_TOLD)  # since the last step
+
+    def choose(self, model: Path, tasks: Sequence[Task]) -> None:
+        """Make the probes of the prompts of the first tasks."""
+        recipe = self.attempt.recipe.model
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        read = (recipe.prompt_template, tokenizer, recipe.chat_template_options)
+        asked = tuple(Task(id=t.id, prompt=t.prompt, messages=t.messages) for t in tasks[:_TASKS])
+        try:
+            prompts = [rendered(task, *read) for task in asked]
+        except PromptError:  # of which the rollouts tell
+            return
+        length = min(_LENGTH, recipe.max_context - 1)
+        tokens = cycle([token for prompt in prompts for token in prompt[:length]])
+        sequences = tuple(tuple(islice(tokens, length)) for _ in range(_SEQUENCES))
+        given = {"rendered": digest_of(asked, *read), "logprobs": (), "most": self.most}
+        self.template = Probes(tasks=asked, token_ids=sequences, **given)
+
+    @property
+    def most(self) -> float:
+        """The limit: the recipe's, or what the first versions had, within those of the dtype."""
+        model, training = self.attempt.recipe.model, self.attempt.recipe.training
+        least, most = _LIMITS[model.dtype]
+        if training.max_parity is not None:
+            return training.max_parity
+        if len(self._measured) < _MEASURED:
+            return most
+        return min(most, max(least, _FACTOR * min(self._measured.values())))
+
+    async def probes(self, team: Team, version: int) -> Probes | None:
+        """The probes, scored under the weights as they are, which are of this version."""
+        if self.template is None:
+            return None
+        samples = [_sample_of(ids) for ids in self.template.token_ids]
+        tokens = (await team.score(samples, 1.0)).tokens
+        if "logprobs" not in tokens:
+            return None
+        self.progress.note_probes(version, tokens["logprobs"].tolist())
+        return self.of(version)
+
+    def of(self, version: int) -> Probes | None:
+        """The probes of a version that was scored, None if it was not."""
+        logprobs = self.progress.probes.get(version)
+        if self.template is None or logprobs is None:
+            return None
+        return self.template.model_copy(update={"logprobs": tuple(logprobs), "most": self.most})
+
+    async def watch_forever(self) -> NoReturn:
+        """Consumes the rollouts' reports; produces events, and a pause where one does not agree.
+
+        Waits for: the next report. Unblocked by: a rollout that has loaded a version.
+        """
+        place, exchange, job_id = "0", self.attempt.exchange, self.attempt.job_id
+        while True:
+            for entry_id, report in await exchange.parity_reports(job_id, place, _WAIT_S):
+                place = entry_id
+                if report.attempt == self.attempt.number:
+                    await self._take(report)
+
+    async def _take(self, report: ParityReport) -> None:
+        self._news.append(told := _row(report))
+        if not report.agrees:
+            words = f"{self._words(report)}; restart {report.rollout}, then resume the job"
+            event_id = f"parity:{report.attempt}:{report.rollout}:{report.version}"
+            await self.attempt.say(event_id, words, level="warn", data={"parity": [told]})
+            await self.control.pause(words)
+            return
+        self._agreed.add(report.rollout)
+        was_open = len(self._measured) < _MEASURED
+        if was_open and report.mean is not None:
+            known = self._measured.get(report.version, report.mean)
+            self._measured[report.version] = min(known, report.mean)
+            if len(self._measured) == _MEASURED:
+                await self._say_limit()
+
+    async def _say_limit(self) -> None:
+        gap, most = min(self._measured.values()), self.most
+        source = "training.max_parity"
+        if self.attempt.recipe.training.max_parity is None:
+            source = f"by model.dtype = {self.attempt.recipe.model.dtype!r} and this"
+        words = (
+            f"log-probs of rollouts and learner differ by {gap:.1e} on average at the first "
+            f"versions; the job pauses above {most:.1e} ({source})"
+        )
+        await self.attempt.say("parity", words, data={"gap": gap, "most": most})
+
+    def _words(self, report: ParityReport) -> str:
+        """Who holds what, and the likely cause."""
+        who, now = report.rollout, report.version
+        at = f"the learner is at {now}"
+        if not report.same_prompts:
+            return (
+                f"{who} reads the tasks' prompts as other tokens than the learner: it has another "
+                "tokenizer or chat template, or other releases of transformers"
+            )
+        known = {n: np.array(logprobs) for n, logprobs in self.progress.probes.items()}
+        held = report.stays_at
+        if held is None and now in known:
+            held = Answer(np.array(report.logprobs, float), known[now]).nearest(known)
+        if held is not None and held != now:
+            why = "its engine did not take the weights since"
+            if held == 0 and self.attempt.recipe.model.lora is not None:
+                why = "the adapter is not loaded"
+            elif now - held == 2:
+                why = "the slot that it read had not been filled again"
+            return f"{who} answers as version {held}; {at}; {why}"
+        gap = "not finite" if report.mean is None else f"{report.mean:.1e} on average"
+        why = "its engine computes otherwise (quantized, another dtype) or began with other weights"
+        if who in self._agreed:
+            why = (
+                "some of its weights were not exchanged, or in the wrong place (a layer, the head)"
+            )
+        return (
+            f"{who} answers as no version; {at}; the gap is {gap}, above {report.most:.1e}; {why}"
+        )
+
+    async def check_sampled(self, measured: Measured, version: int, temperature: float) -> None:
+        """Pause if the log-probs that tokens were sampled with are not those of their version."""
+        mean, tokens = measured.metrics.get("parity_mean"), measured.metrics.get("parity_tokens")
+        if not tokens or mean is None:
+            return
+        row = {"rollout": None, "version": version, "mean": mean, "most": self.most}
+        row |= {"max": measured.metrics.get("parity_max"), "agrees": mean <= self.most}
+        self._news.append(row)
+        if row["agrees"]:
+            return
+        words = (
+            f"tokens sampled by version {version} have log-probs that differ from those of its "
+            f"weights by {mean:.1e} on average, above {self.most:.1e}, though the probes agree: "
+            f"temperature {temperature:g} applied twice or not at all, or a KV cache of other "
+            "weights; see to the rollouts, then resume the job"
+        )
+        event_id = f"parity:{self.attempt.number}:tokens:{version}"
+        await self.attempt.say(event_id, words, level="warn", data={"parity": [row]})
+        await self.control.pause(words)
+
+    def told(self) -> dict[str, Any]:
+        """What was compared since this was called last, for the event of a step."""
+        rows = [*self._news]
+        self._news.clear()
+        gaps = [row["mean"] for row in rows if row["mean"] is not None]
+        return {"parity": rows, **({"probe_gap": max(gaps)} if gaps else {})} if rows else {}
+
+
+def _sample_of(ids: Sequence[int]) -> Sample:
+    """A sequence as a sample, of which all tokens but the first are scored."""
+    tokens = np.array(ids, np.int32)
+    rest = np.zeros(len(ids) - 1, np.float32)
+    arrays = {"prompt_ids": tokens[:1], "token_ids": tokens[1:], "behavior_logprobs": rest}
+    numbers = {"advantage": 0.0, "reward": 0.0, "correct": False, "group": 0}
+    return Sample(**arrays, on_version=rest.astype(np.int32), **numbers)
+
+
+def _row(report: ParityReport) -> dict[str, Any]:
+    fields = {"rollout", "version", "mean", "max", "most"}
+    return report.model_dump(include=fields) | {"agrees": report.agrees}
