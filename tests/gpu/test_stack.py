@@ -1,12 +1,21 @@
 """The whole stack on one GPU: it learns in bfloat16, and a rollout that dies costs it nothing."""
 
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
+from tests.gpu.report import REHEARSES
 from tests.stack.conftest import start
 
-pytestmark = pytest.mark.gpu
+_BUILDS = packages_distributions().get("vllm", [])
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        "vllm" not in _BUILDS and not (REHEARSES and _BUILDS),
+        reason="needs vLLM's CUDA build, which `make install` takes",
+    ),
+]
 
 
 def test_twenty_steps_on_one_gpu_through_the_death_of_a_rollout(tmp_path: Path) -> None:

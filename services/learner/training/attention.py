@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,9 @@ from services.learner.training.model_check import UnsupportedModel
 PACKED = "packed"
 _MORE = ("softcap", "s_aux", "position_bias")
 _LARGEST_HEAD = 256  # of flash attention
+# torch 2.11 has no such argument: its kernel lets heads share a key without being asked.
+_ASKED = "enable_gqa" in signature(varlen_attn).parameters
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if _ASKED else {}
 
 
 def packed_attention(
@@ -62,7 +66,7 @@ def packed_attention(
             *(query, key, value, bounds, bounds, longest, longest),
             scale=scaling,
             window_size=(-1, 0),  # causal
-            enable_gqa=True,
+            **_GROUPED,
         )
         assert isinstance(attended, Tensor)
     else:
