@@ -90,41 +90,49 @@ async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
             assert await results(exchange, 1) == {0: "done"}
 
 
-async def until_claiming(exchange: Exchange, worker: str) -> None:
+async def until_claiming(exchange: Exchange, worker: str, beats: int = 1) -> int:
+    """Its heartbeats, when it has shown so many."""
+    found = 0
     async with asyncio.timeout(60):
-        while (await exchange.heartbeat("rollout", may_claim=False)).lives.get(worker, 0) <= 0:
+        while found < beats:
             await asyncio.sleep(0.01)
+            found = (await exchange.heartbeat("rollout", may_claim=False)).lives.get(worker, 0)
+    return found
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
 async def test_workers_hold_equally_many_groups_however_much_room_the_first_has(
     exchange: Exchange, open_exchange: OpenExchange, num_workers: int
 ) -> None:
-    held = {f"worker-{place}": 0 for place in range(num_workers)}
-    has_opened = asyncio.Event()
+    first, *others = names = [f"worker-{place}" for place in range(num_workers)]
+    share, held, have_opened = 16 / num_workers, Counter[str](), set[str]()
 
-    def room(_: ActiveJob, in_flight: int) -> int:
-        return 100 - in_flight if has_opened.is_set() else 0
+    def room_of(name: str) -> Callable[[ActiveJob, int], int]:
+        return lambda _, in_flight: 100 - in_flight if name in have_opened else 0
 
     def holding(name: str) -> Handle:
         async def hold(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
             held[name] += 1
-            while sum(held.values()) < 40:
+            if held[first] == share:
+                have_opened.update(others)
+            while held.total() < 16:
                 await asyncio.sleep(0.01)
             return await answer(job, request)
 
         return hold
 
-    await begin(exchange, requests=40)
+    await begin(exchange, requests=16)
     async with AsyncExitStack() as workers:
-        for name in held:
+        for name in names:
             own = await workers.enter_async_context(open_exchange(name))
-            await workers.enter_async_context(working(own, holding(name), room=room))
-        for name in held:
+            await workers.enter_async_context(working(own, holding(name), room=room_of(name)))
+        for name in others:
             await until_claiming(exchange, name)
-        has_opened.set()
-        await results(exchange, 40)
-    assert all(abs(count - 40 / num_workers) <= 1 for count in held.values()), held
+        beats = await until_claiming(exchange, first)
+        await until_claiming(exchange, first, beats + 2)  # it knows of the others
+        have_opened.add(first)
+        await results(exchange, 16)
+    assert all(abs(held[name] - share) <= 1 for name in names), held
 
 
 async def test_a_worker_outlives_a_job_that_ends_while_it_counts_its_share(

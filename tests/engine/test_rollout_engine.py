@@ -7,14 +7,17 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from protocol.messages import FinishReason
 from protocol.recipe import Sampling
+from vllm.engine.arg_utils import AsyncEngineArgs
 
 from services.rollout.engine import Engine
 from services.rollout.samples import EngineError, LoadError, Sample
+from services.rollout.scheduler import AsyncBatchingScheduler
 from services.rollout.settings import EngineSettings
 from tests.engine.conftest import ENDLESS, EOS, MAX_CONTEXT, TOLERANCE, Reference
 
@@ -124,6 +127,47 @@ async def test_an_engine_that_slept_goes_on_where_it_was_with_the_same_weights(
     await engine.load(folders[1], "1.1", keep_kv=True)
     sample = await sample_one(engine, LONG_PROMPT)
     assert gap(reference(folders[1], LONG_PROMPT, sample.token_ids), sample) < TOLERANCE
+
+
+async def test_the_scheduler_that_vllm_uses_on_gpus_samples_the_same_tokens_and_loads_weights(
+    engine: Engine,
+    settings: EngineSettings,
+    folders: list[Path],
+    folder_that_ends_soon: Path,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configure = AsyncEngineArgs.create_engine_config
+
+    def configure_as_on_gpus(*arguments: Any, **options: Any) -> Any:
+        config = configure(*arguments, **options)
+        config.scheduler_config.async_scheduling = True
+        return config
+
+    monkeypatch.setattr(AsyncEngineArgs, "create_engine_config", configure_as_on_gpus)
+    ahead = await Engine.start(folders[0], "1.0", settings)
+    try:
+        scheduler = ahead.llm.vllm_config.scheduler_config.scheduler_cls
+        assert scheduler is AsyncBatchingScheduler
+        for prompt in (SHORT_PROMPT, LONG_PROMPT):
+            sampling = Sampling(temperature=1.3, max_tokens=200)
+            ours, same = [await each.generate(prompt, sampling, 8, 7) for each in (ahead, engine)]
+            for one, twin in zip(ours, same, strict=True):
+                assert one.token_ids.tolist() == twin.token_ids.tolist()
+                assert gap(one.behavior_logprobs, twin) < TOLERANCE
+                assert one.spans == twin.spans
+        for keep_kv in (False, True):
+            await ahead.load(folders[0], "1.0", keep_kv=False)
+            new = folder_that_ends_soon
+            for sample in await sample_through_a_sync(ahead, new, "1.1", keep_kv=keep_kv):
+                edge = sample.spans[0].end
+                assert [span.version for span in sample.spans] == [0, 1]
+                old = reference(folders[0], SHORT_PROMPT, sample.token_ids)
+                assert gap(old, sample, 0, edge) < TOLERANCE
+                after = gap(reference(new, SHORT_PROMPT, sample.token_ids), sample, edge)
+                assert after < TOLERANCE or keep_kv
+    finally:
+        ahead.shut_down()
 
 
 async def test_kept_kv_continues_on_the_old_prefix_but_never_leaks_into_new_requests(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
@@ -39,6 +40,7 @@ m + n = (2j + 1) + (2k + 1) = 2j + 2k + 2 = 2(j + k + 1). As j + k + 1 is an int
 multiple of 2, which means that it is even."""
 WRONG = """Let m and n be odd. Then m = 2j and n = 2k for some integers j and k, so m + n is
 2(j - k). Since odd numbers are prime, j - k is odd. For example 3 + 4 = 7. Hence the sum is odd."""
+_CALLS_AT_FIRST, _FEWEST_CALLS = 32, 8  # at once; any server answers the latter in good time
 _OUTAGES = 2  # under one question, first among others, any of which may have done it, then alone
 
 Answer = Verdict | Ungradable
@@ -119,6 +121,7 @@ class Judge(Health):
         self._has_passed = False
         self._num_examinations = 0  # each has another seed, so that none is told what was cached
         self._slots = Slots(settings.concurrency)
+        self._pace = Pace(settings.concurrency, settings.timeout_s)
         self._sharing: SharedWork[Answer] = SharedWork()
         self._beside = asyncio.TaskGroup()
 
@@ -182,7 +185,8 @@ class Judge(Health):
         for number, pause_s in enumerate(pauses_s):
             await asyncio.sleep(pause_s)
             try:
-                return await self._chat.ask(question.attempt(number))
+                async with self._pace.call():
+                    return await self._chat.ask(question.attempt(number))
             except NoVerdict as error:
                 failure, question = Ungradable(reason="no_verdict"), question.after(error)
             except ChatError as error:
@@ -231,6 +235,50 @@ class Slots:
                 entering = (held.enter_async_context(self._free) for _ in range(wanted))
                 await asyncio.gather(*entering)
             yield
+
+
+def calls_after(calls: int, seconds: float, timeout_s: float, *, has_failed: bool) -> int:
+    """How many calls a judge gets at once, after one that took so long while it had so many.
+
+    One more if that is a quarter of the time limit or less. While a server's speed is the same,
+    growth then ends before calls take half of the limit, however many graders ask it.
+    """
+    if has_failed:
+        return calls - max(1, calls // 8)
+    return calls + (seconds <= timeout_s / 4)
+
+
+class Pace:
+    """Lets as many calls through at once as the judge answers in good time."""
+
+    def __init__(self, most: int, timeout_s: float) -> None:
+        self.calls = min(_CALLS_AT_FIRST, most)
+        self._fewest, self._most = min(_FEWEST_CALLS, most), most
+        self._timeout_s = timeout_s
+        self._free = asyncio.Semaphore(self.calls)
+        self._withheld = 0  # of those that leave, so many make no room
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        with WAITING.track_inprogress():
+            await self._free.acquire()
+        began, has_failed = time.monotonic(), False
+        try:
+            yield
+        except ChatError as error:
+            has_failed = error.may_pass
+            raise
+        finally:
+            seconds = time.monotonic() - began
+            calls = calls_after(self.calls, seconds, self._timeout_s, has_failed=has_failed)
+            if not self._free.locked():  # fewer than may be were on their way: no reason for more
+                calls = min(calls, self.calls)
+            calls = max(self._fewest, min(calls, self._most))
+            self._withheld += self.calls - calls - 1
+            self.calls = calls
+            while self._withheld < 0:
+                self._withheld += 1
+                self._free.release()
 
 
 async def examine(chat: Chat, seed: int) -> str | None:

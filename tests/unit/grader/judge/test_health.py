@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+from collections import deque
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,16 @@ import pytest
 from protocol.messages import Ungradable
 
 import services.grader.judge.judge as judge_module
-from services.grader.judge.judge import Answer, Health, Judge, JudgeDown, Slots
+from services.grader.judge.chat import ChatError
+from services.grader.judge.judge import (
+    Answer,
+    Health,
+    Judge,
+    JudgeDown,
+    Pace,
+    Slots,
+    calls_after,
+)
 from services.grader.judge.settings import JudgeSettings
 from tests.unit.grader.judge_server import (
     MODEL,
@@ -220,3 +230,52 @@ async def test_who_waits_to_be_alone_is_passed_by_nobody() -> None:
     await ended(*map(enter, names, taken))
     rounds = [["a", "b"], ["alone c"], ["d", "e"], ["alone f"], ["g"]]
     assert order == [each for names in rounds for each in (*names, *map(str.upper, names))]
+
+
+async def test_as_many_calls_go_at_once_as_are_answered_in_good_time() -> None:
+    pace, may_end, failure = Pace(64, timeout_s=60), asyncio.Event(), ChatError("judge_failed", "")
+    inside = 0
+
+    async def call(error: ChatError | None = None) -> None:
+        nonlocal inside
+        with suppress(ChatError):
+            async with pace.call():
+                inside += 1
+                await may_end.wait()
+                if error is not None:
+                    raise error
+
+    async def let(number: int, error: ChatError | None = None) -> int:
+        """How many of so many calls went at once."""
+        nonlocal inside
+        inside = 0
+        may_end.clear()
+        calls = [asyncio.create_task(call(error)) for _ in range(number)]
+        await until(lambda: inside + counted("weir_judge_waiting") == number)
+        at_once = inside
+        may_end.set()
+        await ended(*calls)
+        return at_once
+
+    assert [await let(number) for number in (20, 32, 40)] == [20, 32, 33]
+    assert 33 < await let(200) <= 64 == await let(200)
+    assert [await let(number, failure) for number in (64, 64)] == [64, 8]
+    assert [await let(number) for number in (8, 20)] == [8, 9]
+
+
+@pytest.mark.parametrize("speed", [1, 5, 40])  # calls a second
+@pytest.mark.parametrize("graders", [1, 4])
+def test_growth_lets_no_call_of_a_busy_judge_run_out_of_time(speed: int, graders: int) -> None:
+    calls, underway, slowest = [8] * graders, [0] * graders, 0.0
+    line = deque[tuple[float, int]]()  # when a call began, and whose it is
+    for number in range(300 * speed):
+        now = number / speed
+        for grader in range(graders):
+            line += [(now, grader)] * (calls[grader] - underway[grader])
+            underway[grader] = max(calls[grader], underway[grader])
+        began, grader = line.popleft()
+        underway[grader] -= 1
+        seconds = now + 1 / speed - began
+        slowest = max(slowest, seconds)
+        calls[grader] = calls_after(calls[grader], seconds, 120, has_failed=False)
+    assert 30 <= sum(calls) / speed <= slowest <= 60 + 2 * graders / speed
