@@ -118,7 +118,9 @@ async def served() -> AsyncIterator[tuple[service._Server, int]]:
     """A server that answers, and its port."""
     port = next(free_ports())
     values = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(port)}
-    own = service.Service("test", Deployment.from_environment(values), cast(Exchange, SimpleNamespace()))
+    own = service.Service(
+        "test", Deployment.from_environment(values), cast(Exchange, SimpleNamespace())
+    )
     async with service._serving(own, answering) as (server,):
         while not server.started:
             await asyncio.sleep(0.01)
