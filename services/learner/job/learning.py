@@ -113,9 +113,10 @@ class Learning:
 
     async def account_of(self, purpose: Purpose) -> dict[str, Any]:
         """The ledger of a purpose at this moment: asked = trained + dropped + under way."""
+        asked = self._asked(purpose)  # looked up first: the feeder asks on meanwhile
         under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
         there = under_way | self.intake.keys_waiting()
-        return self.progress.ledgers[purpose].account(purpose, self._asked(purpose), there)
+        return self.progress.ledgers[purpose].account(purpose, asked, there)
 
     def drop_leftovers(self) -> None:
         """All steps are made: what was asked for beyond them is surplus."""

@@ -4,17 +4,19 @@ import asyncio
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from protocol.exchange import Exchange
-from protocol.messages import RolloutRequest
+from protocol.messages import RolloutRequest, group_key
 from protocol.recipe import Purpose, Recipe
 from protocol.samples import USED
 
 from services.learner.attempt import Attempt, as_json, request_seed
-from services.learner.durable.progress import Ledger
+from services.learner.durable.progress import Ledger, Progress
+from services.learner.job.learning import Learning
 from services.learner.supply.evaluator import Evaluator, due_evaluations
 from services.learner.supply.feeder import Feeder, task_index
 from services.learner.supply.selection import Lookahead
@@ -132,6 +134,27 @@ def test_the_ledger_accounts_for_every_number() -> None:
     there = {"train:4", "train:5", "train:6", "train:7", "eval:5", "pretrain:6"}
     account = ledger.account(Purpose.TRAIN, 7, there)
     assert account == {"asked": 7, "trained": 3, "dropped": {"deaths": 2}, "under_way": 2}
+
+
+@pytest.mark.anyio
+async def test_what_is_asked_for_while_an_account_is_made_is_not_in_it() -> None:
+    feeder = SimpleNamespace(asked=3)
+
+    async def under_way(_: str) -> set[str]:
+        keys = {group_key(Purpose.TRAIN, number) for number in range(feeder.asked)}
+        feeder.asked += 1
+        return keys
+
+    attempt = SimpleNamespace(job_id="job", exchange=SimpleNamespace(under_way=under_way))
+    learning = Learning(
+        **cast(Any, dict.fromkeys(["team", "control", "versions", "scoring"])),
+        attempt=cast(Any, attempt),
+        progress=Progress(),
+        intake=cast(Any, SimpleNamespace(keys_waiting=set)),
+        reconciler=cast(Any, SimpleNamespace(askers={Purpose.TRAIN: feeder})),
+    )
+    account = await learning.account_of(Purpose.TRAIN)
+    assert account == {"asked": 3, "trained": 0, "dropped": {}, "under_way": 3}
 
 
 @pytest.mark.parametrize(
