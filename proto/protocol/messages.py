@@ -398,6 +398,7 @@ class Doing(StrEnum):
     LOADS_VERSION = "loads_version"
     IDLE = "is_idle"
     IS_NOT_READY = "is_not_ready"
+    FAILS = "fails_at_every_group"
     JOB_IS_PAUSED = "waits_while_the_job_is_paused"
     WAITS_FOR_JOB = "waits_for_a_job"
     WAITS_FOR_GROUPS = "waits"

@@ -24,8 +24,18 @@ class Readiness:
     started: bool = False  # it has said for itself whether it is ready
     was_ready: bool = False
     since: float = field(default_factory=time.monotonic)
+    fault: str = ""  # of its own, found while it worked
+    _otherwise: tuple[bool, str] = (True, "")  # what it is but for the fault
+
+    def fails(self, fault: str) -> None:
+        """It is not ready, though all else is there, until this is called with no fault."""
+        self.fault = fault
+        self.set(*self._otherwise)
 
     def set(self, ready: bool, why: str = "") -> None:
+        self._otherwise = ready, why
+        if ready and self.fault:
+            ready, why = False, self.fault
         if (ready, why) != (self.ready, self.why):
             log.info("ready" if ready else "not ready", extra={"why": why})
             self.since = time.monotonic()

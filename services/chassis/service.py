@@ -207,7 +207,8 @@ class StatusTeller:
         self.beats += 1
         now, work = time.monotonic(), activity.now
         if work is activity.rest and readiness.started and not readiness.ready:
-            work = Work(Doing.IS_NOT_READY, since=readiness.since)
+            fails = readiness.fault == readiness.why != ""
+            work = Work(Doing.FAILS if fails else Doing.IS_NOT_READY, since=readiness.since)
         return Status(
             name=self.service.deployment.name or self._replica.rpartition("-")[0] or self._replica,
             service=self.service.name,

@@ -27,7 +27,7 @@ from protocol.streams import Stream
 
 from services.chassis import metrics
 from services.chassis.faults import NotNow, Unable, Unworkable, WorkerBroken, WorkerFault
-from services.chassis.service import Service, set_within
+from services.chassis.service import Service, failure_of, set_within
 
 I = TypeVar("I", bound=Message)  # noqa: E741  (input)
 O = TypeVar("O", bound=Message)  # noqa: E741  (output)
@@ -125,6 +125,8 @@ class _Worker(Generic[I, O]):
     error: BaseException | None = None  # that kept an entry from being let go
     looked_at: float = float("-inf")
     has_waited: bool = False  # for the others to take their share
+    rest_s: float = 0.0  # after a fault of its own, longer from one to the next
+    rests_until: float = 0.0  # by the monotonic clock
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch_forever(self) -> None:
@@ -184,6 +186,7 @@ class _Worker(Generic[I, O]):
         return (
             self.job is not None
             and not self.paused
+            and time.monotonic() >= self.rests_until
             and not self.stage.has_died()
             and self.stage.is_open(self.job)
         )
@@ -192,6 +195,7 @@ class _Worker(Generic[I, O]):
         job = await self.service.exchange.active()
         if (job and job.job_id) != (self.job and self.job.job_id):
             await self._release_everything()
+            self._recover()
         self.job = job
         try:
             wanted = await self.service.exchange.requested_state(job.job_id) if job else None
@@ -348,6 +352,7 @@ class _Worker(Generic[I, O]):
         handed_off = await exchange.hand_off(delivery, output, result)
         self.held.pop(delivery.place, None)
         self.failed_in_a_row.clear()
+        self._recover()
         (metrics.HANDED_OFF.labels(output.name) if handed_off else metrics.LOST).inc()
 
     async def _unable(self, delivery: Delivery[I], error: Unable) -> None:
@@ -367,11 +372,26 @@ class _Worker(Generic[I, O]):
         self.failed_in_a_row[delivery.place] = delivery
         failures = [*delivery.failures, self.service.exchange.me]
         if isinstance(error, WorkerFault):
+            self._rest(error)
             await self._release(delivery)
         elif is_hopeless(failures, MAX_FAILURES, self._replicas):
             await self._give_up(delivery, Loss.FAILURES, f"{type(error).__name__}: {error}")
         else:
             await self._release(delivery, "failures")
+
+    def _rest(self, fault: WorkerFault) -> None:
+        """Leave the next tries to others for a while, and say why."""
+        deployment, now = self.service.deployment, time.monotonic()
+        if not self.rest_s:
+            self.service.readiness.fails(failure_of(fault).words)
+        if now >= self.rests_until:  # else they failed side by side
+            self.rest_s = min(2 * self.rest_s or deployment.heartbeat_s, deployment.claim_idle_s)
+            self.rests_until = now + self.rest_s
+
+    def _recover(self) -> None:
+        if self.rest_s:
+            self.rest_s = self.rests_until = 0.0
+            self.service.readiness.fails("")
 
     async def _check_that_something_works(self) -> None:
         if len(self.failed_in_a_row) < _MAX_IN_A_ROW or self.job is None:
@@ -381,7 +401,7 @@ class _Worker(Generic[I, O]):
             f"{len(self.failed_in_a_row)} groups in a row failed in the worker {exchange.me} and "
             "none did not; it leaves them to others and ends, to be started anew; see its log"
         )
-        self.service.readiness.set(False, why)
+        self.service.readiness.fails(why)
         failed = [entry for entry in self.failed_in_a_row.values() if entry.job_id == job_id]
         await self._release_everything()  # after which no failure of this worker is on its way
         await exchange.pardon(job_id, failed)

@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from protocol.exchange import Exchange, connect
-from protocol.messages import ActiveJob, Doing, Failure
+from protocol.messages import ActiveJob, Doing, Failure, GradedGroup
+from protocol.streams import GRADED, ROLLOUTS
 
-from services.chassis.faults import NotStarted
+from services.chassis.faults import NotStarted, WorkerFault
 from services.chassis.service import Service, StatusTeller, telling
+from services.chassis.stage import Stage, up_to, work_forever
 from services.gateway.watch.stalls import Edge
 from services.gateway.watch.watchdog import Watchdog
-from tests.builders import a_recipe
+from tests.builders import a_group, a_recipe, a_request
 from tests.contract.attempts import Learner, answering, until
-from tests.contract.exchange_steps import DEPLOYMENT, begin, running
+from tests.contract.conftest import OpenExchange
+from tests.contract.exchange_steps import DEPLOYMENT, begin, claim_one, record_of, running
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
@@ -73,6 +76,42 @@ async def test_a_job_without_a_rollout_says_so_once_and_that_it_moves_again(
         async with answering(server.url):
             await until(moves)
             assert exported() == set()
+
+
+async def test_a_grader_that_claims_and_releases_and_fails_each_time_is_a_stall_with_its_name(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    async def fail(*_: object) -> GradedGroup:
+        raise WorkerFault("no process can be forked")
+
+    async def wait(service: Service) -> None:
+        with service.activity.during(Doing.WAITS_FOR_GROUPS, waits_for=lambda: ["train:0"]):
+            await asyncio.Event().wait()
+
+    dog, attempt = Watchdog(exchange, 0.6, LOOK_S), await begin(exchange)
+    await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=a_recipe()))
+    await exchange.update_job("job", attempt, state="running")
+    await exchange.ask(a_request())
+    await exchange.hand_off(await claim_one(exchange), ROLLOUTS, a_group())
+    stage = Stage((ROLLOUTS,), GRADED, GRADED, fail, up_to(4), doing=Doing.GRADES)
+    async with open_exchange("grader-host-1.1") as own:
+        learner, grader = (
+            Service(n, DEPLOYMENT, e) for n, e in (("learner", exchange), ("grader", own))
+        )
+        async with (
+            running(
+                telling(learner, wait),
+                telling(grader, lambda service: work_forever(service, stage)),
+            ),
+            asyncio.timeout(60),
+        ):
+            while Edge.GRADING not in await told(exchange, "stall:"):
+                await dog.look(time.monotonic())
+                await asyncio.sleep(LOOK_S)
+    assert (
+        "grader-host fails at every group: no process"
+        in dog.why(await record_of(exchange))["because"]
+    )
 
 
 async def test_lives_that_were_never_ready_are_counted_and_told_now_and_then(

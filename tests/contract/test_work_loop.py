@@ -17,8 +17,9 @@ from protocol.messages import ActiveJob, Doing, GradedGroup, RolloutRequest
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
-from services.chassis.service import Service
+from services.chassis.service import Service, StatusTeller
 from services.chassis.stage import Stage, up_to, work_forever
+from services.gateway.watch.stalls import words_of
 from tests.builders import a_recipe, a_request
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import DEPLOYMENT, take_over
@@ -348,6 +349,30 @@ async def test_what_failed_where_its_stream_belongs_is_done_where_the_stream_is_
         await until_claiming(exchange, "other")
         async with working(one, stumble):
             assert set((await results(exchange, 20)).values()) == {"done"}
+
+
+async def test_a_worker_that_fails_by_itself_rests_and_says_why_until_a_group_succeeds(
+    exchange: Exchange, open_exchange: OpenExchange
+) -> None:
+    is_mended = asyncio.Event()
+
+    async def fail(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
+        if not is_mended.is_set():
+            raise WorkerFault("no process can be forked")
+        return await answer(job, request)
+
+    await begin(exchange, requests=3)  # too few for it to end
+    async with open_exchange("worker-1.1") as own, working(own, fail) as service:
+        async with asyncio.timeout(60):
+            while (await exchange.heartbeat("rollout")).lives.get("worker-1.1", 0) >= 0:
+                await asyncio.sleep(0.01)
+        service.readiness.set(True)  # as whatever else it needs is there
+        status = StatusTeller(service).status()
+        assert (status.ready, status.why) == (False, "no process can be forked")
+        assert words_of(status) == "fails at every group: no process can be forked"
+        is_mended.set()
+        assert set((await results(exchange, 3)).values()) == {"done"}
+        assert service.readiness.ready
 
 
 async def test_a_worker_where_everything_fails_ends_says_so_and_costs_nothing(

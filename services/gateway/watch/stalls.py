@@ -156,7 +156,8 @@ def _held(seen: Snapshot, holder: Process, key: str, words: str) -> Blocked:
     status, edge = holder.status, _edge_of(holder.status)
     words = f"{words}; {status.name} has it, {duration(status.holds[key] + holder.silent_s)}"
     if holder.is_alive:
-        patience_s = seen.certain_s if edge is Edge.JUDGE else seen.usual_s(key)
+        is_certain = edge is Edge.JUDGE or status.doing is Doing.FAILS
+        patience_s = seen.certain_s if is_certain else seen.usual_s(key)
         return Blocked(edge, f"{words}; {_in_words(status, 'it')}", patience_s)
     if not seen.living(status.service):
         return _nobody(seen, status.service, words)
@@ -208,7 +209,8 @@ def _edge_of(status: Status) -> Edge:
     if status.doing.phase is Phase.STARTING:
         return Edge.STARTING
     works, waits = _EDGES[status.service]
-    return works if status.ready and status.doing.phase is not Phase.LOADING else waits
+    can_work = status.ready or status.doing is Doing.FAILS
+    return works if can_work and status.doing.phase is not Phase.LOADING else waits
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,8 @@ def words_of(status: Status) -> str:
     if status.doing is Doing.IS_NOT_READY:
         return status.why
     number = "" if status.number is None else f" {status.number}"
-    return f"{status.doing.replace('_', ' ')}{number}"
+    fault = f": {status.why}" if status.doing is Doing.FAILS else ""
+    return f"{status.doing.replace('_', ' ')}{number}{fault}"
 
 
 def _in_words(status: Status, subject: str = "") -> str:

@@ -65,6 +65,9 @@ def a_learner(doing: str, *, step_s: float | None = 2.0, **changes: Any) -> Snap
 
 STARTING: dict[str, Any] = {"doing": "starts_its_engine", "ready": False}
 NO_JUDGE: dict[str, Any] = {"doing": "is_not_ready", "ready": False, "why": "HTTP 503"}
+FAILS: dict[str, Any] = {
+    **{"doing": "fails_at_every_group", "ready": False, "why": "no fork", "for_s": 40.0}
+}
 DAMAGED: dict[str, Any] = {"doing": "is_not_ready", "ready": False, "why": "no such file"}
 HELD = {"train:412": 95.0}
 LOADING = a_process("rollout", "loads_version", number=17, for_s=40.0, name="rollout-1", holds=HELD)
@@ -108,6 +111,12 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     "a group is graded": (
         sampled(a_process("grader", "grades_groups", holds=HELD)),
         *(Edge.GRADING, "it grades", USUAL_S)),
+    "the only grader fails at every group": (
+        sampled(a_process("grader", **FAILS), claimed=1),
+        *(Edge.GRADING, "grader-0 fails at every group: no fork, 40 s", CERTAIN_S)),
+    "a rollout fails at every group": (
+        a_snapshot(LEARNER, a_process("rollout", **FAILS, holds=HELD), step_s=None),
+        *(Edge.SAMPLING, "it fails at every group: no fork, 40 s", CERTAIN_S)),
     "a collective hangs": (
         a_learner("trains_step", number=17, step_s=100.0), Edge.TRAINING, "trains step 17", 300.0),
     "the first step compiles": (
