@@ -60,6 +60,7 @@ class Activity:
     def __init__(self) -> None:
         self.rest = Work(Doing.STARTS)
         self.holds: dict[str, float] = {}  # keys of groups, and since when
+        self.moved: Callable[[], int] = int  # of a rollout: see `Status`
         self.capabilities: Capabilities | None = None  # of a grader
         self._begun: list[Work] = []
 

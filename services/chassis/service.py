@@ -221,6 +221,7 @@ class StatusTeller:
             for_s=now - work.since,
             waits_for=tuple(work.waits_for())[:_MOST_KEYS],
             holds={key: now - since for key, since in list(activity.holds.items())[:_MOST_KEYS]},
+            moved=activity.moved(),
             waits_for_memory=self.service.exchange.waiting_for_memory > 0,
             starts=self.starts,
             failure=self.failure,

@@ -78,6 +78,7 @@ class Engine:
         self.num_groups = 0  # being sampled
         self.num_responses = 0  # of them, not yet complete
         self.mean_tokens = settings.max_context / 2  # of responses lately, prompts included
+        self._num_begun = 0  # responses, and loads that have ended
         self._num_seen = 1  # responses, of which the first guess counts as one
         self.label = ""
         self.dirty = False
@@ -161,6 +162,17 @@ class Engine:
         return max(0, math.ceil((self._places - self.num_responses - on_their_way) / group_size))
 
     @property
+    def moved(self) -> int:
+        """Another number than before if a response has begun or got tokens, or a load has ended.
+
+        Always another one of an engine that sleeps, which is to stand still.
+        """
+        self._num_begun += self.sleeps
+        states = self.llm.output_processor.request_states.values()
+        tokens = (state.detokenizer.num_output_tokens() for state in states if state.detokenizer)
+        return self._num_begun + sum(tokens)
+
+    @property
     def _places(self) -> int:
         """How many responses fit in a batch, and in the KV cache once they are as long as others.
 
@@ -178,6 +190,7 @@ class Engine:
     async def _respond(self, prompt_ids: Sequence[int], sampling: Sampling, seed: int) -> Sample:
         began_under = self.label
         self.num_responses += 1
+        self._num_begun += 1
         try:
             output = await self._output(prompt_ids, sampling, seed)
         finally:
@@ -269,6 +282,7 @@ class Engine:
     async def _name_version(self, label: str) -> None:
         await self.llm.update_weight_version(label)
         self.label = label
+        self._num_begun += 1
         self._cache_salt = f"load-{next(self._numbers)}"
 
     async def _settle_cache(self, keep_kv: bool) -> None:

@@ -2,12 +2,14 @@
 
 vLLM sends every token of every request to the process that asked, which decodes it: for a small
 model a quarter as much work as sampling it. Here a response's first token is sent, which tells
-that it has begun; then `_TOKENS` at a time, the rest when it ends, and all when the engine pauses,
-since vLLM counts the tokens of a message to the version of the weights at that time.
+that it has begun; then `_TOKENS` at a time, or those of `_LATE_S`, which tell that it goes on; the
+rest when it ends; and all when the engine pauses, since vLLM counts the tokens of a message to the
+version of the weights at that time.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 
 _TOKENS = 64  # a held token takes half a KiB
+_LATE_S = 5.0
 
 
 class _Batching(Scheduler if TYPE_CHECKING else object):
@@ -27,6 +30,7 @@ class _Batching(Scheduler if TYPE_CHECKING else object):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._held: dict[str, list[EngineCoreOutput]] = {}
+        self._late_at = 0.0
 
     def update_from_output(
         self, scheduler_output: Any, model_runner_output: Any
@@ -48,11 +52,14 @@ class _Batching(Scheduler if TYPE_CHECKING else object):
         return self.pause_state == PauseState.PAUSED_ALL
 
     def _due(self, outputs: Iterable[EngineCoreOutput]) -> Iterator[EngineCoreOutput]:
+        is_late = (now := time.monotonic()) > self._late_at
+        self._late_at = now + _LATE_S if is_late else self._late_at
         for output in outputs:
             request_id = output.request_id
             held = self._held.setdefault(request_id, [])
             held.append(output)
-            if output.finished or len(held) == _TOKENS or self._is_awaited(output):
+            is_enough = is_late or len(held) == _TOKENS
+            if output.finished or is_enough or self._is_awaited(output):
                 yield _joined(self._held.pop(request_id))
 
     def _is_awaited(self, output: EngineCoreOutput) -> bool:

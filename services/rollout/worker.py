@@ -41,6 +41,7 @@ async def sample_groups(service: Service) -> None:
     PHASES.name("sleeping", "loading", "sampling", rest="idle")
     follower = PolicyFollower(service, Engine.start)
     worker = GroupSampler(follower)
+    service.activity.moved = lambda: follower.engine.moved if follower.engine else 0
     stage = Stage(
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=ROLLOUTS,

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import multiprocessing
+import os
 import shutil
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +19,12 @@ import pytest
 from protocol.messages import FinishReason
 from protocol.recipe import Sampling
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.outputs import LogprobsLists
 
 from services.rollout.engine import Engine
 from services.rollout.samples import EngineError, LoadError, Sample
-from services.rollout.scheduler import AsyncBatchingScheduler
+from services.rollout.scheduler import AsyncBatchingScheduler, _Batching
 from services.rollout.settings import EngineSettings
 from tests.engine.conftest import ENDLESS, EOS, MAX_CONTEXT, TOLERANCE, Reference
 
@@ -307,6 +314,50 @@ async def test_a_cancelled_group_leaves_nothing_in_the_engine(engine: Engine) ->
         # vLLM clears its cache only once no request holds a block of it.
         while not await engine.llm.reset_prefix_cache():
             await asyncio.sleep(0.01)
+
+
+async def test_an_engine_that_samples_moves_and_one_that_is_frozen_does_not(engine: Engine) -> None:
+    async def moves_from(before: int) -> int:
+        async with asyncio.timeout(120):
+            while engine.moved == before:
+                await asyncio.sleep(0.01)
+        return engine.moved
+
+    group = asyncio.create_task(engine.generate(SHORT_PROMPT, Sampling(max_tokens=ENDLESS), 1, 1))
+    await until_sampling(engine, 1)
+    (core,) = multiprocessing.active_children()
+    assert core.pid is not None
+    moved = await moves_from(await moves_from(engine.moved))
+    os.kill(core.pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(120):
+            while moved != (moved := engine.moved):  # what it had sent
+                await asyncio.sleep(1)
+        assert not group.done()
+    finally:
+        os.kill(core.pid, signal.SIGCONT)
+    await moves_from(moved)
+    group.cancel()
+
+
+def test_tokens_leave_the_engine_many_at_a_time_or_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = _Batching()
+    logprobs = LogprobsLists(np.zeros((1, 1), np.int32), np.zeros((1, 1)), np.zeros(1))
+    request: Any = SimpleNamespace(sampling_params=None)
+    scheduler.requests = {"response": request}
+    monkeypatch.setattr("time.monotonic", itertools.count(start=50, step=0.01).__next__)
+
+    def sent(steps: int) -> list[int]:
+        """How many tokens leave after so many steps of a hundredth of a second."""
+        made = (EngineCoreOutput("response", [7], logprobs) for _ in range(steps))
+        due = [each for output in made for each in scheduler._due([output])]
+        return [len(output.new_token_ids) for output in due]
+
+    assert sent(129) == [1, 64, 64]
+    monkeypatch.setattr("time.monotonic", itertools.count(start=100, step=3.0).__next__)
+    assert sent(4) == [1, 2]
 
 
 async def test_after_a_failed_load_nothing_is_sampled_until_a_load_succeeds(

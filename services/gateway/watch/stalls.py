@@ -11,7 +11,7 @@ from protocol.messages import Doing, JobRecord, JobState, Phase, Requested, Stat
 from protocol.recipe import Purpose
 
 _LONG_START_S = 600.0  # of an engine, of the models of the learner, or of the first weights
-_LONG_WORK_S = 300.0  # of a checkpoint, an evaluation, and what else is no step
+_LONG_WORK_S = 300.0  # of a checkpoint, of responses that get tokens, and what else is no step
 _RESTART_S = 60.0  # of a process that has ended by itself
 _SHORTEST_S = 25.0
 _STEPS = 3  # of the job's median time: an edge that takes longer does not move
@@ -46,6 +46,7 @@ class Process:
     status: Status
     silent_s: float = 0.0
     is_alive: bool = True
+    still_s: float = 0.0  # since its work has moved, as far as it tells of that
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,20 @@ class Snapshot:
         """The patience where nothing can move: as long as a process is given to restart."""
         return self.dead_after_s * 5 / 3
 
-    def usual_s(self, key: str = "") -> float:
-        """The patience with one that works; more while an evaluation is sampled."""
-        if self.step_s is None:
-            return _FIRST_STEP_S
-        evaluates = key.startswith(Purpose.EVAL) or self.streams["eval_requests"].entries > 0
-        shortest = _LONG_WORK_S if evaluates else _SHORTEST_S
-        return max(shortest, _STEPS * self.step_s)
+    def usual_s(self, shortest: float = _SHORTEST_S) -> float:
+        """The patience with one that works."""
+        return _FIRST_STEP_S if self.step_s is None else max(shortest, _STEPS * self.step_s)
+
+    def patience_s(self, edge: Edge, team: Sequence[Process], key: str) -> float:
+        """The patience with living processes that have a group, or are to take it."""
+        if edge is Edge.JUDGE or team[0].status.doing is Doing.FAILS:
+            return self.certain_s
+        held = [key, *(held for process in team for held in process.status.holds)]
+        takes_long = {
+            Edge.SAMPLING: any(process.still_s < _SHORTEST_S for process in team),
+            Edge.GRADING: any(each.startswith(Purpose.EVAL) for each in held),  # with no steps
+        }
+        return self.usual_s(_LONG_WORK_S if takes_long.get(edge) else _SHORTEST_S)
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ class Blocked:
     edge: Edge
     because: str
     patience_s: float
+    still_s: float = 0.0  # this one, whatever else moves
 
 
 def mark_of(seen: Snapshot) -> Hashable:
@@ -132,50 +141,52 @@ def _of_learner(seen: Snapshot, learner: Status) -> Blocked:
         return Blocked(Edge.LEARNER, words, seen.certain_s)
     if learner.doing in {Doing.TRAINS, Doing.PRETRAINS}:
         return Blocked(Edge.TRAINING, words, seen.usual_s())
-    return Blocked(Edge.LEARNER, words, max(_LONG_WORK_S, seen.usual_s()))
+    return Blocked(Edge.LEARNER, words, seen.usual_s(_LONG_WORK_S))
 
 
 def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
     """The learner waits for a group: somebody has it, or it lies in a stream."""
     more = len(learner.waits_for) - 1
     words = f"{learner.name} waits for group {key}" + (f" and {more} more" if more else "")
+    purpose = Purpose(key.partition(":")[0])
+    requests = "eval_requests" if purpose is Purpose.EVAL else "requests"
+    for service, stream in (("grader", "rollouts"), ("rollout", requests)):
+        if seen.streams[stream].entries > 0 and not seen.living(service):
+            return _nobody(seen, service, words)
     holders = [process for process in seen.processes if key in process.status.holds]
     for holder in sorted(holders, key=lambda process: process.silent_s):
         return _held(seen, holder, key, words)
-    purpose = Purpose(key.partition(":")[0])
-    requests = "eval_requests" if purpose is Purpose.EVAL else "requests"
     at_grader = seen.streams["rollouts"]
     if at_grader.oldest_key == key or (at_grader.waiting and not seen.streams[requests].waiting):
         return _lies(seen, "grader", key, f"{words}, which is to be graded")
     if seen.streams[requests].entries == 0 and seen.streams["graded"].entries > 0:
-        return Blocked(Edge.LEARNER, f"{words}; it is to be taken in", seen.usual_s(key))
+        return Blocked(Edge.LEARNER, f"{words}; it is to be taken in", seen.usual_s())
     return _lies(seen, "rollout", key, f"{words}, which is to be sampled")
 
 
 def _held(seen: Snapshot, holder: Process, key: str, words: str) -> Blocked:
     status, edge = holder.status, _edge_of(holder.status)
-    words = f"{words}; {status.name} has it, {duration(status.holds[key] + holder.silent_s)}"
+    held_s = status.holds[key] + holder.silent_s
+    words = f"{words}; {status.name} has it, {duration(held_s)}"
     if holder.is_alive:
-        is_certain = edge is Edge.JUDGE or status.doing is Doing.FAILS
-        patience_s = seen.certain_s if is_certain else seen.usual_s(key)
-        return Blocked(edge, f"{words}; {_in_words(status, 'it')}", patience_s)
-    if not seen.living(status.service):
-        return _nobody(seen, status.service, words)
+        patience_s = seen.patience_s(edge, [holder], key)
+        still_s = min(holder.still_s, held_s) if edge is Edge.SAMPLING else 0.0
+        return Blocked(edge, f"{words}; {_in_words(status, 'it')}", patience_s, still_s)
     return Blocked(edge, f"{words}, and {_silent(holder)}", seen.certain_s)
 
 
 def _lies(seen: Snapshot, service: str, key: str, words: str) -> Blocked:
-    team = [process.status for process in seen.living(service)]
-    if not team:
+    if not (living := seen.living(service)):
         return _nobody(seen, service, words)
+    team = [process.status for process in living]
     edge, words_of_team = _edge_of(team[0]), (_in_words(status) for status in team[:3])
     doing = "; ".join((words, *words_of_team))
     if not team[0].ready and Edge.STARTING in map(_edge_of, team):
         return _cannot_start(seen, team, words) or Blocked(Edge.STARTING, doing, _LONG_START_S)
     if any(each.doing.phase is Phase.LOADING and not each.ready for each in team):
         return Blocked(edge, doing, _LONG_START_S)
-    is_certain = edge is Edge.JUDGE or not team[0].ready
-    return Blocked(edge, doing, seen.certain_s if is_certain else seen.usual_s(key))
+    patience_s = seen.patience_s(edge, living, key) if team[0].ready else seen.certain_s
+    return Blocked(edge, doing, patience_s)
 
 
 def _nobody(seen: Snapshot, service: str, words: str) -> Blocked:
@@ -187,8 +198,10 @@ def _nobody(seen: Snapshot, service: str, words: str) -> Blocked:
     last = min(team, key=lambda process: process.silent_s)
     words = f"{words}; {last.status.name}"
     if last.status.doing.phase is Phase.STARTING:
-        return Blocked(edge, f"{words} starts anew, {duration(last.silent_s)}", _RESTART_S)
-    return Blocked(edge, f"{words} {_silent(last)}; no {service} lives", seen.certain_s)
+        words = f"{words} starts anew, {duration(last.silent_s)}"
+        return Blocked(edge, words, _RESTART_S, last.silent_s)
+    words = f"{words} {_silent(last)}; no {service} lives"
+    return Blocked(edge, words, seen.certain_s, last.silent_s)
 
 
 def _silent(process: Process) -> str:
@@ -230,6 +243,7 @@ def why_first(seen: Snapshot, still_s: float) -> Why:
     if job.state is JobState.PAUSED:
         return Why(False, still_s, _why_paused(job))
     blocked = what_blocks(seen)
+    still_s = max(still_s, blocked.still_s)
     stalls = still_s >= blocked.patience_s
     return Why(not stalls, still_s, blocked.because, blocked.edge if stalls else None)
 

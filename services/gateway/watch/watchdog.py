@@ -63,6 +63,7 @@ class Watchdog:
         self.exchange, self.every_s = exchange, every_s
         self.seen = Snapshot(dead_after_s=dead_after_s)
         self._roster = Roster(dead_after_s, every_s)
+        self._work = Roster(dead_after_s, every_s)
         self._step: tuple[str, int] | None = None  # at which the time of steps was measured
         self._step_s: float | None = None
         self._first = _NOTHING  # of the job that the stack works on
@@ -114,12 +115,14 @@ class Watchdog:
     async def _processes(self, now: float) -> list[Process]:
         statuses = await self.exchange.statuses()
         self._roster.look({replica: status.beats for replica, status in statuses.items()}, now)
+        self._work.look({replica: each.moved for replica, each in statuses.items()}, now)
         processes: list[Process] = []
         for replica, status in statuses.items():
             silent_s = self._roster.silence[replica]
             if silent_s > _FORGOTTEN_S:
                 await self.exchange.forget_status(replica)
-            processes.append(Process(status, silent_s, silent_s < self.seen.dead_after_s))
+            is_alive, still_s = silent_s < self.seen.dead_after_s, self._work.silence[replica]
+            processes.append(Process(status, silent_s, is_alive, still_s))
         return sorted(processes, key=lambda process: process.status.name)
 
     async def _first_job(self) -> JobRecord | None:

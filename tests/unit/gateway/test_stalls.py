@@ -27,14 +27,17 @@ CERTAIN_S = 25.0  # 5/3 of the 15 s after which a process is dead
 USUAL_S = 25.0
 
 
-def a_process(service: str, doing: str, *, silent_s: float = 0.0, **changes: Any) -> Process:
-    return Process(a_status(service, doing, **changes), silent_s, silent_s < 15.0)
+def a_process(
+    service: str, doing: str, *, silent_s: float = 0.0, still_s: float = 99.0, **changes: Any
+) -> Process:
+    return Process(a_status(service, doing, **changes), silent_s, silent_s < 15.0, still_s)
 
 
 def waiting_learner(*keys: str) -> Process:
     return a_process("learner", "waits", waits_for=keys, name="learner")
 
 
+LONG_S = 300.0
 ROLLOUT = a_process("rollout", "samples_groups")
 IDLE_GRADER = a_process("grader", "is_idle")
 LEARNER = waiting_learner("train:412")
@@ -74,6 +77,8 @@ LOADING = a_process("rollout", "loads_version", number=17, for_s=40.0, name="rol
 NOT_STARTED = a_process("rollout", **STARTING, starts=4, failure=Failure(words="no such layer"))
 FROZEN = a_process("rollout", "samples_groups", silent_s=20.0, holds=HELD)
 IDLE = a_process("rollout", "is_idle", name="rollout-1", replica="rollout-1")
+MOVES = a_process("rollout", "samples_groups", still_s=9.0, holds={"eval:7": 95.0})
+BUSY: Any = {"eval_requests": Backlog(7, 2), "requests": Backlog(1, 0, 95.0, "train:412")}
 KILLED = a_process("rollout", **STARTING, starts=3, silent_s=16.0)
 AWAY: Any = None  # the exchange, of which nothing is asked
 AGAIN = a_job_record(state="running", attempts_since_checkpoint=4)
@@ -115,8 +120,22 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         sampled(a_process("grader", **FAILS), claimed=1),
         *(Edge.GRADING, "grader-0 fails at every group: no fork, 40 s", CERTAIN_S)),
     "a rollout fails at every group": (
-        a_snapshot(LEARNER, a_process("rollout", **FAILS, holds=HELD), step_s=None),
+        a_snapshot(LEARNER, a_process("rollout", **FAILS, still_s=0.0, holds=HELD), step_s=None),
         *(Edge.SAMPLING, "it fails at every group: no fork, 40 s", CERTAIN_S)),
+    "a group behind those of an evaluation that get no tokens": (
+        a_snapshot(LEARNER, ROLLOUT, **BUSY), Edge.SAMPLING, "train:412", USUAL_S),
+    "a group behind those of an evaluation that get tokens": (
+        a_snapshot(LEARNER, MOVES, **BUSY), Edge.SAMPLING, "train:412", LONG_S),
+    "a long answer gets tokens": (
+        asked(a_process("rollout", "samples_groups", still_s=9.0, holds=HELD)),
+        *(Edge.SAMPLING, "it samples", LONG_S)),
+    "a group is graded while others are evaluated": (
+        a_snapshot(LEARNER, a_process("grader", "grades_groups", holds=HELD), MOVES,
+                   rollouts=Backlog(1, 1), eval_requests=Backlog(7, 2)),
+        *(Edge.GRADING, "it grades", USUAL_S)),
+    "a group is graded behind those of an evaluation": (
+        sampled(a_process("grader", "grades_groups", holds={"eval:7": 95.0})),
+        *(Edge.GRADING, "grades", LONG_S)),
     "a collective hangs": (
         a_learner("trains_step", number=17, step_s=100.0), Edge.TRAINING, "trains step 17", 300.0),
     "the first step compiles": (
@@ -143,6 +162,34 @@ def test_every_stall_has_its_edge_and_is_one_after_as_long_as_it_may_take(name: 
     before, after = why_first(seen, patience_s - 0.1), why_first(seen, patience_s + 0.1)
     assert (before.moving, before.edge) == (True, None)
     assert (after.moving, after.edge, after.because) == (False, edge, blocked.because)
+
+
+GRADERS_FROZEN = a_process("grader", "grades_groups", silent_s=26.0)
+HOLDS = {"train:412": 26.0}
+BY_THEMSELVES: Mapping[str, tuple[Snapshot, Edge | None]] = {
+    "the only grader is frozen": (
+        sampled(ROLLOUT, GRADERS_FROZEN), Edge.NO_GRADER),
+    "the only grader is frozen with what it was not seen to hold": (
+        a_snapshot(LEARNER, MOVES, GRADERS_FROZEN, **BUSY, rollouts=Backlog(3, 3, 30.0, "train:9")),
+        Edge.NO_GRADER),
+    "the learner is frozen": (a_learner("waits", silent_s=26.0), Edge.NO_LEARNER),
+    "the engine of one rollout is frozen": (
+        asked(a_process("rollout", "samples_groups", still_s=27.0, holds=HOLDS), MOVES),
+        Edge.SAMPLING),
+    "an engine that had nothing to do has just got the group": (
+        asked(a_process("rollout", "samples_groups", holds={"train:412": 2.0}), MOVES), None),
+    "a rollout loads weights": (
+        asked(a_process("rollout", "loads_version", holds=HOLDS), MOVES), None),
+    "a grader works": (sampled(a_process("grader", "grades_groups", holds=HOLDS)), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_THEMSELVES)
+def test_what_is_known_to_stand_still_is_a_stall_though_others_move(name: str) -> None:
+    seen, edge = BY_THEMSELVES[name]
+    why = why_first(seen, still_s=1.0)
+    assert (why.edge, why.moving) == (edge, edge is None)
+    assert edge is None or why.still_s > 25.0
 
 
 def test_the_words_say_who_waits_for_what_since_when_and_who_has_it() -> None:
