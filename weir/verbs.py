@@ -147,6 +147,21 @@ def why(job_id: JobId, as_json: AsJson = False) -> None:
 
 
 @verbs.command()
+def doctor(job_id: JobId, limit: Limit = 20, as_json: AsJson = False) -> int:
+    """Show whether rollouts compute what the learner computes, version by version."""
+    with connected() as weir:
+        rows = views.parity_in(weir.past_events(job_id))
+        last = {row["rollout"]: row for row in rows}.values()
+        if as_json:
+            tell(rows)
+        else:
+            show(views.parity_table(rows[-limit:]))
+            say(views.verdict(rows))
+            say(views.in_a_sentence(weir.job(job_id), weir.why(job_id)))
+        return SUCCEEDED if all(row["agrees"] for row in last) else FAILED
+
+
+@verbs.command()
 def pause(job_id: JobId, as_json: AsJson = False) -> None:
     """Have a job write a checkpoint and rest."""
     _ask(WeirClient.pause, job_id, as_json)

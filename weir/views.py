@@ -349,6 +349,32 @@ def _text(raw: str, style: str = "") -> Text:
     return Text(visible(raw), style)
 
 
+def parity_in(events: Iterable[Json]) -> list[Json]:
+    """What was compared of rollouts' log-probs with the learner's, oldest first, each once."""
+    rows = (row for event in events for row in event["data"].get("parity", ()))
+    return list({(row["rollout"], row["version"]): row for row in rows}.values())
+
+
+def parity_table(rows: Iterable[Json]) -> Table:
+    found = table("rollout", "version", "mean gap", "largest", "limit", "verdict")
+    for row in rows:
+        gaps = (number(row[name], "{:.1e}") for name in ("mean", "max", "most"))
+        verdict = "agrees" if row["agrees"] else "other weights, or otherwise computed"
+        who = row["rollout"] or "(sampled tokens)"
+        found.add_row(*map(cell, (who, row["version"], *gaps)), cell(verdict))
+    return found
+
+
+def verdict(rows: Sequence[Json]) -> str:
+    """What the comparisons of a job amount to."""
+    gap = max((row["mean"] for row in rows if row["mean"] is not None), default=None)
+    wrong = sum(not row["agrees"] for row in rows)
+    return (
+        f"{len(rows):,} comparisons, {wrong or 'none'} beyond the limit; the largest mean gap is "
+        f"{number(gap, '{:.1e}')}"
+    )
+
+
 def in_a_sentence(job: Json, why: Json) -> str:
     """Where a job is, and what it waits for."""
     own, because = job["weir"], why["because"]
@@ -360,10 +386,12 @@ def in_a_sentence(job: Json, why: Json) -> str:
 
 def tables(why: Json) -> Iterator[Table]:
     """What every process does, and how full the job's streams are."""
-    services = table("process", "ready", "does", "for")
+    services = table("process", "ready", "does", "for", "parity")
     for each in why["services"]:
         ready = "yes" if each["ready"] else "no"
-        doing = (each["name"], ready, each["doing"], duration(each["for_s"]))
+        gap = each.get("parity") or {}
+        parity = f"{number(gap.get('mean'), '{:.0e}')} at {gap['version']:.0f}" if gap else ""
+        doing = (each["name"], ready, each["doing"], duration(each["for_s"]), parity)
         services.add_row(*map(cell, doing))
     streams = table("stream", "waiting", "claimed", "oldest")
     for each in why["streams"]:

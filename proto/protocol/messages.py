@@ -304,7 +304,7 @@ class ParityReport(Message):
     job_id: str
     attempt: int
     version: int
-    rollout: str  # its replica
+    rollout: str  # its name
     logprobs: tuple[float | None, ...]  # as `Probes.logprobs`; None: not finite
     mean: float | None  # gap in nats, or relative to the log-probs where these are larger than 1
     max: float | None  # nats

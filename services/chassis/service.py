@@ -56,6 +56,15 @@ class Service:
     def __post_init__(self) -> None:
         self.exchange.shown = self.deployment.without_places
 
+    @property
+    def replica(self) -> str:
+        return replica_of(self.exchange.me)
+
+    @property
+    def called(self) -> str:
+        """How people call this process."""
+        return self.deployment.name or self.replica.rpartition("-")[0] or self.replica
+
     def stop(self) -> None:
         """Leave in good order, without waiting long for an exchange that is away."""
         self.exchange.hurry(self.deployment.drain_s)
@@ -171,7 +180,7 @@ class StatusTeller:
     async def follow_on(self) -> None:
         """Count on from the last life on this replica, if that was never ready."""
         with suppress(Refused, *Disconnected):
-            last = (await self.service.exchange.statuses()).get(self._replica)
+            last = (await self.service.exchange.statuses()).get(self.service.replica)
             if last is not None and last.starts > 0:
                 self.starts, self.failure = last.starts + 1, last.failure
 
@@ -191,7 +200,7 @@ class StatusTeller:
         with suppress(TimeoutError, Refused, *Disconnected):
             async with asyncio.timeout(_PARTING_S):
                 if self.service.stopping.is_set():
-                    await exchange.forget_status(self._replica)
+                    await exchange.forget_status(self.service.replica)
                     return
                 if error is not None and not self.service.readiness.was_ready:
                     self.failure = failure_of(error)
@@ -210,9 +219,9 @@ class StatusTeller:
             fails = readiness.fault == readiness.why != ""
             work = Work(Doing.FAILS if fails else Doing.IS_NOT_READY, since=readiness.since)
         return Status(
-            name=self.service.deployment.name or self._replica.rpartition("-")[0] or self._replica,
+            name=self.service.called,
             service=self.service.name,
-            replica=self._replica,
+            replica=self.service.replica,
             beats=self.beats,
             ready=readiness.ready,
             doing=work.doing,
@@ -233,19 +242,15 @@ class StatusTeller:
         job, starts = await self.service.exchange.active(), self.starts
         if job is None or starts & (starts - 1):
             return
-        name = self.status().name
+        what = f"{self.service.called} does not start: {failure.words}"
         event = JobEvent(
             id=f"start:{self.service.exchange.me}",
             job_id=job.job_id,
             level="warn",
-            message=f"{name} does not start: {failure.words}; attempt {starts}; see its log",
+            message=f"{what}; attempt {starts}; see its log",
             data={"service": self.service.name, "attempt": starts},
         )
         await self.service.exchange.record_event(event)
-
-    @property
-    def _replica(self) -> str:
-        return replica_of(self.service.exchange.me)
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from prometheus_client import Counter, Gauge, Histogram
 from protocol import weights
-from protocol.exchange import replica_of
 from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion, RolloutRequest
 from protocol.weights import WeightsError, WeightsGone
 
@@ -303,7 +302,7 @@ class PolicyFollower:
         read = (model.prompt_template, tokenizer, model.chat_template_options)
         report = ParityReport(
             **{"job_id": policy.job_id, "attempt": policy.attempt, "version": policy.number},
-            rollout=replica_of(self.service.exchange.me),
+            rollout=self.service.called,
             logprobs=tuple(n if math.isfinite(n) else None for n in given.tolist()),
             mean=answer.mean if math.isfinite(answer.mean) else None,
             max=answer.max if math.isfinite(answer.max) else None,

@@ -82,8 +82,8 @@ async def test_what_agrees_sets_the_limit_and_is_told_with_each_step(
     async with learner.attempting() as attempt:
         for _ in range(3):
             policy, probes = await probed(learner, 0)
-            assert (len(probes.token_ids), len(probes.logprobs)) == (4, 4 * 32)
-            await report(learner, policy, np.array(probes.logprobs) + NOISE[:128])
+            assert (len(probes.token_ids), len(probes.logprobs)) == (3, 3 * 32)
+            await report(learner, policy, np.array(probes.logprobs) + NOISE[:96])
             await until(learner.has_made(policy.number + 2))
         assert (await probed(learner, 0))[1].most in {1e-3, 1e-4}
         await attempt

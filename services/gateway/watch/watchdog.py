@@ -66,6 +66,7 @@ class Watchdog:
         self._work = Roster(dead_after_s, every_s)
         self._step: tuple[str, int] | None = None  # at which the time of steps was measured
         self._step_s: float | None = None
+        self._parity: Mapping[str, Mapping[str, float]] = {}  # by rollout, at that time
         self._first = _NOTHING  # of the job that the stack works on
         self._mark: Hashable = None
         self._moved = time.monotonic()
@@ -139,6 +140,7 @@ class Watchdog:
             for _, event in reversed(await self.exchange.events_back(job.id, count=_EVENTS)):
                 history.see(event)
             self._step, self._step_s = (job.id, job.step), history.median_step_s
+            self._parity = history.parity
         return self._step_s
 
     def why(self, job: JobRecord | UnreadableRecord) -> dict[str, Any]:
@@ -150,7 +152,10 @@ class Watchdog:
             "still_s": round(why.still_s, 1),
             "because": why.because,
             "edge": why.edge,
-            "services": [_service_object(process) for process in self.seen.processes],
+            "services": [
+                _service_object(process) | {"parity": self._parity.get(process.status.name)}
+                for process in self.seen.processes
+            ],
             "streams": [_stream_object(*stream) for stream in self.seen.streams.items()],
         }
 

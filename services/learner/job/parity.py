@@ -28,7 +28,7 @@ from services.learner.training.ranks import Team
 from services.learner.training.samples import Measured, Sample
 
 _TASKS = 8
-_SEQUENCES, _LENGTH = 4, 33
+_SEQUENCES, _LENGTH = 3, 33
 # Of a dtype: limits of the mean gap, at least and at most, between which the first versions decide.
 _LIMITS = {"float32": (1e-4, 1e-3), "float16": (2e-3, 1e-2), "bfloat16": (1e-2, 5e-2)}
 _MEASURED = 3  # versions

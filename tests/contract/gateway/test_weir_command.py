@@ -154,6 +154,24 @@ def test_watch_prints_a_line_per_step_and_the_end(
     assert (status, err) == (1, f"weir: {job_id} failed: the judge is away\n")
 
 
+@pytest.mark.parametrize(("agrees", "expected"), [(True, 0), (False, 1)])
+def test_doctor_shows_what_was_compared_and_whether_the_newest_agrees(
+    stack: Stack, http: httpx.Client, weir: Weir, agrees: bool, expected: int
+) -> None:
+    job_id = a_job(http)["id"]
+    row = {"rollout": "rollout-0", "version": 1, "mean": 1e-6, "max": 2e-6, "most": 1e-4}
+    rows = [row | {"agrees": True}, row | {"version": 2, "mean": 0.25, "agrees": agrees}]
+    tell(stack, an_event(job_id, 1, data={"parity": rows}))
+    status, out, _ = weir("doctor", job_id)
+    assert status == expected
+    assert [line.split()[:3] for line in out.splitlines()[1:3]] == [
+        ["rollout-0", "1", "1.0e-06"],
+        ["rollout-0", "2", "2.5e-01"],
+    ]
+    told = weir("doctor", job_id, "--json")[1].splitlines()
+    assert [json.loads(line) for line in told] == rows
+
+
 def test_ctrl_c_detaches_and_says_how_to_come_back(
     stack: Stack, http: httpx.Client, here: Path
 ) -> None:

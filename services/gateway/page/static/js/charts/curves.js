@@ -20,6 +20,7 @@ const FIRST = [
   "clip_fraction",
   "staleness",
   "parity_max",
+  "probe_gap",
   "tokens_per_second",
   "loss",
   "grad_norm",

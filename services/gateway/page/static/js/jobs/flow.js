@@ -1,6 +1,6 @@
 /** Where a job's time goes, who waits for whom, and the ledger. */
 import { html, useMemo } from "../shell/dom.js";
-import { duration, percent, words } from "../shell/format.js";
+import { duration, number, percent, words } from "../shell/format.js";
 import { Empty, Failure, isFinal } from "../shell/parts.js";
 import { Plot } from "../charts/plot.js";
 import { median, stacked, sum } from "../data/series.js";
@@ -86,6 +86,7 @@ function Waiting({ id }) {
                   <th scope="col">Service</th>
                   <th scope="col">Does</th>
                   <th scope="col" class="num">For</th>
+                  <th scope="col" class="num" title="Mean gap to the learner's log-probs, on the probes of a version">Parity</th>
                 </tr>
               </thead>
               <tbody>
@@ -95,6 +96,7 @@ function Waiting({ id }) {
                       <th scope="row">${one.name}</th>
                       <td>${one.ready ? "" : "not ready: "}${one.doing}</td>
                       <td class="num">${duration(one.for_s)}</td>
+                      <td class="num">${one.parity ? `${number(one.parity.mean)} at ${one.parity.version}` : ""}</td>
                     </tr>`,
                 )}
               </tbody>
