@@ -334,6 +334,8 @@ def _checked(path: Path) -> Recipe:
         try:
             read_tasks(tasks)
         except TaskFileError as error:
+            if isinstance(error.__cause__, OSError):  # which names the file
+                raise
             raise TaskFileError([f"{tasks}: {problem}" for problem in error.problems]) from error
     return recipe
 
@@ -368,7 +370,7 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
             tell(events)
         else:
             progress = views.Progress(job_id, steps=own["steps"], step=own["step"])
-            views.show_progress(progress, events, Console())
+            views.show_progress(progress, events, Console(), lambda: _reason(weir, job_id))
             if gain := views.gain_line(progress.evaluations):
                 say(gain)
         job = weir.job(job_id)
@@ -384,6 +386,14 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
         reason = f": {job['error']['message']}" if job["error"] else ""
         complain(f"{job_id} {job['status']}{reason}")
     return SUCCEEDED if job["status"] == "succeeded" else FAILED
+
+
+def _reason(weir: WeirClient, job_id: str) -> str | None:
+    """What a job waits for; None while the gateway is away, as the events will tell."""
+    try:
+        return weir.why(job_id).get("because")
+    except (WeirError, RuntimeError):  # the latter of a client that is closed
+        return None
 
 
 def _say_what_it_waits_for(job: Job) -> None:

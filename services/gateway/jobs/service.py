@@ -31,6 +31,11 @@ from services.gateway.openai.submission import GRADER, JobRequest, build_recipe
 # The OpenAI SDK gives each of its three tries ten minutes.
 _REPEAT_WINDOW_S = 3600.0
 _LONGEST_TURN_S = 20.0  # clients wait 30 s for an answer
+_ASKED = {
+    Requested.RUN: "resumed; `weir fork` starts a job from its last checkpoint",
+    Requested.PAUSE: "paused",
+    Requested.CANCEL: "cancelled",
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ class JobService:
                 await self._revive(record)
                 return await self.get(job_id)
             if cancelled or record.state.is_final:
-                message = f"job {job_id} is {status_of(record)}; it cannot be asked to {requested}"
+                message = f"job {job_id} is {status_of(record)} and cannot be {_ASKED[requested]}"
                 raise Problem(400, message, param="id", code="job_ended")
         await in_time(self.exchange.request_state(job_id, requested))
         return await self.find(job_id)
