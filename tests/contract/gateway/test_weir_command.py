@@ -195,6 +195,22 @@ def test_jobs_are_listed_paused_resumed_cancelled_and_deleted(
     assert http.get(f"{JOBS}/{job_id}").status_code == 404
 
 
+def test_jobs_are_listed_cancelled_and_deleted_by_what_they_have_in_common(
+    stack: Stack, http: httpx.Client, weir: Weir
+) -> None:
+    ids = [a_job(http, recipe=RECIPE | {"name": "in common"})["id"] for _ in range(2)]
+    ids.reverse()
+    kept = a_job(http)["id"]
+    listed = weir("jobs", "--name", "in common", "--status", "queued", "--json")[1]
+    assert [json.loads(line)["id"] for line in listed.splitlines()] == ids
+    for verb, word in (("cancel", "cancelled"), ("delete", "deleted")):
+        told = "".join(f"{job_id} is {word}\n" for job_id in ids)
+        assert weir(verb, "--name", "in common") == (0, told, "")
+    assert http.get(f"{JOBS}/{kept}").json()["status"] == "queued"
+    for words in (("cancel",), ("delete", kept, "--name", "in common")):
+        assert weir(*words)[0] == 2
+
+
 def test_wrong_input_is_named_and_exits_with_2(stack: Stack, here: Path, weir: Weir) -> None:
     (here / "typo.toml").write_text(BY_HAND.replace("steps = 2", "stepz = 2"))
     (here / "bad.toml").write_text(BY_HAND.replace("train.jsonl", "bad.jsonl"))
