@@ -118,12 +118,13 @@ class WeirClient:
         """Whether a job moves, what it waits for, and who does what."""
         return self._request("GET", _path(job_id, "why"))
 
-    def jobs(self, limit: int = 20) -> list[Json]:
-        return list(islice(self.all_jobs(min(limit, _JOBS_A_PAGE)), limit))
+    def jobs(self, limit: int = 20, **query: Any) -> list[Json]:
+        """The newest jobs that fit ``query``, which is that of the route."""
+        return list(islice(self.all_jobs(min(limit, _JOBS_A_PAGE), **query), limit))
 
-    def all_jobs(self, page: int = _JOBS_A_PAGE) -> Iterator[Json]:
-        """Every job, newest first, asked for by pages."""
-        return self._pages(JOBS, {"limit": page})
+    def all_jobs(self, page: int = _JOBS_A_PAGE, **query: Any) -> Iterator[Json]:
+        """Every job that fits ``query``, newest first, asked for by pages."""
+        return self._pages(JOBS, {"limit": page, **query})
 
     def checkpoints(self, job_id: str) -> list[Json]:
         """The checkpoints that a job has kept, newest first."""
@@ -135,6 +136,14 @@ class WeirClient:
 
     def cancel(self, job_id: str) -> Json:
         return self._request("POST", _path(job_id, "cancel"))
+
+    def cancel_all(self, **query: Any) -> Iterator[Json]:
+        """End every job that fits ``query``, which is that of the list of jobs."""
+        return self._until_none("POST", f"{JOBS}/cancel", query)
+
+    def delete_all(self, **query: Any) -> Iterator[Json]:
+        """Delete all of every job that has ended and fits ``query``."""
+        return self._until_none("DELETE", JOBS, query)
 
     def pause(self, job_id: str) -> Json:
         """Ask a job to write a checkpoint and rest."""
@@ -279,6 +288,12 @@ class WeirClient:
             if not page["has_more"] or page["last_id"] == query.get("after"):
                 return
             query = query | {"after": page["last_id"]}
+
+    def _until_none(self, method: str, url: str, query: Json) -> Iterator[Json]:
+        page: Json = {"has_more": True}
+        while page["has_more"]:
+            page = self._request(method, url, params=query)
+            yield from page["data"]
 
     def _request(self, method: str, path: str, *, tries: int = 3, **content: Any) -> Json:
         try:

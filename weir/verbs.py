@@ -56,8 +56,17 @@ verbs = typer.Typer(
 )
 
 JobId: TypeAlias = Annotated[str, typer.Argument(metavar="JOB")]
+OneJob: TypeAlias = Annotated[str | None, typer.Argument(metavar="JOB")]
 RecipeFile: TypeAlias = Annotated[Path, typer.Argument(metavar="RECIPE")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+Status: TypeAlias = Annotated[
+    list[str] | None, typer.Option(metavar="STATUS", help="With this status; may be repeated.")
+]
+Name: TypeAlias = Annotated[str | None, typer.Option(help="Of the recipe.")]
+Model: TypeAlias = Annotated[str | None, typer.Option(help="From which the job starts.")]
+Find: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="In the id, name, model or a label.")
+]
 Limit: TypeAlias = Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")]
 
 
@@ -114,10 +123,17 @@ def watch(job_id: JobId, as_json: AsJson = False) -> int:
 
 
 @verbs.command("jobs")
-def list_jobs(limit: Limit = 20, as_json: AsJson = False) -> None:
+def list_jobs(
+    status: Status = None,
+    name: Name = None,
+    model: Model = None,
+    find: Find = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+) -> None:
     """List jobs, newest first."""
     with connected() as weir:
-        jobs = weir.jobs(limit)
+        jobs = weir.jobs(limit, **_given(status=status, name=name, model=model, find=find))
         if as_json:
             tell(jobs)
             return
@@ -174,20 +190,38 @@ def resume(job_id: JobId, as_json: AsJson = False) -> None:
 
 
 @verbs.command()
-def cancel(job_id: JobId, as_json: AsJson = False) -> None:
-    """End a job."""
-    _ask(WeirClient.cancel, job_id, as_json)
+def cancel(
+    job_id: OneJob = None,
+    status: Status = None,
+    name: Name = None,
+    model: Model = None,
+    find: Find = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a job, or every job that the options name."""
+    query = _one_or_some(job_id, status=status, name=name, model=model, find=find)
+    with connected() as weir:
+        for job in weir.cancel_all(**query) if job_id is None else [weir.cancel(job_id)]:
+            _tell_or_say(job, as_json)
 
 
 @verbs.command()
-def delete(job_id: JobId, as_json: AsJson = False) -> None:
-    """Delete all of a job that has ended, its model as well."""
+def delete(
+    job_id: OneJob = None,
+    status: Status = None,
+    name: Name = None,
+    model: Model = None,
+    find: Find = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete all of a job that has ended, its model as well, or of all that the options name."""
+    query = _one_or_some(job_id, status=status, name=name, model=model, find=find)
     with connected() as weir:
-        deleted = weir.delete(job_id)
-        if as_json:
-            tell([deleted])
-        else:
-            say(f"{deleted['id']} is deleted")
+        for job in weir.delete_all(**query) if job_id is None else [weir.delete(job_id)]:
+            if as_json:
+                tell([job])
+            else:
+                say(f"{job['id']} is deleted")
 
 
 @verbs.command()
@@ -253,7 +287,7 @@ def fetch(job_id: JobId, folder: Annotated[Path, typer.Argument(metavar="DIR")])
 @verbs.command()
 def track(
     to: Annotated[list[str], typer.Option(metavar="TRACKER:WHERE", help=_TRACKERS)],
-    job_id: Annotated[str | None, typer.Argument(metavar="JOB")] = None,
+    job_id: OneJob = None,
     every: Annotated[
         bool, typer.Option("--all", help="Every job, those to come among them.")
     ] = False,
@@ -329,6 +363,18 @@ def options(
     """Train a model to reason."""
 
 
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value}
+
+
+def _one_or_some(job_id: str | None, **options: Any) -> dict[str, Any]:
+    """The options that name jobs, if a job is not named alone."""
+    query = _given(**options)
+    if (job_id is None) != bool(query):
+        raise typer.BadParameter("say which JOB, or by options which jobs")
+    return query
+
+
 def _ask(ask: Callable[[WeirClient, str], Job], job_id: str, as_json: bool) -> None:
     with connected() as weir:
         _tell_or_say(ask(weir, job_id), as_json)
@@ -349,6 +395,8 @@ def _checked(path: Path) -> Recipe:
         try:
             read_tasks(tasks)
         except TaskFileError as error:
+            if isinstance(error.__cause__, OSError):  # which names the file
+                raise
             raise TaskFileError([f"{tasks}: {problem}" for problem in error.problems]) from error
     return recipe
 
@@ -383,7 +431,7 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
             tell(events)
         else:
             progress = views.Progress(job_id, steps=own["steps"], step=own["step"])
-            views.show_progress(progress, events, Console())
+            views.show_progress(progress, events, Console(), lambda: _reason(weir, job_id))
             if gain := views.gain_line(progress.evaluations):
                 say(gain)
         job = weir.job(job_id)
@@ -399,6 +447,14 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
         reason = f": {job['error']['message']}" if job["error"] else ""
         complain(f"{job_id} {job['status']}{reason}")
     return SUCCEEDED if job["status"] == "succeeded" else FAILED
+
+
+def _reason(weir: WeirClient, job_id: str) -> str | None:
+    """What a job waits for; None while the gateway is away, as the events will tell."""
+    try:
+        return weir.why(job_id).get("because")
+    except (WeirError, RuntimeError):  # the latter of a client that is closed
+        return None
 
 
 def _say_what_it_waits_for(job: Job) -> None:

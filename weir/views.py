@@ -6,12 +6,15 @@ Text of others is shown as it is, but for what a terminal would obey.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
+from threading import Event, Thread
 from typing import Any
 
 from rich import progress
@@ -32,6 +35,8 @@ _VISIBLE |= {
     code: 0xFFFD for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 }
 _IN_A_LINE = {ord("\n"): 0x240A, ord("\t"): 0x2409}
+_TIMES = re.compile(r"[\d.]+ (s|min|h)\b")  # which change while nothing else does
+_ASKS_EVERY_S = 2.0
 _KEPT_STEPS = 51  # of which the median is taken
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 32
@@ -107,7 +112,9 @@ class Progress:
 
     job_id: str
     steps: int
-    step: int = 0
+    step: int = 0  # that the job has reached
+    told: int = 0  # that the events have reached: older ones are replayed
+    waits_for: str | None = None
     curves: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     evaluations: list[Json] = field(default_factory=list)
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
@@ -119,7 +126,8 @@ class Progress:
             return
         self.evaluations += evaluations_in([event])
         numbers = {name: n for name, n in data.items() if isinstance(n, int | float)}
-        self.step = max(self.step, int(numbers.get("step", 0)))
+        self.told = int(numbers.get("step", self.told))
+        self.step = max(self.step, self.told)
         if "seconds" in numbers:
             self.step_seconds.append(numbers["seconds"])
         for name in _SHOWN:
@@ -129,14 +137,14 @@ class Progress:
     @property
     def left(self) -> str:
         """How long the rest takes at the median time of the last steps; empty if unknown."""
-        if len(self.step_seconds) < 3:  # the first takes long
-            return ""
+        if len(self.step_seconds) < 3 or self.told < self.step or self.step == self.steps:
+            return ""  # the first steps take long; of a replayed step nothing is left
         seconds = (self.steps - self.step) * statistics.median(self.step_seconds)
         return f"{duration(seconds)} left"
 
     def line(self) -> str:
         """The newest numbers in one plain line."""
-        parts = [f"step {self.step}/{self.steps}"]
+        parts = [f"step {self.told}/{self.steps}"]
         for name, (label, form) in _SHOWN.items():
             if self.curves[name]:
                 parts.append(f"{label} {form.format(self.curves[name][-1])}")
@@ -151,13 +159,30 @@ class Progress:
         for name, (label, form) in _SHOWN.items():
             if curve := self.curves[name]:
                 rows.add_row(label, Text(form.format(curve[-1]), justify="right"), spark(curve))
-        return Group(head, rows)
+        waits_for = [] if self.step or self.waits_for is None else [cell(self.waits_for)]
+        return Group(head, *waits_for, rows)
 
 
-def show_progress(progress: Progress, events: Iterable[Json], console: Console) -> None:
-    """Show events as they come: on a terminal a table that changes in place, else plain lines."""
+def show_progress(
+    progress: Progress,
+    events: Iterable[Json],
+    console: Console,
+    why: Callable[[], str | None] = lambda: None,
+) -> None:
+    """Show events as they come: on a terminal a table that changes in place, else plain lines.
+
+    Until the job's first step also what it waits for, as ``why`` answers every two seconds.
+    """
     live = Live(progress.table(), console=console) if console.is_terminal else None
-    with live or nullcontext():
+
+    def tell(words: str) -> None:
+        told, progress.waits_for = progress.waits_for or "", words
+        if live is not None:
+            live.update(progress.table(), refresh=True)
+        elif _TIMES.sub("", words) != _TIMES.sub("", told):
+            console.print(visible(words), markup=False, highlight=False, soft_wrap=True)
+
+    with live or nullcontext(), _asking(progress, why, tell):
         for event in events:
             progress.see(event)
             line = _line_of(event)
@@ -166,6 +191,28 @@ def show_progress(progress: Progress, events: Iterable[Json], console: Console) 
                 continue
             text = visible(line or progress.line())
             console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _asking(
+    progress: Progress, why: Callable[[], str | None], tell: Callable[[str], None]
+) -> Iterator[None]:
+    over = Event()
+
+    def ask() -> None:
+        while not progress.step:
+            words = why()
+            if over.is_set():
+                return
+            if words:
+                tell(words)
+            over.wait(_ASKS_EVERY_S)
+
+    Thread(target=ask, daemon=True).start()  # not joined: an answer may take long after Ctrl-C
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _line_of(event: Json) -> str | None:
@@ -195,10 +242,13 @@ def download_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def spark(curve: list[float]) -> str:
-    tail = curve[-_SPARK_WIDTH:]
-    low, high = min(tail), max(tail)
+    """The whole curve, each bar the mean of its share of the steps."""
+    bars = min(_SPARK_WIDTH, len(curve))
+    ends = [len(curve) * bar // bars for bar in range(bars + 1)]
+    means = [statistics.fmean(curve[start:end]) for start, end in pairwise(ends)]
+    low, high = min(means), max(means)
     height = (high - low) or 1.0
-    return "".join(_SPARKS[round((value - low) / height * (len(_SPARKS) - 1))] for value in tail)
+    return "".join(_SPARKS[round((value - low) / height * (len(_SPARKS) - 1))] for value in means)
 
 
 def evaluations_in(events: Iterable[Json]) -> list[Json]:

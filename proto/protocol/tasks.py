@@ -58,7 +58,7 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
         with path.open("rb") as file:
             return tuple(sound_tasks(raw_lines(file)))
     except OSError as error:
-        raise TaskFileError([f"{path}: {error}"]) from error
+        raise TaskFileError([f"{path}: {error.strerror}"]) from error
 
 
 def sound_tasks(lines: Iterable[bytes]) -> Iterator[Task]:

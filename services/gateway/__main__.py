@@ -36,8 +36,11 @@ class Gateway:
             redoc_url=None,
             redirect_slashes=False,  # it believes the Host header
             responses=errors.RESPONSES,
-            # Only for /openapi.json: ``Guarded`` checks the key.
-            dependencies=[Depends(HTTPBearer(auto_error=False, scheme_name="key"))],
+            # The key only for /openapi.json: ``Guarded`` checks it.
+            dependencies=[
+                Depends(HTTPBearer(auto_error=False, scheme_name="key")),
+                Depends(errors.refuse_unknown_query),
+            ],
         )
         store = FileStore(service.deployment.files_dir)
         app.state.jobs = JobService(service, store, tables_of_the_deployment())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -155,6 +156,26 @@ def respond(problem: Problem) -> JSONResponse:
     return JSONResponse(
         body.model_dump(), status, problem.headers, media_type="application/problem+json"
     )
+
+
+async def refuse_unknown_query(request: Request) -> None:
+    """400 for a name in the query that /openapi.json does not have for the route."""
+    known = _query_names(request.app)
+    route = f"{request.method.lower()} {request.scope['route'].path}"
+    for name in request.query_params:
+        if name.partition("[")[0] not in known.get(route, {name.partition("[")[0]}):
+            raise wrong(name, "unknown; remove it from the query or check its spelling")
+
+
+@lru_cache(maxsize=1)
+def _query_names(app: FastAPI) -> dict[str, set[str]]:
+    return {
+        f"{method} {path}": {
+            each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"
+        }
+        for path, operations in app.openapi()["paths"].items()
+        for method, operation in operations.items()
+    }
 
 
 def install(app: FastAPI) -> None:

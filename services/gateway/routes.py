@@ -45,7 +45,13 @@ from services.gateway.openai.graders import (
     run_object,
     run_trial,
 )
-from services.gateway.openai.job_object import AnyJob, job_object, status_of
+from services.gateway.openai.job_object import (
+    AnyJob,
+    JobFilter,
+    StatusName,
+    job_object,
+    status_of,
+)
 from services.gateway.openai.submission import JobRequest
 
 Json = dict[str, Any]
@@ -179,13 +185,30 @@ def _repeat(
     return Repeat(idempotency_key, f"Bearer {key.strip()}", x_stainless_retry_count)
 
 
-def _metadata(request: Request) -> dict[str, str]:
-    """The pairs of ``metadata[name]=value`` in the query."""
-    return {
-        name.removeprefix("metadata[").removesuffix("]"): value
-        for name, value in request.query_params.items()
-        if name.startswith("metadata[") and name.endswith("]")
+def _sought(
+    request: Request,
+    status: Annotated[list[StatusName], Query()] = [],  # noqa: B006  (FastAPI copies it)
+    name: str = "",
+    model: str = "",
+    find: Annotated[str, Query(description="in the id, name, model or a label")] = "",
+) -> JobFilter:
+    """The jobs that a query names, with the pairs of its ``metadata[name]=value``."""
+    labels = {
+        key.removeprefix("metadata[").removesuffix("]"): value
+        for key, value in request.query_params.items()
+        if key.startswith("metadata[") and key.endswith("]")
     }
+    return JobFilter.of(status, text=find, name=name, model=model, metadata=labels)
+
+
+def _some(sought: Annotated[JobFilter, Depends(_sought)]) -> JobFilter:
+    if sought.is_empty:
+        raise wrong("status", "say which jobs: by status, name, model, find or metadata[name]")
+    return sought
+
+
+Sought = Annotated[JobFilter, Depends(_sought)]
+Some = Annotated[JobFilter, Depends(_some)]
 
 
 @_jobs.post("")
@@ -202,15 +225,31 @@ def _with_estimate(job: AnyJob, request: Request) -> Json:
 
 @_jobs.get("", openapi_extra=_METADATA)
 async def list_jobs(
-    jobs: Jobs,
-    request: Request,
-    metadata: Annotated[dict[str, str], Depends(_metadata)],
-    after: str | None = None,
-    limit: Limit = 20,
+    jobs: Jobs, request: Request, sought: Sought, after: str | None = None, limit: Limit = 20
 ) -> Json:
     """Jobs, newest first."""
-    records, has_more = await jobs.page(after, limit, metadata)
+    records, has_more = await jobs.page(after, limit, sought)
     return _page_of((_with_estimate(record, request) for record in records), has_more)
+
+
+@_jobs.post("/cancel", openapi_extra=_METADATA)
+async def cancel_jobs(jobs: Jobs, sought: Some) -> Json:
+    """Ask up to 100 jobs to end; ``has_more`` says whether others are left."""
+    cancelled, has_more = await jobs.cancel_all(sought)
+    return _page_of(map(job_object, cancelled), has_more)
+
+
+@_jobs.delete("", openapi_extra=_METADATA)
+async def delete_jobs(jobs: Jobs, sought: Some, background: BackgroundTasks) -> Json:
+    """Delete all of up to 100 jobs that have ended; ``has_more`` says whether others are left."""
+    deleted, has_more = await jobs.delete_all(sought)
+    for folder in deleted.values():
+        background.add_task(remove, folder)
+    return _page_of(map(_deleted, deleted), has_more)
+
+
+def _deleted(job_id: str) -> Json:
+    return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
 @_jobs.get("/{job_id}")
@@ -223,7 +262,7 @@ async def get_job(job_id: str, jobs: Jobs, request: Request) -> Json:
 async def delete_job(job_id: str, jobs: Jobs, background: BackgroundTasks) -> Json:
     """Delete all of a job that has ended: record, events, samples, checkpoints and model."""
     background.add_task(remove, await jobs.delete(job_id))
-    return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
+    return _deleted(job_id)
 
 
 @_jobs.post("/{job_id}/cancel")

@@ -108,7 +108,7 @@ def _read_everything(stack: Stack) -> None:
     """As the other services do, and as a client that lists it."""
 
     async def read_jobs(exchange: Exchange) -> None:
-        records = await exchange.find_jobs(None, 10**6, {})
+        records = await exchange.find_jobs(None, 10**6)
         # Other tests leave records that cannot be read.
         for record in (each for each in records or () if isinstance(each, JobRecord)):
             active = ActiveJob(job_id=record.id, attempt=1, recipe=record.recipe)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from protocol.exchange.connection import Disconnected, Fenced, open_clients
-from protocol.exchange.jobs import Jobs, Lease, UnreadableRecord
+from protocol.exchange.jobs import Jobs, Lease, Sought, UnreadableRecord
 from protocol.exchange.news import News
 from protocol.exchange.queue import (
     Backlog,
@@ -36,6 +36,7 @@ __all__ = [
     "Place",
     "Pulse",
     "Roster",
+    "Sought",
     "UnreadableRecord",
     "Verdict",
     "connect",

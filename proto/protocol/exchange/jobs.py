@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
@@ -22,6 +25,7 @@ JOB_INDEX = streams.PREFIX + "job_index"
 RECORD = streams.job_key("")  # what the keys of records begin with
 _MOST_LOOKED_AT = 1000  # records, while nobody else is served
 _WEIGHED = 500
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 _CHANGING = sorted(set(JobRecord.model_fields) - {"recipe", "request"})
 _HELD_UP = streams.PREFIX + "held_up"  # the ids of jobs that wait for something to be mended
 
@@ -57,6 +61,51 @@ class Queue(NamedTuple):
 
     first: str
     begun: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Sought:
+    """Which jobs are sought; what is empty excludes none."""
+
+    states: Sequence[JobState] = ()
+    text: str = ""  # of the id, the recipe's name, the model or a label, in any case
+    name: str = ""  # of the recipe
+    model: str = ""  # as the request names it
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not any((self.states, self.text, self.name, self.model, self.metadata))
+
+    def args(self) -> list[str]:
+        """How the script sees it: as texts of the stored JSON, which others may hold too."""
+        model = [_pair("model", self.model)] if self.model else []
+        name = _pair("name", self.name) if self.name else ""
+        # The script knows the case of ASCII alone.
+        text = json.dumps(max(_NOT_ASCII.split(self.text.lower()), key=len))[1:-1]
+        states = " ".join(map(json.dumps, self.states))
+        return [states, text, name, *model, *starmap(_pair, self.metadata.items())]
+
+    def fits(self, record: AnyRecord) -> bool:
+        """Whether a job is sought; of one that cannot be read nobody knows."""
+        if self.is_empty:
+            return True
+        if not isinstance(record, JobRecord):
+            return False
+        given = record.request.get("metadata")
+        labels = given if isinstance(given, dict) else {}
+        name, model = record.recipe.name, record.request.get("model")
+        texts = (record.id, name, str(model), *map(str, labels.values()))
+        return (
+            (not self.states or record.state in self.states)
+            and any(self.text.lower() in text.lower() for text in texts)
+            and self.name in ("", name)
+            and self.model in ("", model)
+            and self.metadata.items() <= labels.items()
+        )
+
+
+ALL_JOBS = Sought()
 
 
 class Jobs(Connection):
@@ -197,21 +246,19 @@ class Jobs(Connection):
         return dict(zip(job_ids, await self.run("records", keys, _CHANGING), strict=True))
 
     async def find_jobs(
-        self, after: str | None, count: int, metadata: Mapping[str, str]
+        self, after: str | None, count: int, sought: Sought = ALL_JOBS
     ) -> list[AnyRecord] | None:
-        """Up to ``count`` jobs with these labels, newest first; None if no job is ``after``."""
-        # As `json.dumps` writes a pair into the request.
-        texts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in metadata.items()]
+        """Up to ``count`` jobs that are sought, newest first; None if no job is ``after``."""
         found: list[AnyRecord] = []
         place = after or ""
         while len(found) < count:
-            look_at = _MOST_LOOKED_AT if texts else count
-            args = [RECORD, place, count - len(found), look_at, *texts]
+            look_at = count if sought.is_empty else _MOST_LOOKED_AT
+            args = [RECORD, place, count - len(found), look_at, *sought.args()]
             reply = await self.run("find_jobs", [JOB_INDEX], args)
             if reply is None:
                 return found if place != (after or "") else None
             records = await self.records([job_id.decode() for job_id in reply[1]])
-            found += [record for record in records if _has(record, metadata)]
+            found += [record for record in records if sought.fits(record)]
             place = reply[0].decode()
             if not place:
                 break
@@ -292,23 +339,20 @@ def _fields(values: Mapping[str, Any]) -> list[str]:
 def _readable_or_not(job_id: str, flat: Sequence[bytes]) -> AnyRecord:
     stored, values = dict(_pairs(flat)), dict[str, Any]()
     for name, value in stored.items():
-        field = name.decode(errors="backslashreplace")
+        told = name.decode(errors="backslashreplace")
         try:
-            values[field] = from_json(value)  # which refuses what could not be written again
+            values[told] = from_json(value)  # which refuses what could not be written again
         except ValueError as error:
-            return UnreadableRecord(job_id, f"{field}: {error}", stored)
+            return UnreadableRecord(job_id, f"{told}: {error}", stored)
     try:
         return JobRecord.model_validate(values)
     except ValidationError as error:
         return UnreadableRecord(job_id, explain(error, whole="record"), stored)
 
 
-def _has(record: AnyRecord, metadata: Mapping[str, str]) -> bool:
-    """Whether a job has these labels; of one that cannot be read nobody knows them."""
-    if not metadata:
-        return True
-    labels = record.request.get("metadata") if isinstance(record, JobRecord) else None
-    return isinstance(labels, dict) and metadata.items() <= labels.items()
+def _pair(name: str, value: str) -> str:
+    """A pair as it stands in a stored record."""
+    return f"{json.dumps(name)}: {json.dumps(value)}"
 
 
 def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:

@@ -6,11 +6,11 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from protocol.exchange import Exchange, UnreadableRecord
@@ -25,12 +25,26 @@ from services.gateway.jobs.folders import holds_work, put_aside, with_own_models
 from services.gateway.jobs.refusals import check, check_memory, check_room, refuse_missing_columns
 from services.gateway.models.folders import JOB_ID, facts_of, remove_model, resolve_model
 from services.gateway.openai.graders import refuse_what_graders_lack
-from services.gateway.openai.job_object import AnyJob, status_of
+from services.gateway.openai.job_object import (
+    CANCELLABLE,
+    ENDED,
+    AnyJob,
+    JobFilter,
+    status_of,
+)
 from services.gateway.openai.submission import GRADER, JobRequest, build_recipe
 
+T = TypeVar("T")
+_AT_ONCE = 100
+_MEANWHILE = {400, 404, 409}  # of a job that has ended, gone or begun since it was found
 # The OpenAI SDK gives each of its three tries ten minutes.
 _REPEAT_WINDOW_S = 3600.0
 _LONGEST_TURN_S = 20.0  # clients wait 30 s for an answer
+_ASKED = {
+    Requested.RUN: "resumed; `weir fork` starts a job from its last checkpoint",
+    Requested.PAUSE: "paused",
+    Requested.CANCEL: "cancelled",
+}
 
 
 @dataclass(frozen=True)
@@ -93,10 +107,10 @@ class JobService:
         return _readable(await self.find(job_id))
 
     async def page(
-        self, after: str | None, limit: int, metadata: Mapping[str, str]
+        self, after: str | None, limit: int, sought: JobFilter
     ) -> tuple[list[AnyJob], bool]:
         """Up to ``limit`` jobs after ``after``, newest first, and whether there are more."""
-        found = await in_time(self.exchange.find_jobs(after, limit + 1, metadata))
+        found = await in_time(self.exchange.find_jobs(after, limit + 1, sought))
         if found is None:
             raise wrong("after", f"there is no job {after!r}")
         return found[:limit], len(found) > limit
@@ -116,10 +130,44 @@ class JobService:
                 await self._revive(record)
                 return await self.get(job_id)
             if cancelled or record.state.is_final:
-                message = f"job {job_id} is {status_of(record)}; it cannot be asked to {requested}"
+                message = f"job {job_id} is {status_of(record)} and cannot be {_ASKED[requested]}"
                 raise Problem(400, message, param="id", code="job_ended")
         await in_time(self.exchange.request_state(job_id, requested))
         return await self.find(job_id)
+
+    async def cancel_all(self, sought: JobFilter) -> tuple[list[AnyJob], bool]:
+        """Cancel the newest 100 that are sought and have not ended; whether more are left."""
+        return await self._each(
+            sought.among(CANCELLABLE), lambda job_id: self.ask(job_id, Requested.CANCEL)
+        )
+
+    async def delete_all(self, sought: JobFilter) -> tuple[dict[str, Path], bool]:
+        """Forget the newest 100 that are sought and have ended.
+
+        Returns:
+            What is left of each, by its id, to be removed; whether more are left.
+        """
+
+        async def delete(job_id: str) -> tuple[str, Path]:
+            return job_id, await self.delete(job_id)
+
+        deleted, has_more = await self._each(sought.among(ENDED), delete)
+        return dict(deleted), has_more
+
+    async def _each(
+        self, sought: JobFilter | None, work: Callable[[str], Awaitable[T]]
+    ) -> tuple[list[T], bool]:
+        if sought is None:
+            return [], False
+        found, has_more = await self.page(None, _AT_ONCE, sought)
+        done = []
+        for job in found:
+            try:
+                done.append(await work(job.id))
+            except Problem as problem:
+                if problem.status_code not in _MEANWHILE:
+                    raise
+        return done, has_more
 
     async def delete_file(self, file_id: str) -> None:
         """Delete a file; 409 if a job that has not ended reads it."""

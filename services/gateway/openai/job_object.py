@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeAlias
 
-from protocol.exchange import UnreadableRecord
+from protocol.exchange import Sought, UnreadableRecord
 from protocol.messages import JobRecord, JobState, Requested
 
 _IF_AUTO = {
@@ -13,6 +14,15 @@ _IF_AUTO = {
     "compute_multiplier": 1.0,
     "reasoning_effort": "default",
 }
+_STATES = {  # in which a job can have a status that is none of them
+    "pausing": [JobState.RUNNING],
+    "cancelling": [JobState.RUNNING, JobState.PAUSED],
+}
+CANCELLABLE = ("queued", "running", "pausing", "paused")
+ENDED = ("succeeded", "failed", "cancelled")
+StatusName = Literal[
+    "queued", "running", "pausing", "paused", "cancelling", "succeeded", "failed", "cancelled"
+]
 AnyJob: TypeAlias = JobRecord | UnreadableRecord
 # What is said, in OpenAI's shape and in Weir's own, about a job of which nothing is known.
 _BLANK: dict[str, Any] = {
@@ -122,6 +132,30 @@ def _hyperparameters(record: JobRecord) -> dict[str, Any]:
 def _sent(record: JobRecord) -> Mapping[str, Any]:
     method: Any = record.request.get("method") or {}
     return method.get("reinforcement", {})
+
+
+@dataclass(frozen=True)
+class JobFilter(Sought):
+    """Which jobs are sought; ``statuses`` as a job tells them, none: any."""
+
+    statuses: Sequence[str] = ()
+
+    def fits(self, record: AnyJob) -> bool:
+        return super().fits(record) and (
+            not self.statuses
+            or (isinstance(record, JobRecord) and status_of(record) in self.statuses)
+        )
+
+    def among(self, statuses: Sequence[str]) -> Self | None:
+        """The same with one of these statuses; None if no job can be."""
+        both = [status for status in statuses if status in (self.statuses or statuses)]
+        sought = {name: getattr(self, name) for name in ("text", "name", "model", "metadata")}
+        return self.of(both, **sought) if both else None
+
+    @classmethod
+    def of(cls, statuses: Sequence[str], **sought: Any) -> Self:
+        states = {state for status in statuses for state in _STATES.get(status, [status])}
+        return cls(tuple(map(JobState, sorted(states))), **sought, statuses=statuses)
 
 
 def status_of(record: JobRecord) -> str:

@@ -227,6 +227,48 @@ def test_jobs_are_found_by_their_labels_page_by_page_however_they_are_written(
     assert_refused(http.get(JOBS, params={"after": "ftjob-none"}), 400, "after")
 
 
+def test_jobs_are_found_by_status_name_model_or_any_text_and_all_of_them_cancelled_and_deleted(
+    stack: Stack, http: httpx.Client
+) -> None:
+    name = f"Été {secrets.token_hex(4)}"
+    recipe = RECIPE | {"name": name}
+    ended, rests, runs, waits = (a_job(http, recipe=recipe)["id"] for _ in range(4))
+    other = a_job(http, metadata={"like": name}, model="chat")["id"]
+    take_up(stack, ended, state="failed")
+    take_up(stack, rests, state="paused", requested="pause")
+    take_up(stack, runs, state="running", requested="cancel")
+
+    def found(query: dict[str, Any], method: str = "GET", path: str = "") -> list[str]:
+        reply = http.request(method, JOBS + path, params=query)
+        assert reply.status_code == 200, reply.text
+        return [job["id"] for job in reply.json()["data"]]
+
+    for text in (name, name.upper(), name.lower()):
+        assert found({"find": text}) == [other, waits, runs, rests, ended]
+    assert found({"find": runs}) == [runs]
+    for query, ids in (
+        ({"status": "cancelling"}, [runs]),
+        ({"status": ["failed", "paused", "running"]}, [rests, ended]),
+        ({"model": "chat"}, []),
+        ({}, [waits, runs, rests, ended]),
+    ):
+        assert found({"name": name} | query) == ids, query
+    assert found({"find": name, "model": "chat"}) == [other]
+    assert found({"name": name, "status": "succeeded"}, "POST", "/cancel") == []
+    assert found({"name": name}, "POST", "/cancel") == [waits, rests]
+    take_up(stack, runs, state="cancelled")
+    assert found({"name": name, "status": ["failed", "queued"]}, "DELETE") == [ended]
+    assert found({"name": name}, "DELETE") == [waits, runs, rests]
+    assert found({"find": name}) == [other]
+    for method, path in (("POST", "/cancel"), ("DELETE", "")):
+        assert_refused(http.request(method, JOBS + path), 400, "status")
+
+
+@pytest.mark.parametrize("path", ["", "/ftjob-none", "/ftjob-none/samples"])
+def test_a_query_with_an_unknown_name_is_refused(http: httpx.Client, path: str) -> None:
+    assert_refused(http.get(JOBS + path, params={"frob": 1}), 400, "frob")
+
+
 # ---------------------------------------------------------------------- deleted
 
 

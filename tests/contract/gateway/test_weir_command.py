@@ -179,7 +179,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(
     learn(stack, job_id, steps=1, state="running")
     process = start_weir(here, "watch", job_id)
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("step 1/3")
+    assert any(line.startswith("step 1/3") for line in process.stdout)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
@@ -213,14 +213,32 @@ def test_jobs_are_listed_paused_resumed_cancelled_and_deleted(
     assert http.get(f"{JOBS}/{job_id}").status_code == 404
 
 
+def test_jobs_are_listed_cancelled_and_deleted_by_what_they_have_in_common(
+    stack: Stack, http: httpx.Client, weir: Weir
+) -> None:
+    ids = [a_job(http, recipe=RECIPE | {"name": "in common"})["id"] for _ in range(2)]
+    ids.reverse()
+    kept = a_job(http)["id"]
+    listed = weir("jobs", "--name", "in common", "--status", "queued", "--json")[1]
+    assert [json.loads(line)["id"] for line in listed.splitlines()] == ids
+    for verb, word in (("cancel", "cancelled"), ("delete", "deleted")):
+        told = "".join(f"{job_id} is {word}\n" for job_id in ids)
+        assert weir(verb, "--name", "in common") == (0, told, "")
+    assert http.get(f"{JOBS}/{kept}").json()["status"] == "queued"
+    for words in (("cancel",), ("delete", kept, "--name", "in common")):
+        assert weir(*words)[0] == 2
+
+
 def test_wrong_input_is_named_and_exits_with_2(stack: Stack, here: Path, weir: Weir) -> None:
     (here / "typo.toml").write_text(BY_HAND.replace("steps = 2", "stepz = 2"))
     (here / "bad.toml").write_text(BY_HAND.replace("train.jsonl", "bad.jsonl"))
+    (here / "no-tasks.toml").write_text(BY_HAND.replace("train.jsonl", "none.jsonl"))
     (here / "bad.jsonl").write_text('{"id": "a", "prompt": "b"}\n')
     for words, named in {
         ("run", "typo.toml"): "training.stepz",
         ("run", "bad.toml"): "bad.jsonl: line 1: answer",
         ("run", "absent.toml"): "absent.toml",
+        ("run", "no-tasks.toml"): f"weir: {here / 'none.jsonl'}: No such file or directory\n",
         ("watch", "ftjob-none"): "ftjob-none",
         ("evaluations", "ftjob-none"): "ftjob-none",
     }.items():

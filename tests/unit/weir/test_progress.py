@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from itertools import chain, repeat
+from threading import Event
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from weir import views
 from weir.evaluations import compare
 from weir.views import (
     Progress,
@@ -33,10 +37,10 @@ def an_event(kind: str, message: str, **data: Any) -> dict[str, Any]:
     return {"type": kind, "level": "info", "message": message, "data": data}
 
 
-def shown(*events: dict[str, Any], terminal: bool = False) -> str:
+def shown(*events: dict[str, Any], terminal: bool = False, step: int = 0) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=100, color_system=None)
-    show_progress(Progress("ftjob-1", steps=5), events, console)
+    show_progress(Progress("ftjob-1", steps=5, step=step), events, console)
     return out.getvalue()
 
 
@@ -61,6 +65,38 @@ def test_from_the_third_step_on_the_median_of_their_times_says_how_long_the_rest
     assert "3/5  2.2 h left" in text
 
 
+def test_a_replayed_step_bears_its_own_number_and_no_time_that_is_left() -> None:
+    lines = shown(*(a_step(step, reward=0.5, seconds=60) for step in range(1, 6)), step=4)
+    steps = [f"step {step}/5  reward 0.500" for step in range(1, 6)]
+    assert lines.splitlines() == [*steps[:3], f"{steps[3]}  60 s left", steps[4]]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_until_the_first_step_it_says_what_the_job_waits_for(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr(views, "_ASKS_EVERY_S", 0.0)
+    words = chain(["rollout-0 starts, 1 s", "rollout-0 starts, 2 s", "the\x1b first"], repeat(""))
+    asked_on, out = Event(), io.StringIO()
+
+    def why() -> str:
+        if not (reason := next(words)):
+            asked_on.set()
+        return reason
+
+    def events() -> Iterator[dict[str, Any]]:
+        assert asked_on.wait(60)
+        yield a_step(1, reward=0.5)
+
+    console = Console(file=out, force_terminal=terminal, width=100, color_system=None)
+    show_progress(Progress("ftjob-1", steps=5), events(), console, why)
+    if terminal:
+        assert "rollout-0 starts, 2 s" in out.getvalue()
+    else:
+        told = ["rollout-0 starts, 1 s", "the␛ first", "step 1/5  reward 0.500"]
+        assert out.getvalue().splitlines() == told
+
+
 def test_a_step_of_the_critic_alone_has_a_line_of_its_own_and_no_curve() -> None:
     lines = shown(
         an_event("metrics", "pretrain step 3", pretrain_step=3, tokens_per_second=9.0),
@@ -74,6 +110,10 @@ def test_a_step_of_the_critic_alone_has_a_line_of_its_own_and_no_curve() -> None
 )
 def test_a_spark_line_spans_from_lowest_to_highest(curve: list[float], bars: str) -> None:
     assert spark(curve) == bars
+
+
+def test_a_long_curve_is_shown_from_its_first_step_on() -> None:
+    assert spark([0.0] * 160 + [1.0] * 160) == 16 * "▁" + 16 * "█"
 
 
 def test_what_a_terminal_would_obey_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
