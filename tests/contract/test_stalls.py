@@ -20,7 +20,7 @@ from services.chassis.service import Service, StatusTeller, telling
 from services.chassis.stage import Stage, up_to, work_forever
 from services.gateway.watch.stalls import Edge
 from services.gateway.watch.watchdog import Watchdog
-from tests.builders import a_group, a_recipe, a_request, a_status
+from tests.builders import a_group, a_recipe, a_request
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import DEPLOYMENT, begin, claim_one, record_of, running
@@ -156,8 +156,10 @@ async def test_a_process_stands_still_while_its_work_does_whether_or_not_it_show
     exchange: Exchange,
 ) -> None:
     dog, found = Watchdog(exchange, 15.0), list[float]()
+    teller = StatusTeller(Service("rollout", DEPLOYMENT, exchange))
     for look, moved in enumerate((7, 7, 7, 8, 8)):
-        await exchange.show_status(a_status("rollout", beats=look, moved=moved))
+        teller.service.activity.moved = lambda moved=moved: moved
+        await exchange.show_status(teller.status())
         await dog.look(100.0 + 2 * look)
         found.append(dog.seen.processes[0].still_s)
     assert found == [0, 2, 4, 0, 2]

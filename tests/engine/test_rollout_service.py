@@ -48,6 +48,7 @@ class Line:
     exchange: Exchange
     weights_dir: Path
     sampling: asyncio.Task[None]
+    service: Service
 
     async def announce(self, number: int, source: Path, attempt: int = 1, **changes: Any) -> None:
         folder = weights.version_folder("job", attempt, number)
@@ -100,8 +101,9 @@ async def line(
             await exchange.submit(JobRecord(id="job", created_at=0.0, recipe=recipe))
             attempt = await exchange.begin_attempt("job")
             await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=recipe))
-            sampling = asyncio.create_task(sample_groups(Service("rollout", deployment, own)))
-            yield Line(exchange, deployment.weights_dir, sampling)
+            service = Service("rollout", deployment, own)
+            sampling = asyncio.create_task(sample_groups(service))
+            yield Line(exchange, deployment.weights_dir, sampling, service)
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
 
@@ -130,6 +132,7 @@ async def test_it_answers_follows_the_policy_and_ends_for_one_that_needs_another
                 assert np.abs(expected - group.behavior_logprobs[start:end]).max() < TOLERANCE
         tokens = sum(len(group.token_ids) for group in (first, other, second))
         await line.until_counted(counted + tokens, "weir_sampled_tokens_total")
+        assert line.service.activity.moved() > 0
 
         failures = {"name": "weir_weight_sync_failures_total", "why": "damaged"}
         before = REGISTRY.get_sample_value(failures["name"], {"why": "damaged"}) or 0.0
