@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable
+from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
@@ -158,6 +160,23 @@ async def test_patience_has_an_end_and_who_is_told_to_hurry_has_less(own_server:
         worker.hurry(0.1)
         with pytest.raises(redis.ConnectionError):
             await waiting
+
+
+async def test_a_process_that_was_stopped_for_minutes_asks_its_server_again(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = itertools.count(step=1000)
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    exchange.reader.patience_s = exchange.reader.limit_s + 1
+    answers = iter([redis.TimeoutError("stopped in the middle"), b"PONG"])
+
+    async def execute(*_: object) -> object:
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(exchange.reader, "_execute", execute)
+    assert await exchange.reader.execute_command("PING") == b"PONG"
 
 
 async def test_a_wrong_password_is_reported_at_once(server: Server) -> None:

@@ -118,14 +118,17 @@ class PatientRedis(Redis):
     limit_s = 0.0  # of one command: waiting for a connection, sending, and reading the answer
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        began, pause_s = time.monotonic(), 0.02
+        waited_s, pause_s = 0.0, 0.02
         while True:
+            began = time.monotonic()
             try:
                 return await self._execute(*args, **options)
             except (errors.AuthenticationError, errors.AuthorizationError):
                 raise
             except Disconnected:
-                if time.monotonic() + pause_s > began + self.patience_s:
+                # More is a pause of this process, which is no fault of the server.
+                waited_s += min(time.monotonic() - began, self.limit_s) + pause_s
+                if waited_s > self.patience_s:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
