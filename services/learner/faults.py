@@ -53,9 +53,7 @@ _REMEDIES_BY_WORDS = {
     r"WRONGPASS|NOAUTH|AuthenticationError": "give the learner Redis' password (WEIR_REDIS_URL)",
     r"start new thread|Resource temporarily": "raise the limit of threads (ulimit -u, pids_limit)",
     r"No space left on device": "free space on that disk, or give /dev/shm more (shm_size)",
-    r"NCCL error(?!.*remote process)": (
-        "see to the GPUs, /dev/shm and the network between the ranks; NCCL_DEBUG=INFO tells more"
-    ),
+    r"NCCL error(?!.*remote process)": "see to GPUs, network and /dev/shm (NCCL_DEBUG=INFO helps)",
     r"libcuda\.so|NVIDIA driver|\.so[.\d]*: (?:cannot open shared|undefined symbol)": (
         "install a driver of the GPU and libraries that fit, and give the learner its GPUs"
     ),
@@ -107,8 +105,8 @@ def _remedy_of(error: Exception) -> str | None:
     """What mends the machine; None if it is not at fault, or the error's words have the remedy."""
     if not isinstance(error, OSError) and _fault_by_type(error) not in _OPEN:
         return None
-    words = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno:
         return _REMEDIES.get(error.errno, _ANOTHER_REMEDY)
+    words = f"{type(error).__name__}: {error}"
     known = (remedy for said, remedy in _REMEDIES_BY_WORDS.items() if re.search(said, words, re.S))
     return next(known, _ANOTHER_REMEDY if isinstance(error, OSError) else None)

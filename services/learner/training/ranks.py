@@ -172,11 +172,7 @@ class TeamBroken(RuntimeError):
 
 
 # What a rank that ends by an error leaves word under: rank 0 may hear it during a later order.
-_NOTES = {
-    BatchTooLarge: "weir/batch_too_large",
-    MemoryError: "weir/out_of_memory",
-    TeamBroken: "weir/broken",
-}
+_NOTES = {kind: f"weir/{kind.__name__}" for kind in (BatchTooLarge, MemoryError, TeamBroken)}
 _BROKEN_DISK = "weir/broken_disk"  # the same of one that could not read or write
 
 
