@@ -125,6 +125,7 @@ def test_rank_0_hears_of_a_rank_without_memory(ranks: Ranks, model: Path, *, sta
     [
         (errno.ENOMEM, "MemoryError: rank 1: nothing left"),
         (errno.ENOSPC, "OSError: [Errno 28] rank 1: No space left: 'a file'"),
+        (errno.ENODEV, "TeamBroken: rank 1: CUDA error: the GPU is lost"),
     ],
 )
 def test_rank_0_hears_of_a_rank_that_could_not_save_while_it_has_begun_the_next_order(

@@ -266,11 +266,13 @@ def lose_rank_1() -> list[str]:
 
 
 def fail_to_save(model: str, error_number: int) -> list[str]:
-    """What rank 0 hears, rehearsing, of a rank that could not save: no memory, or no room."""
+    """What rank 0 hears, rehearsing, of a rank that could not save: no memory, room or GPU."""
 
     def fail() -> None:
         if error_number == errno.ENOMEM:
             raise MemoryError("nothing left")
+        if error_number == errno.ENODEV:
+            raise RuntimeError("CUDA error: the GPU is lost")
         raise OSError(error_number, "No space left", "a file")
 
     async def lead(team: Team) -> list[str]:
@@ -331,7 +333,7 @@ def _led(lead: Lead, rank: Rank, *, stays: bool = False) -> list[str]:
         return asyncio.run(lead(team))
     try:
         rank.follow()
-    except (MemoryError, OSError):
+    except (RuntimeError, MemoryError, OSError):
         if stays:  # as one does that waits for another one's GPU
             signal.pause()
         raise

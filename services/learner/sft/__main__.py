@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from protocol.messages import Task
+from protocol.messages import Fault, Task
 from protocol.recipe import RecipeError
 from protocol.tasks import TaskFileError, read_tasks
 
 from deploy.placement import PlacementError
 from services.chassis.deployment import DeploymentError, model_sources
 from services.chassis.parent import die_with_parent
-from services.learner.attempt import MachineFault
 from services.learner.model_source import ModelNotFound, NotOnHub, find_model
 from services.learner.sft.recipe import SftRecipe, load_sft_recipe
 
@@ -44,9 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"out of memory: {error}; lower training.micro_batch_tokens or model.max_context, or "
             "set training.recompute_activations",
         )
-    except (MachineFault, OSError) as error:
-        from services.learner.faults import words_of  # what else it imports takes seconds
+    except Exception as error:
+        from services.learner.faults import fault_of, words_of  # whose imports take seconds
 
+        if fault_of(error) is not Fault.MACHINE:
+            raise
         return _complain(FAILED, words_of(error, str(Path(given.dir).parent)))
 
 

@@ -72,10 +72,7 @@ class Evaluator:
                 await self.attempt.exchange.ask(self.request(number))
 
     async def withdraw_others(self, intake: Intake, step: int) -> None:
-        """Withdraw all requests but those for what the evaluations at a step lack.
-
-        No rollout could answer another one: its version is gone, or is yet to be made again.
-        """
+        """Withdraw all requests but those for what the evaluations at a step lack."""
         attempt, wanted = self.attempt, (n for due in self.at(step).values() for n in due)
         kept = [group_key(Purpose.EVAL, n) for n in wanted if not intake.has(Purpose.EVAL, n)]
         await attempt.exchange.withdraw(EVAL_REQUESTS, attempt.job_id, attempt.number, kept)

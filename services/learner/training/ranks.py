@@ -27,7 +27,6 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from services.chassis.turns import Turns
-from services.learner.attempt import MachineFault
 from services.learner.training.engine import device_of_rank, name_of_device
 from services.learner.training.host_copies import HostCopies
 from services.learner.training.models import Models
@@ -45,7 +44,6 @@ _MEMORY_ERROR = re.compile(
     r"an't allocate memory|annot allocate memory|CUDA error: out of memory|ALLOC_FAILED"
     r"|Cuda failure \d* ?'out of memory'|Failed to CUDA \w*alloc"  # NCCL's own
 )
-_DEVICE_ERROR = re.compile(r"CUDA error|No CUDA GPUs are available")
 
 
 @dataclass(frozen=True)
@@ -142,12 +140,16 @@ class Rank:
                     tell = partial(_tell_of_written, notes, _written_by(rank, order.folder))
                     self.written.add_done_callback(tell)
             except MemoryError as error:
-                word = f"rank {torch.distributed.get_rank()}: {error}"
+                word = f"rank {rank}: {error}"
                 note = _NOTES[BatchTooLarge if order.batch is not None else MemoryError]
                 notes.compare_set(note, "", word)  # which waits until it is there
                 raise
             except OSError as error:
                 notes.compare_set(_BROKEN_DISK, "", _as_note(error))
+                raise
+            except RuntimeError as error:
+                if not _tells_of_lost_rank(error):
+                    notes.compare_set(_NOTES[TeamBroken], "", f"rank {rank}: {error}")
                 raise
 
 
@@ -159,8 +161,6 @@ def machine_errors(folder: Path) -> Iterator[None]:
     except (RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError) or _MEMORY_ERROR.search(str(error)):
             raise MemoryError(str(error)) from error
-        if _DEVICE_ERROR.search(str(error)):
-            raise MachineFault(f"a GPU of the learner fails: {error}") from error
         if (of_disk := _DISK_ERROR.search(str(error))) is not None:
             number = int(of_disk[1] or errno.EIO)  # torch does not say which
             raise OSError(number, str(error), str(folder)) from error
@@ -171,13 +171,13 @@ class BatchTooLarge(MemoryError):
     """A rank ran out of memory over samples; smaller micro-batches may fit."""
 
 
-# What a rank that ran out of memory leaves word under: rank 0 may hear it during a later order.
-_NOTES = {BatchTooLarge: "weir/batch_too_large", MemoryError: "weir/out_of_memory"}
-_BROKEN_DISK = "weir/broken_disk"  # the same of one that could not read or write
-
-
 class TeamBroken(RuntimeError):
     """A rank has gone, or the ranks no longer do the same thing; only a new start helps."""
+
+
+# What a rank that ends by an error leaves word under: rank 0 may hear it during a later order.
+_NOTES = {kind: f"weir/{kind.__name__}" for kind in (BatchTooLarge, MemoryError, TeamBroken)}
+_BROKEN_DISK = "weir/broken_disk"  # the same of one that could not read or write
 
 
 class Team:

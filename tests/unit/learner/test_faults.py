@@ -2,16 +2,19 @@
 
 import errno
 from pathlib import Path
+from subprocess import CalledProcessError
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 import torch
 from protocol.exchange import Disconnected, Fenced
 from protocol.frames import FrameError
 from protocol.messages import Fault
 from protocol.tasks import TaskFileError
 from protocol.weights import WeightsGone
+from redis.exceptions import NoPermissionError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -25,6 +28,44 @@ from services.learner.training.ranks import BatchTooLarge, Order, Rank, TeamBrok
 from tests.unit.learner.test_log import no_file_beyond
 
 DATA = "/data"
+BY_WORDS: dict[str, list[Exception]] = {
+    "Redis' disk": [redis.ResponseError("MISCONF Errors writing to the AOF file: No space left")],
+    "primary": [redis.ReadOnlyError("You can't write against a read only replica.")],
+    "replicas": [redis.ResponseError("NOREPLICAS Not enough good replicas to write.")],
+    "cluster": [redis.ResponseError("CLUSTERDOWN The cluster is down")],
+    "ACL": [redis.ResponseError("NOPERM this user has no permissions"), NoPermissionError("no")],
+    "password": [redis.AuthenticationError("invalid username-password pair")],
+    "pids_limit": [RuntimeError("can't start new thread")],
+    "/dev/shm": [
+        RuntimeError("unable to write to file </torch_123>: No space left on device (28)"),
+        RuntimeError(
+            "NCCL error in: NCCLUtils.cpp:94, unhandled system error, NCCL version 2.27.3"
+        ),
+    ],
+    "driver": [
+        ImportError("libcuda.so.1: cannot open shared object file: No such file or directory"),
+        ImportError("libtorch_cuda.so: undefined symbol: ncclCommInitRankConfig"),
+        RuntimeError("The NVIDIA driver on your system is too old (found version 11040)"),
+    ],
+    "nvidia-smi": [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        RuntimeError("No CUDA GPUs are available"),
+        TeamBroken("rank 3: CUDA error: uncorrectable ECC error encountered"),
+    ],
+    "compiler": [
+        CalledProcessError(1, ["/usr/bin/gcc", "/tmp/tmpj2a/main.c", "-O3"]),
+        RuntimeError("Error building extension 'cpu_adam'"),
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
+    ],
+}
+OF_THE_JOB: list[Exception] = [
+    RuntimeError("CUDA error: device-side assert triggered"),  # an index beyond its table
+    RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm(`"),
+    ImportError("No module named 'my_lab'"),
+    *(error("why") for error in (ValueError, RuntimeError, AssertionError)),
+]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +82,8 @@ DATA = "/data"
         (PlacementError("write WEIR_GPUS"), ["write WEIR_GPUS"]),
         (FrameError("move it away"), ["move it away"]),
         (WeightsGone("/memory/1.0: gone"), ["/memory/1.0: gone"]),
+        (OSError("libcudart.so.12: cannot open shared object file"), ["driver"]),
+        *((error, [str(error), remedy]) for remedy, errors in BY_WORDS.items() for error in errors),
     ],
 )
 def test_what_is_wrong_with_the_machine_is_said_with_the_remedy(
@@ -59,7 +102,12 @@ def test_what_is_wrong_with_the_machine_is_said_with_the_remedy(
         *((Fault.JOB, error) for error in (TaskFileError(["why"]), UnsupportedModel("why"))),
         (Fault.MEMORY, BatchTooLarge("CUDA out of memory")),
         (Fault.ENGINES, EnginesFault("why")),
-        *((Fault.UNKNOWN, error("why")) for error in (ValueError, RuntimeError, AssertionError)),
+        (Fault.JOB, JobFault("4 groups are lost: failures: RuntimeError: CUDA error: unknown")),
+        (
+            Fault.NOBODY,
+            TeamBroken("NCCL error: remote process exited or there was a network error"),
+        ),
+        *((Fault.UNKNOWN, error) for error in OF_THE_JOB),
     ],
 )
 def test_what_ended_an_attempt_has_one_who_pays_for_it(fault: Fault, error: Exception) -> None:
@@ -71,6 +119,8 @@ def test_the_same_cause_is_the_same_whichever_attempt_meets_it() -> None:
     one, other = (OSError(errno.ENOSPC, "full", f"/log/{n}.segment") for n in (1, 2))
     assert cause_of(one) == cause_of(other) == "ENOSPC"
     assert cause_of(MachineFault("a")) != cause_of(MachineFault("b"))
+    one, other = (RuntimeError(f"</torch_{n}>: No space left on device (28)") for n in (1, 2))
+    assert cause_of(one) == cause_of(other)
 
 
 def save_tensors(folder: Path) -> None:
