@@ -6,7 +6,7 @@ import pytest
 
 from tests.gpu.report import PARTS, Part, measured
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="session")
