@@ -7,7 +7,6 @@ from tests.gpu.report import REHEARSES
 
 
 @pytest.fixture(autouse=True)
-def _needs_a_gpu(request: pytest.FixtureRequest) -> None:
-    request.applymarker(pytest.mark.timeout(900))
+def _needs_a_gpu() -> None:
     if not torch.cuda.is_available() and not REHEARSES:
         pytest.skip("needs a GPU; WEIR_REHEARSE=1 tries it small on the CPU, and measures nothing")

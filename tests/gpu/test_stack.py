@@ -11,6 +11,7 @@ from tests.stack.conftest import start
 _BUILDS = packages_distributions().get("vllm", [])
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         "vllm" not in _BUILDS and not (REHEARSES and _BUILDS),
         reason="needs vLLM's CUDA build, which `make install` takes",
