@@ -275,7 +275,8 @@ class Training(Table):
         default=False, description="in the backward pass: less memory, a third more time"
     )
     compile_layers: bool = Field(
-        default=False, description="by torch.compile: faster steps on a GPU, minutes to begin"
+        default=False,
+        description="and log-probs, by torch.compile: faster steps on a GPU, minutes to begin",
     )
     seed: int = Field(
         default=0, ge=-(2**63), lt=2**63, description="of sampling, order of tasks, adapter"
