@@ -13,6 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+)
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -22,6 +27,29 @@ from services.learner.training.model_check import UnsupportedModel
 PACKED = "packed"
 _MORE = ("softcap", "s_aux", "position_bias")
 _LARGEST_HEAD = 256  # of flash attention
+_HOPPER = 9  # the first part of its compute capability
+
+
+def use_flash_attention(version: int) -> None:
+    """Choose the kernel of all attention of this process on a GPU: 2 is torch's own.
+
+    Raises:
+        UnsupportedModel: if it is 3, but this GPU or an installed library is not for it.
+    """
+    if current_flash_attention_impl() is not None:
+        restore_flash_attention_impl()
+    if version == 2:
+        return
+    asked = f"training.flash_attention = {version}"
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != _HOPPER:
+        raise UnsupportedModel(f"{asked} needs a Hopper GPU (H100, H200); set it to 2")
+    try:
+        activate_flash_attention_impl("FA3")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UnsupportedModel(
+            f"{asked}: {error}; install flash-attn-3 for torch {torch.__version__} where the "
+            "learner runs, or set it to 2"
+        ) from error
 
 
 def packed_attention(

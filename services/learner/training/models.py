@@ -25,7 +25,7 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 
 from services.learner.algorithms.logprobs import chunked_token_logprobs
-from services.learner.training.attention import PACKED
+from services.learner.training.attention import PACKED, use_flash_attention
 from services.learner.training.batching import MicroBatch
 from services.learner.training.engine import (
     DTYPES,
@@ -137,12 +137,13 @@ class Models:
         """Load them, the critic and the reference only where the recipe needs them.
 
         Raises:
-            UnsupportedModel: if the ranks have no GPU for its dtype.
+            UnsupportedModel: if the ranks have no GPU for its dtype or its attention.
         """
         if recipe.model.dtype == "float16" and not name_of_device():
             raise UnsupportedModel(
                 "model.dtype = 'float16' needs a GPU; choose float32 or bfloat16 on CPUs"
             )
+        use_flash_attention(recipe.training.flash_attention)
         self.recipe = recipe
         self.policy_folder, self.critic_folder = policy_folder, critic_folder
         self.group = RankGroup.of(recipe.training.sequence_parallel)

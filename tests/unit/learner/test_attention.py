@@ -2,14 +2,17 @@
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import current_flash_attention_impl, register_flash_attention_impl
+from torch.nn.attention._fa3 import register_flash_attention_fa3
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from services.learner.training.attention import PACKED
+from services.learner.training.attention import PACKED, use_flash_attention
 from services.learner.training.batching import collate
 from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.models import Policy
@@ -91,3 +94,35 @@ def test_what_only_other_attention_can_do_is_never_left_out_in_silence(
     model = a_model(family, **settings)
     with pytest.raises(UnsupportedModel, match=asked):
         Policy(model, chunk_tokens=1000)(collate(samples()), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "remedy"),
+    [
+        (None, "needs a Hopper GPU"),
+        ((8, 9), "needs a Hopper GPU"),
+        ((9, 0), "flash_attn_interface.*install flash-attn-3"),  # it is not installed here
+    ],
+)
+def test_flash_attention_3_that_is_not_there_is_refused_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None, remedy: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    with pytest.raises(UnsupportedModel, match=f"flash_attention = 3.*{remedy}"):
+        use_flash_attention(3)
+
+
+def test_a_job_has_its_own_kernel_and_the_next_one_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    handle = Mock()
+    register_flash_attention_impl("FA3", register_fn=lambda: handle)
+    try:
+        use_flash_attention(3)
+        assert current_flash_attention_impl() == "FA3"
+        use_flash_attention(2)
+        assert current_flash_attention_impl() is None
+        handle.remove.assert_called_once()
+    finally:
+        register_flash_attention_impl("FA3", register_fn=register_flash_attention_fa3)
