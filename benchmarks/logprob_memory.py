@@ -64,7 +64,7 @@ def _measured(chunk: int, options: argparse.Namespace) -> tuple[float, float]:
     if chunk == DENSE:
         logprobs, entropies = token_logprobs(head(hidden), targets, 1.0)
     else:
-        logprobs, entropies = chunked_token_logprobs(hidden, head, targets, 1.0, chunk)
+        logprobs, entropies = chunked_token_logprobs(hidden, head.weight, None, targets, 1.0, chunk)
     (logprobs.sum() + 0.01 * entropies.sum()).backward()
     return _peak_mib() - before, time.perf_counter() - began
 

@@ -278,7 +278,11 @@ class Training(Table):
         default=False, description="in the backward pass: less memory, a third more time"
     )
     compile_layers: bool = Field(
-        default=False, description="by torch.compile: faster steps on a GPU, minutes to begin"
+        default=False,
+        description="and log-probs, by torch.compile: faster steps on a GPU, minutes to begin",
+    )
+    flash_attention: Literal[2, 3] = Field(
+        default=2, description="on a GPU; 3 needs a Hopper one (H100, H200) and flash-attn-3"
     )
     seed: int = Field(
         default=0, ge=-(2**63), lt=2**63, description="of sampling, order of tasks, adapter"

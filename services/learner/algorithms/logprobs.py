@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -33,38 +36,158 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
     Returns:
         ([token], [token])
     """
-    logprobs = (at_least_float32(logits) / temperature).log_softmax(dim=-1)
-    chosen = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return chosen, -(logprobs.exp() * logprobs).sum(dim=-1)
+    return _values(_normalized(logits, temperature), targets)
 
 
 def chunked_token_logprobs(
     hidden: Tensor,
-    head: Callable[[Tensor], Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
     targets: Tensor,
     temperature: float,
     chunk_tokens: int,
+    *,
+    compiles: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`token_logprobs` of ``head(hidden)``, of which only a chunk exists at any time.
+    """`token_logprobs` of a head's logits, of which only a chunk exists at any time.
 
-    Values and gradients are those of the dense path. The backward pass computes a chunk's logits
-    again, so that memory holds ``chunk_tokens`` x vocabulary instead of token x vocabulary.
+    Values and gradients are those of the dense path; memory holds ``chunk_tokens`` x vocabulary
+    instead of token x vocabulary. The backward pass computes logits again only if the head learns
+    or the loss has the entropies in it.
 
     Args:
         hidden: [token, hidden].
-        head: [n, hidden] to [n, vocabulary].
+        weight: [vocabulary, hidden], of the head.
+        bias: [vocabulary], of the head; or none.
         targets: [token], token ids.
         temperature: > 0.
         chunk_tokens: >= 1.
+        compiles: by torch.compile, which fuses what is as large as the logits.
     """
+    settings = (temperature, chunk_tokens, compiles)
+    apply = cast(Any, _ChunkedLogprobs).apply
+    return apply(hidden, weight, bias, targets, settings)
 
-    def of_chunk(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        return token_logprobs(head(part), wanted, temperature)
 
-    starts = range(0, max(1, len(targets)), chunk_tokens)  # no tokens are one empty chunk
-    parts: list[tuple[Tensor, Tensor]] = [
-        checkpoint(of_chunk, hidden[chunk], targets[chunk], use_reentrant=False)
-        for chunk in (slice(start, start + chunk_tokens) for start in starts)
-    ]
-    logprobs, entropies = [part[0] for part in parts], [part[1] for part in parts]
-    return torch.cat(logprobs), torch.cat(entropies)
+class _ChunkedLogprobs(torch.autograd.Function):
+    """Its gradient is a formula: autograd takes more passes over the vocabulary, and memory."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: tuple[float, int, bool],
+    ) -> tuple[Tensor, Tensor]:
+        temperature, chunk_tokens, compiles = settings
+        of_logits = _compiled(_of_logits) if compiles else _of_logits
+        learns, *head_learns = ctx.needs_input_grad[:3]
+        sloped = learns and not any(head_learns)
+        parts: list[tuple[Tensor, ...]] = []
+        for chunk in _chunks(targets, chunk_tokens):
+            logits = linear(hidden[chunk], weight, bias)
+            *values, slopes = of_logits(logits, targets[chunk], temperature, sloped=sloped)
+            parts.append((*values, *(each @ weight for each in slopes)))
+            del logits, slopes  # or they would lie beside the next chunk's
+        logprobs, entropies, *slopes = map(torch.cat, zip(*parts, strict=True))
+        ctx.settings = settings
+        ctx.save_for_backward(hidden, weight, bias, targets, *slopes)
+        ctx.set_materialize_grads(False)  # what the loss leaves out has none
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Any
+    ) -> Any:
+        by_logprobs, by_entropies = grad_outputs
+        hidden, weight, bias, targets, *slopes = ctx.saved_tensors
+        temperature, chunk_tokens, compiles = ctx.settings
+        by_logprobs = torch.zeros_like(by_entropies) if by_logprobs is None else by_logprobs
+        if slopes and by_entropies is None:
+            return (slopes[0] * by_logprobs[:, None]).to(hidden.dtype), None, None, None, None
+        gradient = _compiled(_gradient) if compiles else _gradient
+        of_hidden, of_weight, of_bias = (
+            torch.zeros_like(each) if needed else None
+            for each, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        )
+        for chunk in _chunks(targets, chunk_tokens):
+            by_values = by_logprobs[chunk], None if by_entropies is None else by_entropies[chunk]
+            logits = linear(hidden[chunk], weight, bias)
+            of_logits = gradient(logits, targets[chunk], temperature, *by_values)
+            if of_hidden is not None:
+                of_hidden[chunk] = of_logits @ weight
+            if of_weight is not None:
+                of_weight.addmm_(of_logits.T, hidden[chunk])
+            if of_bias is not None:
+                of_bias += of_logits.sum(dim=0)
+            del logits, of_logits
+        return of_hidden, of_weight, of_bias, None, None
+
+
+def _chunks(targets: Tensor, size: int) -> Iterator[slice]:
+    for start in range(0, max(1, len(targets)), size):  # no tokens are one empty chunk
+        yield slice(start, start + size)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return cast(Any, torch).compile(function, dynamic=True)
+
+
+def _of_logits(
+    logits: Tensor, targets: Tensor, temperature: float, *, sloped: bool
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """`token_logprobs`; and, if asked for, the gradients of the log-probs, in the logits' dtype."""
+    normalized = _normalized(logits, temperature)
+    logprobs, entropies = _values(normalized, targets)
+    if not sloped:
+        return logprobs, entropies, []
+    slopes = _slopes(normalized, targets, temperature, torch.ones_like(logprobs), None)
+    return logprobs, entropies, [slopes.to(logits.dtype)]
+
+
+def _gradient(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    by_logprobs: Tensor,
+    by_entropies: Tensor | None,
+) -> Tensor:
+    normalized = _normalized(logits, temperature)
+    slopes = _slopes(normalized, targets, temperature, by_logprobs, by_entropies)
+    return slopes.to(logits.dtype)
+
+
+def _normalized(logits: Tensor, temperature: float) -> Tensor:
+    return (at_least_float32(logits) / temperature).log_softmax(dim=-1)
+
+
+def _values(normalized: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = normalized.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return chosen, -(normalized.exp() * normalized).sum(dim=-1)
+
+
+def _slopes(
+    normalized: Tensor,
+    targets: Tensor,
+    temperature: float,
+    by_logprobs: Tensor,
+    by_entropies: Tensor | None,
+) -> Tensor:
+    """The gradient by the logits of a loss, from those by log-probs and entropies, both [token].
+
+    A log-prob has (1 at its target, else 0) - p, an entropy -p (log p + entropy), both over the
+    temperature. ``normalized`` may be overwritten.
+    """
+    probs, by_logprobs = normalized.exp(), by_logprobs[:, None] / temperature
+    if by_entropies is None:
+        slopes = probs.mul_(-by_logprobs)
+    else:
+        entropies = -(probs * normalized).sum(dim=-1, keepdim=True)
+        by_entropies = by_entropies[:, None] / temperature
+        scales = normalized.add_(entropies).mul_(by_entropies).add_(by_logprobs)
+        slopes = probs.mul_(scales).neg_()
+    return slopes.scatter_add_(-1, targets[:, None], by_logprobs)

@@ -26,8 +26,8 @@ REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers; a smaller model 
 REDUCED_SIZE = 4  # bytes of a number that is reduced
 LIVE_PARAMETERS = 1_000_000_000  # so many are gathered at once under ZeRO-3, by default
 SUB_GROUP = 1_000_000_000  # ZeRO-3 steps through so many numbers of a rank's share at a time
-# `token_logprobs` with its backward pass held 6.2 (bfloat16) and 6.3 (float32) at its peak.
-LOGIT_COPIES = 7
+# `chunked_token_logprobs` with its backward pass held 3.5 (bfloat16) and 4.0 (float32) at its peak.
+LOGIT_COPIES = 4
 _LARGEST_COUNT = 10**9
 GPUS_OF_A_BOX = 8
 

@@ -26,6 +26,29 @@ _LARGEST_HEAD = 256  # of flash attention
 # torch 2.11 has no such argument: its kernel lets heads share a key without being asked.
 _ASKED = "enable_gqa" in signature(varlen_attn).parameters
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if _ASKED else {}
+_HOPPER = 9  # the first part of its compute capability
+
+
+def use_flash_attention(version: int) -> None:
+    """Choose the kernel of all attention of this process on a GPU: 2 is torch's own.
+
+    Raises:
+        UnsupportedModel: if it is 3, but this GPU or an installed library is not for it.
+    """
+    if version == 2:
+        return
+    asked = f"training.flash_attention = {version}"
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != _HOPPER:
+        raise UnsupportedModel(f"{asked} needs a Hopper GPU (H100, H200); set it to 2")
+    try:
+        from torch.nn.attention import activate_flash_attention_impl
+
+        activate_flash_attention_impl("FA3")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UnsupportedModel(
+            f"{asked}: {error}; install flash-attn-3 for torch {torch.__version__} where the "
+            "learner runs, or set it to 2"
+        ) from error
 
 
 def packed_attention(

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 
 from services.learner.algorithms.logprobs import chunked_token_logprobs
-from services.learner.training.attention import PACKED
+from services.learner.training.attention import PACKED, use_flash_attention
 from services.learner.training.batching import MicroBatch
 from services.learner.training.engine import (
     DTYPES,
@@ -48,12 +48,19 @@ _REWARD_HEAD = "score.weight"  # of transformers' models for sequence classifica
 class Policy(nn.Module):
     """A causal LM as the training step sees it: log-probability and entropy per response token."""
 
-    def __init__(self, model: PreTrainedModel, chunk_tokens: int, group: RankGroup = ALONE) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        chunk_tokens: int,
+        group: RankGroup = ALONE,
+        *,
+        compiles: bool = False,
+    ) -> None:
         super().__init__()
         self.model = model
         self.group = group
         head = cast(nn.Linear, model.get_output_embeddings())
-        self.logprobs = _LogprobHead(head, chunk_tokens)
+        self.logprobs = _LogprobHead(head, chunk_tokens, compiles)
 
     def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """([token] log-probs, [token] entropies), both in nats, of the batch's targets."""
@@ -70,21 +77,23 @@ class _LogprobHead(nn.Module):
     weights on all ranks, but the ranks have different numbers of chunks.
     """
 
-    def __init__(self, head: nn.Linear, chunk_tokens: int) -> None:
+    def __init__(self, head: nn.Linear, chunk_tokens: int, compiles: bool) -> None:
         super().__init__()
         self._head = (head,)  # a tuple, so that it is no submodule
         self._chunk_tokens = chunk_tokens
+        self._compiles = compiles
         uses_parameters_of(self, head)
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         (head,) = self._head
-        weight, bias = head.weight, head.bias
         return chunked_token_logprobs(
             hidden,
-            lambda part: functional.linear(part, weight, bias),
+            head.weight,
+            head.bias,
             targets,
             temperature,
             self._chunk_tokens,
+            compiles=self._compiles,
         )
 
 
@@ -128,12 +137,13 @@ class Models:
         """Load them, the critic and the reference only where the recipe needs them.
 
         Raises:
-            UnsupportedModel: if the ranks have no GPU for its dtype.
+            UnsupportedModel: if the ranks have no GPU for its dtype or its attention.
         """
         if recipe.model.dtype == "float16" and not name_of_device():
             raise UnsupportedModel(
                 "model.dtype = 'float16' needs a GPU; choose float32 or bfloat16 on CPUs"
             )
+        use_flash_attention(recipe.training.flash_attention)
         self.recipe = recipe
         self.policy_folder, self.critic_folder = policy_folder, critic_folder
         self.group = RankGroup.of(recipe.training.sequence_parallel)
@@ -230,7 +240,9 @@ class Models:
         model, lora = self._for_training(model), self.recipe.model.lora
         if lora is not None:
             add_adapter(model, lora, self.recipe.model.path, self.recipe.training.seed)
-        return Policy(model, self.recipe.training.logprob_chunk_tokens, self.group)
+        training = self.recipe.training
+        compiles = training.compile_layers
+        return Policy(model, training.logprob_chunk_tokens, self.group, compiles=compiles)
 
     def _load_reference(self) -> FrozenModel | BaseModel | None:
         if self.recipe.algorithm.divergence_weight == 0:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from services.learner.training.attention import PACKED
+from services.learner.training.attention import PACKED, use_flash_attention
 from services.learner.training.batching import collate
 from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.models import Policy
@@ -91,3 +91,20 @@ def test_what_only_other_attention_can_do_is_never_left_out_in_silence(
     model = a_model(family, **settings)
     with pytest.raises(UnsupportedModel, match=asked):
         Policy(model, chunk_tokens=1000)(collate(samples()), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "remedy"),
+    [
+        (None, "needs a Hopper GPU"),
+        ((8, 9), "needs a Hopper GPU"),
+        ((9, 0), "flash_attn_interface.*install flash-attn-3"),  # it is not installed here
+    ],
+)
+def test_flash_attention_3_that_is_not_there_is_refused_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None, remedy: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    with pytest.raises(UnsupportedModel, match=f"flash_attention = 3.*{remedy}"):
+        use_flash_attention(3)

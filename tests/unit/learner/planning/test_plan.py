@@ -519,7 +519,7 @@ LINE = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
             ["recipes/papo/qwen2.5-7b.toml", "--gpus", LINE],
             [
                 f"\nPlacement: {LINE} (as --gpus says)",
-                "\npeak 48.9 GiB",
+                "\npeak 47.2 GiB",
                 "\nfits 72.0 GiB are usable",
                 "of the smallest engine, rollout=9@0.5\n",
                 "\nfits 40.0 GiB are usable",
