@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from protocol.messages import JobState, ParityReport, PolicyVersion, Probes, Requested
 
+from services.learner.attempt import Attempt
+from services.learner.durable.progress import Progress
+from services.learner.job.parity import Parity
 from services.learner.training.samples import Measured, Sample
+from tests.builders import a_recipe
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
@@ -118,6 +123,18 @@ async def test_the_job_pauses_and_says_what_the_rollout_holds(
     (event,) = [e for e in await learner.events(kind="parity:") if e.level == "warn"]
     assert event.data["parity"][0]["rollout"] == "rollout-1"  # type: ignore[index,call-overload]
     assert f"parity:1:rollout-1:{policy.number}" == event.id
+
+
+def test_an_adapter_that_no_engine_loaded_is_named(tmp_path: Path) -> None:
+    known = {version: logprobs_at(version).tolist() for version in (0, 16, 17)}
+    attempt = Attempt(cast(Any, None), "job", 1, a_recipe(model={"lora": {}}), tmp_path)
+    parity = Parity(attempt, Progress(probes=known), cast(Any, None))
+    report = ParityReport(
+        **{"job_id": "job", "attempt": 1, "version": 17, "rollout": "rollout-1", "mean": 0.1},
+        **{"logprobs": tuple(known[0]), "max": 0.2, "most": 1e-3, "same_prompts": True},
+    )
+    words = "rollout-1 answers as version 0; the learner is at 17; the adapter is not loaded"
+    assert parity._words(report) == words
 
 
 async def test_sampled_tokens_with_other_logprobs_are_not_trained(
