@@ -172,7 +172,6 @@ def doctor(job_id: JobId, limit: Limit = 20, as_json: AsJson = False) -> int:
             tell(rows)
         else:
             show(views.parity_table(rows[-limit:]))
-            say(views.verdict(rows))
             say(views.in_a_sentence(weir.job(job_id), weir.why(job_id)))
         return SUCCEEDED if all(row["agrees"] for row in last) else FAILED
 

@@ -415,16 +415,6 @@ def parity_table(rows: Iterable[Json]) -> Table:
     return found
 
 
-def verdict(rows: Sequence[Json]) -> str:
-    """What the comparisons of a job amount to."""
-    gap = max((row["mean"] for row in rows if row["mean"] is not None), default=None)
-    wrong = sum(not row["agrees"] for row in rows)
-    return (
-        f"{len(rows):,} comparisons, {wrong or 'none'} beyond the limit; the largest mean gap is "
-        f"{number(gap, '{:.1e}')}"
-    )
-
-
 def in_a_sentence(job: Json, why: Json) -> str:
     """Where a job is, and what it waits for."""
     own, because = job["weir"], why["because"]

@@ -10,6 +10,7 @@ the same, and changes nothing. Arrays are flat; ``lengths`` says where one respo
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from enum import StrEnum
@@ -298,6 +299,11 @@ class Probes(Message):
     most: float  # that the mean gap may be
 
 
+Measured = Annotated[
+    float | None, BeforeValidator(lambda n: n if n is not None and math.isfinite(n) else None)
+]
+
+
 class ParityReport(Message):
     """How a rollout answered the probes of a version, before it samples with it."""
 
@@ -305,9 +311,9 @@ class ParityReport(Message):
     attempt: int
     version: int
     rollout: str  # its name
-    logprobs: tuple[float | None, ...]  # as `Probes.logprobs`; None: not finite
-    mean: float | None  # gap in nats, or relative to the log-probs where these are larger than 1
-    max: float | None  # nats
+    logprobs: tuple[Measured, ...]  # as `Probes.logprobs`; None: not finite
+    mean: Measured  # gap in nats, or relative to the log-probs where these are larger than 1
+    max: Measured  # nats
     most: float
     same_prompts: bool  # as the learner's
     stays_at: int | None = None  # the version that it answered the same at, though the policy moved

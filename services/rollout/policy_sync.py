@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, nullcontext
@@ -91,9 +90,7 @@ class PolicyFollower:
         self._started_with: Serving | None = None
         self._last_job = ""
         self._load_failures = 0
-        self._answers: dict[
-            tuple[str, int, int], Answer
-        ] = {}  # to probes, by job, attempt, version
+        self._answers: dict[tuple[str, int], dict[int, Answer]] = {}  # by attempt, and version
         self._refused: PolicyVersion | None = None  # whose weights the engine does not have
         self._changed = asyncio.Condition()
         self._gpu = asyncio.Lock()  # held while the engine starts, loads or sleeps
@@ -297,24 +294,26 @@ class PolicyFollower:
         assert self.engine is not None
         given = np.array(await self.engine.score(probes.token_ids, seconds))
         answer = Answer(given, np.array(probes.logprobs))
-        own, tokenizer = (policy.job_id, policy.attempt), self.engine.tokenizer
-        before = {n: each for (*of, n), each in self._answers.items() if (*of,) == own}
-        read = (model.prompt_template, tokenizer, model.chat_template_options)
+        own = (policy.job_id, policy.attempt)
+        before = self._answers.get(own, {})
+        self._answers = {own: before}
+        read = (model.prompt_template, self.engine.tokenizer, model.chat_template_options)
         report = ParityReport(
             **{"job_id": policy.job_id, "attempt": policy.attempt, "version": policy.number},
             rollout=self.service.called,
-            logprobs=tuple(n if math.isfinite(n) else None for n in given.tolist()),
-            mean=answer.mean if math.isfinite(answer.mean) else None,
-            max=answer.max if math.isfinite(answer.max) else None,
+            logprobs=tuple(given.tolist()),
+            mean=answer.mean,
+            max=answer.max,
             most=probes.most,
             same_prompts=digest_of(probes.tasks, *read) == probes.rendered,
             stays_at=next((n for n, earlier in before.items() if answer.repeats(earlier)), None),
         )
-        for name, value in (("mean", report.mean), ("max", report.max)):
-            PARITY.labels(name).set(math.nan if value is None else value)
+        PARITY.labels("mean").set(answer.mean)
+        PARITY.labels("max").set(answer.max)
         if report.stays_at is None:
-            self._answers = dict([*self._answers.items()][-_KEPT_ANSWERS:])
-            self._answers[policy.job_id, policy.attempt, policy.number] = answer
+            before[policy.number] = answer
+        if len(before) > _KEPT_ANSWERS:
+            del before[next(iter(before))]
         await self.service.exchange.report_parity(report)
         return report.agrees
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from services.chassis.prompts import PromptError, rendered
 from services.learner.attempt import Attempt
 from services.learner.durable.progress import Progress
 from services.learner.job.control import Control
+from services.learner.training.batching import blank_sample
 from services.learner.training.ranks import Team
 from services.learner.training.samples import Measured, Sample
 
@@ -193,11 +195,9 @@ class Parity:
 
 def _sample_of(ids: Sequence[int]) -> Sample:
     """A sequence as a sample, of which all tokens but the first are scored."""
-    tokens = np.array(ids, np.int32)
-    rest = np.zeros(len(ids) - 1, np.float32)
-    arrays = {"prompt_ids": tokens[:1], "token_ids": tokens[1:], "behavior_logprobs": rest}
-    numbers = {"advantage": 0.0, "reward": 0.0, "correct": False, "group": 0}
-    return Sample(**arrays, on_version=rest.astype(np.int32), **numbers)
+    tokens, blank = np.array(ids, np.int32), blank_sample(len(ids), len(ids) - 1)
+    own = {"prompt_ids": tokens[:1], "token_ids": tokens[1:]}
+    return replace(blank, **own, on_version=0 * blank.on_version)
 
 
 def _row(report: ParityReport) -> dict[str, Any]:
