@@ -100,7 +100,8 @@ class Process:
         """If it has ended, clear away its process group, and start it again after a pause."""
         if self.running is not None and (status := self.running.poll()) is not None:
             _kill_group(self.running)
-            say(f"{self.name} ended with status {status}; starting it again")
+            how = f"ended with status {status}; starting it again" if status else "starts again"
+            say(f"{self.name} {how}")
             self.failures += 0 if self.has_started or status == 0 else 1
             lived_s = time.monotonic() - self.started_at
             self._pause(is_steady=lived_s > (_STEADY_S if status else _SHORT_S))
