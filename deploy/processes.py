@@ -100,8 +100,9 @@ class Process:
         """If it has ended, clear away its process group, and start it again after a pause."""
         if self.running is not None and (status := self.running.poll()) is not None:
             _kill_group(self.running)
+            how = f"ended with status {status}; starting it again" if status else "starts again"
             log = f"; see {self.log_path}" if status and self.log_path else ""
-            say(f"{self.name} ended with status {status}; starting it again{log}")
+            say(f"{self.name} {how}{log}")
             self.failures += 0 if self.has_started or status == 0 else 1
             lived_s = time.monotonic() - self.started_at
             self._pause(is_steady=lived_s > (_STEADY_S if status else _SHORT_S))

@@ -143,6 +143,8 @@ def list_jobs(
             named = (job["id"], own["recipe"]["name"], job["status"])
             steps, finish = f"{own['step']}/{own['steps']}", job.get("estimated_finish")
             left = "" if finish is None else views.duration(max(0.0, finish - time.time()))
+            if place := own.get("place"):
+                left = f"{place}. in the queue"
             rows.add_row(*map(cell, (*named, steps, left, job["model"])))
         show(rows)
         for job in jobs:

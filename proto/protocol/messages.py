@@ -94,6 +94,15 @@ class Task(Message):
             raise ValueError("give exactly one of 'prompt' and 'messages'")
         return self
 
+    @property
+    def problem(self) -> str:
+        """The prompt as one text; the turns of a conversation carry their roles."""
+        if self.messages is None:
+            return self.prompt or ""
+        if len(self.messages) == 1:
+            return self.messages[0].content
+        return "\n\n".join(f"[{turn.role}]\n{turn.content}" for turn in self.messages)
+
 
 def group_key(purpose: Purpose, number: int) -> str:
     """The identity of a group within its job, for example ``"train:17"``."""

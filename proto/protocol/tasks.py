@@ -1,8 +1,9 @@
 """Task files: JSON Lines, one task a line. Every problem is reported with its line and field.
 
 A line has Weir's own shape, a `Task`; or, if it has ``messages``, the shape of OpenAI's data for
-reinforcement: then the id may be missing, ``reference_answer`` is the answer where there is no
-``answer``, and any other column is kept in the metadata, where templates find ``{{item.column}}``.
+reinforcement: then ``reference_answer`` is the answer where there is no ``answer``, and any other
+column is kept in the metadata, where templates find ``{{item.column}}``. Without an id a line has
+one that its text makes.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ def _parse_task(text: str) -> Task:
     if "\\u" in text and (faults := list(unencodable(data))):
         raise ValueError("\n".join(faults))
     try:
-        task = Task.model_validate(_of_openai(data, text) if "messages" in data else data)
+        own = {"id": _derived_id(text)} | (_of_openai(data) if "messages" in data else data)
+        task = Task.model_validate(own)
     except ValidationError as error:
         raise ValueError(explain(error, whole="task")) from error
     if task.prompt is not None and task.answer is None:
@@ -196,7 +198,7 @@ def _parts(value: object) -> Iterable[object]:
     return value if isinstance(value, list) else ()
 
 
-def _of_openai(data: dict[str, Any], text: str) -> dict[str, Any]:
+def _of_openai(data: dict[str, Any]) -> dict[str, Any]:
     """A line with ``messages`` as the fields of a task."""
     if wrong := [key for key in _TOOLS if key in data]:
         raise ValueError(f"{wrong[0]}: no tools are offered to the model here; remove it")
@@ -207,7 +209,6 @@ def _of_openai(data: dict[str, Any], text: str) -> dict[str, Any]:
         raise ValueError("metadata: must be an object {...}; call the column otherwise")
     if twice := [key for key in columns if key in metadata]:
         raise ValueError(f"{twice[0]}: stands in the metadata too; remove one of them")
-    own.setdefault("id", _derived_id(text))
     if columns.get("reference_answer") not in (None, ""):
         own.setdefault("answer", columns["reference_answer"])
     texts = {key: as_text(own[key]) for key in ("id", "answer", "solution") if key in own}

@@ -21,6 +21,10 @@ class WorkerBroken(WorkerFault):
     """Everything fails in this worker; its process must end, to be started anew."""
 
 
+class Unfit(WorkerFault):
+    """Another process must do what comes next; this one ends in good order, to be restarted."""
+
+
 class NotStarted(WorkerFault):
     """What the worker needs for a job does not start; the text says why."""
 

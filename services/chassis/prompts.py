@@ -33,21 +33,12 @@ def rendered(
         options: further variables of the chat template.
 
     Raises:
-        PromptError: if the task does not fit the template, or the model has none, or an option has
+        PromptError: if the chat template refuses the task, or the model has none, or an option has
             the name of a parameter of the tokenizer.
     """
     if template is not None:
-        return _plain(task, template, tokenizer)
+        return list(tokenizer(template.replace("{prompt}", task.problem)).input_ids)
     return _chat(task, tokenizer, options or {})
-
-
-def _plain(task: Task, template: str, tokenizer: Tokenizer) -> list[int]:
-    if task.prompt is None:
-        raise PromptError(
-            f"task {task.id!r}: model.prompt_template needs a 'prompt', but the task has "
-            "'messages': give it a prompt, or remove the template to use the model's own"
-        )
-    return list(tokenizer(template.replace("{prompt}", task.prompt)).input_ids)
 
 
 def _chat(task: Task, tokenizer: Tokenizer, options: Mapping[str, Any]) -> list[int]:

@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from services.chassis import metrics
 from services.chassis.activity import Activity, Readiness, Work
 from services.chassis.deployment import Deployment, DeploymentError
-from services.chassis.faults import NotStarted
+from services.chassis.faults import NotStarted, Unfit
 from services.chassis.logs import set_up_logs
 
 Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
@@ -129,13 +129,23 @@ async def _run(
                 await (main(service) if make_app else telling(service, main))
             except DeploymentError:
                 raise
-            except Exception:
-                log.exception("stopped by an error")
-                return 1
+            except Exception as error:
+                if (unfit := unfit_of(error)) is None:
+                    log.exception("stopped by an error")
+                    return 1
+                log.info("ends, to be started again: %s", unfit)
             finally:
                 await asyncio.wait({counting}, timeout=_PARTING_S)
                 counting.cancel()
     return 0
+
+
+def unfit_of(error: Exception) -> Exception | None:
+    """The reason of an end in good order, if ``error`` is nothing else."""
+    if isinstance(error, ExceptionGroup):
+        reasons = [unfit_of(each) for each in error.exceptions]
+        return reasons[0] if all(reasons) else None
+    return error if isinstance(error, Unfit) else None
 
 
 async def _count_start(service: Service) -> None:

@@ -220,7 +220,9 @@ async def submit_job(
 
 
 def _with_estimate(job: AnyJob, request: Request) -> Json:
-    return job_object(job) | {"estimated_finish": request.app.state.watchdog.estimated_finish(job)}
+    watchdog, told = request.app.state.watchdog, job_object(job)
+    own = told["weir"] | {"place": watchdog.places.get(job.id)}
+    return told | {"estimated_finish": watchdog.estimated_finish(job), "weir": own}
 
 
 @_jobs.get("", openapi_extra=_METADATA)

@@ -88,20 +88,11 @@ def useless(check: StringCheck | TextSimilarity, reason: str, of_response: str) 
     return Ungradable(reason=reason)
 
 
-def problem_of(task: Task) -> str:
-    """The prompt as one text; the turns of a conversation carry their roles."""
-    if task.messages is None:
-        return task.prompt or ""
-    if len(task.messages) == 1:
-        return task.messages[0].content
-    return "\n\n".join(f"[{turn.role}]\n{turn.content}" for turn in task.messages)
-
-
 def columns_of(task: Task) -> dict[str, JsonValue]:
     """The task as its data set has it: what its metadata holds stands beside its own fields."""
     own = {
         "id": task.id,
-        "prompt": problem_of(task),
+        "prompt": task.problem,
         "answer": task.answer,
         "solution": task.solution,
         "metadata": dict(task.metadata),

@@ -16,7 +16,7 @@ from protocol.messages import (
     VersionSpan,
 )
 
-from services.chassis.faults import Unworkable, WorkerFault
+from services.chassis.faults import Unfit, Unworkable, WorkerFault
 from services.chassis.prompts import PromptError, Tokenizer, rendered
 
 
@@ -36,8 +36,8 @@ class LoadError(EngineError, WorkerFault):
     """New weights were not loaded; the engine samples nothing until a load succeeds."""
 
 
-class EngineUnfit(EngineError, WorkerFault):
-    """The weights belong into another engine; this process must end, to be started anew."""
+class EngineUnfit(EngineError, Unfit):
+    """The weights belong into another engine."""
 
 
 class EngineDied(EngineError, WorkerFault):

@@ -47,7 +47,9 @@ async def test_a_job_that_is_paused_while_queued_is_passed_over_and_keeps_its_pl
     exchange: Exchange,
 ) -> None:
     await submit(exchange, "first", "second")
+    assert (await exchange.queue()).order == ["first", "second"]
     await exchange.request_state("first", Requested.PAUSE)
+    assert (await exchange.queue()).order == ["second"]
     assert await state_of(exchange, "first") == (JobState.PAUSED, Requested.PAUSE)
     assert await next_id(exchange) == "second"
     await exchange.request_state("first", Requested.RUN)

@@ -57,10 +57,14 @@ class Lease(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """The job that would be taken up next, "" if none can run, and those that have been begun."""
+    """The job that would be taken up next, "" if none can run.
+
+    Also those that have been begun, and in order those that can run.
+    """
 
     first: str
     begun: Sequence[str]
+    order: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -132,8 +136,8 @@ class Jobs(Connection):
         return [row.decode() for row in rows]
 
     async def queue(self) -> Queue:
-        first, begun = await self.run("queue", [streams.JOBS.key(), _HELD_UP], [RECORD])
-        return Queue(first.decode(), [job_id.decode() for job_id in begun])
+        first, *lists = await self.run("queue", [streams.JOBS.key(), _HELD_UP], [RECORD])
+        return Queue(first.decode(), *([job_id.decode() for job_id in ids] for ids in lists))
 
     async def request_state(self, job_id: str, requested: Requested) -> None:
         """Say what the user wants of a job, if there is such a job and it has not ended.

@@ -110,17 +110,12 @@ def _prompts(recipe: Recipe, facts: ModelFacts, with_messages: Sequence[str]) ->
     if model.prompt_template is None and facts.has_chat_template is False:
         yield (
             "recipe.model.prompt_template: the model has no chat template; set it to '{prompt}', "
-            "for tasks with a prompt, or add chat_template.jinja to the model's folder"
+            "or add chat_template.jinja to the model's folder"
         )
-    elif model.prompt_template is not None and with_messages:
-        remedy = (
-            "give the tasks a prompt; the model has no chat template for messages"
-            if facts.has_chat_template is False
-            else "leave it out, and the model's chat template takes them"
-        )
+    elif model.prompt_template and with_messages and facts.has_chat_template is not False:
         yield (
-            "recipe.model.prompt_template: takes a prompt, but the tasks of "
-            f"{' and '.join(with_messages)} have messages; {remedy}"
+            f"recipe.model.prompt_template: the tasks of {' and '.join(with_messages)} have "
+            "messages; leave it out, and the model's chat template takes them"
         )
 
 

@@ -23,7 +23,7 @@ from services.gateway.files.check import MESSAGES
 from services.gateway.files.store import LOST, FileStore, StoredFile
 from services.gateway.jobs.folders import holds_work, put_aside, with_own_models
 from services.gateway.jobs.refusals import check, check_memory, check_room, refuse_missing_columns
-from services.gateway.models.folders import JOB_ID, facts_of, remove_model, resolve_model
+from services.gateway.models.folders import JOB_ID, facts_of, model_id, remove_model, resolve_model
 from services.gateway.openai.graders import refuse_what_graders_lack
 from services.gateway.openai.job_object import (
     CANCELLABLE,
@@ -85,6 +85,8 @@ class JobService:
             Problem: 400 naming the wrong field, 422 if the key came with another body before, 409
                 if its job is forgotten and has left its work.
         """
+        model = await asyncio.to_thread(model_id, request.model, self.service.deployment)
+        request = request.model_copy(update={"model": model})
         await in_time(self.exchange.ping())  # or each would wait its time while it has the turn
         async with self._holding():
             known = await self._known(request, repeat)

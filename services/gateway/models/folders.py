@@ -69,6 +69,21 @@ def find_folder(model: str, deployment: Deployment) -> Path | None:
     return next(filter(None, (_inside(root, root / model) for root in roots)), None)
 
 
+def model_id(model: str, deployment: Deployment) -> str:
+    """The id by which models are listed, of one that is there; else the name as it is."""
+    if (folder := find_folder(model, deployment)) is None:
+        return model
+    if not Path(model).is_absolute():
+        return Path(model).as_posix()
+    jobs_dir = deployment.jobs_dir.resolve()
+    if folder.is_relative_to(jobs_dir):
+        job_dir = jobs_dir / folder.relative_to(jobs_dir).parts[0]
+        made = {kept.model.resolve(): kept.id for kept in kept_checkpoints(job_dir)}
+        return ({job_dir / "model": job_dir.name} | made).get(folder, model)
+    names = (folder.relative_to(r) for r in deployment.model_roots if folder.is_relative_to(r))
+    return min((name.as_posix() for name in names), key=len, default=model)
+
+
 def fault_of(folder: Path, deployment: Deployment) -> str | None:
     """Why no job can start from a folder, as the end of a sentence; None if one can."""
     if (folder / "adapter_config.json").is_file():

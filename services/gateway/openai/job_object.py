@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 from protocol.exchange import Sought, UnreadableRecord
 from protocol.messages import JobRecord, JobState, Requested
+
+from services.gateway.models.checkpoints import checkpoint_of
+from services.gateway.models.folders import JOB_ID
 
 _IF_AUTO = {
     "learning_rate_multiplier": 1.0,
@@ -43,7 +47,10 @@ _BLANK: dict[str, Any] = {
     "metadata": {},
     "user_provided_suffix": None,
     "integrations": [],
-    "weir": {"step": 0, "steps": 0, "waiting_for": None, "recipe": {"name": None}},
+    "weir": {
+        **{"step": 0, "steps": 0, "waiting_for": None, "place": None, "forked_from": None},
+        "recipe": {"name": None},
+    },
 }
 
 
@@ -94,10 +101,18 @@ def _told_by(record: JobRecord) -> dict[str, Any]:
             "requested": record.requested.value,
             "waiting_for": record.error if is_held_up else None,
             "started_at": record.started_at,
+            "forked_from": _origin(str(request.get("model"))),
             "result": dict(result),
             "recipe": recipe.model_dump(mode="json"),
         },
     }
+
+
+def _origin(model: str) -> dict[str, Any] | None:
+    """The job whose model, or whose checkpoint of a step, another one starts from."""
+    if (checkpoint := checkpoint_of(model, Path())) is not None:
+        return {"job": checkpoint.job_id, "step": checkpoint.step}
+    return {"job": model, "step": None} if JOB_ID.fullmatch(model) else None
 
 
 def _error(code: str, message: str | None) -> dict[str, Any]:

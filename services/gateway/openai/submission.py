@@ -74,6 +74,10 @@ class Reinforcement(Part):
 
     hyperparameters: Hyperparameters = Hyperparameters()
     grader: AnyGrader | None = Field(default=None, description="reward.outcome")
+    response_format: Annotated[
+        None,
+        _use_instead("a system message in the tasks, and a grader of {{sample.output_json}},"),
+    ] = None
 
 
 class Method(Part):
@@ -163,7 +167,7 @@ def build_recipe(
 
 def _put_places(tables: dict[str, Any], request: JobRequest, model: str) -> None:
     own, tasks = _table(tables, "model"), _table(tables, "tasks")
-    if own.get("path", request.model) != request.model:
+    if own.get("path", model) not in (request.model, model):
         raise wrong(
             "recipe.model.path",
             f"{own['path']!r} is not model {request.model!r}; leave it out, the field 'model' "

@@ -62,6 +62,7 @@ class Watchdog:
     def __init__(self, exchange: Exchange, dead_after_s: float, every_s: float = _EVERY_S) -> None:
         self.exchange, self.every_s = exchange, every_s
         self.seen = Snapshot(dead_after_s=dead_after_s)
+        self.places: dict[str, int] = {}  # in the queue, of jobs that can run; 1: the next one
         self._roster = Roster(dead_after_s, every_s)
         self._work = Roster(dead_after_s, every_s)
         self._step: tuple[str, int] | None = None  # at which the time of steps was measured
@@ -127,8 +128,10 @@ class Watchdog:
         return sorted(processes, key=lambda process: process.status.name)
 
     async def _first_job(self) -> JobRecord | None:
-        active = await self.exchange.active()
-        job_id = active.job_id if active else (await self.exchange.queue()).first
+        active, queue = await self.exchange.active(), await self.exchange.queue()
+        job_id = active.job_id if active else queue.first
+        waiting = [each for each in queue.order if active is None or each != active.job_id]
+        self.places = {each: place for place, each in enumerate(waiting, start=1)}
         try:
             return await self.exchange.job(job_id) if job_id else None
         except UnreadableRecord:  # the learner will set it aside

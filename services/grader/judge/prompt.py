@@ -16,7 +16,6 @@ from protocol.messages import Task
 from protocol.rubric import Criterion, Rubric
 
 from services.grader.judge.question import ANALYSIS, Form, Turn, one_of, words
-from services.grader.templates import problem_of
 
 RUBRIC_FOLDER = Path(__file__).parents[1] / "rubrics"  # those that come with Weir, a TOML file each
 
@@ -51,7 +50,7 @@ def rubric_form(rubric: Rubric) -> Form:
 
 
 def rubric_messages(rubric: Rubric, task: Task, solution: str) -> tuple[Turn, ...]:
-    told = ["# Problem", _marked(problem_of(task))]
+    told = ["# Problem", _marked(task.problem)]
     if task.solution and task.solution.strip():
         told += ["# Reference solution", _marked(task.solution)]
     end = "Grade what stands between these two lines, as the system message says."
@@ -64,7 +63,7 @@ def rubric_messages(rubric: Rubric, task: Task, solution: str) -> tuple[Turn, ..
 
 def shortened(task: Task, reference_chars: int, problem_chars: int) -> tuple[Task, dict[str, int]]:
     reference, reference_left_out = _without_middle(task.solution, reference_chars)
-    problem, problem_left_out = _without_middle(problem_of(task), problem_chars)
+    problem, problem_left_out = _without_middle(task.problem, problem_chars)
     told = task.model_copy(update={"solution": reference, "prompt": problem, "messages": None})
     left_out = {"reference_left_out": reference_left_out, "problem_left_out": problem_left_out}
     return told, {name: number for name, number in left_out.items() if number}

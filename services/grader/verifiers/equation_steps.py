@@ -14,7 +14,6 @@ from protocol.rewards import Check
 
 from services.grader.pool import Cause, Failed
 from services.grader.steps import OPEN, RIGHT, WRONG, Derivation, Step
-from services.grader.templates import problem_of
 from services.grader.tools import Tools
 
 MAX_STEPS = 5_000
@@ -32,7 +31,7 @@ async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
     """Held against ``task.solution`` if there is one; what cannot be judged is ungradable."""
     solution = task.solution or ""
     answer = task.answer or ""
-    given = (problem_of(task), solution, answer, MAX_STEPS + 1)
+    given = (task.problem, solution, answer, MAX_STEPS + 1)
     if max(map(len, given[:3])) > _MAX_TEXT_CHARS:
         return Ungradable(reason="solution_too_long")
     if len(text) > _MAX_TEXT_CHARS:

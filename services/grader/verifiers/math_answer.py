@@ -17,7 +17,6 @@ from services.grader.answers.boxes import last_box
 from services.grader.answers.compare import compare as compare_here
 from services.grader.answers.problem import MAX_CHARS
 from services.grader.pool import Cause, Failed, Value
-from services.grader.templates import problem_of
 from services.grader.tools import Tools
 from services.grader.verifiers.judges import model_judge
 
@@ -56,7 +55,7 @@ async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Scor
     """What nothing settles is wrong, ungradable or up to the judge, as the check says."""
     if task.answer is None:
         return Ungradable(reason="no_reference")
-    score = (await decide_response(text, task.answer, tools, problem=problem_of(task))).score
+    score = (await decide_response(text, task.answer, tools, problem=task.problem)).score
     if not isinstance(score, Graded) or score.reason != _UNKNOWN.reason:
         return score
     if check.unknown == "wrong":

@@ -118,6 +118,8 @@ def test_every_method_works_but_those_of_the_table_which_are_refused_as_it_says(
     name, mine = "fine_tuning.jobs.create", {"team": "compatibility"}
     job = call(name, lambda: create(method=reinforcement(grader=EXACT), metadata=mine))
     call(f"{name}(method={{'type': 'supervised'}})", lambda: create(method={"type": "supervised"}))
+    formatted = reinforcement(grader=EXACT, response_format={"type": "json_object"})
+    call(f"{name}(response_format=…)", lambda: create(method=formatted))
     wandb = {"type": "wandb", "wandb": {"project": "maths"}}
     call(f"{name}(integrations=[…])", lambda: create(integrations=[wandb]))
     assert call("fine_tuning.jobs.retrieve", lambda: jobs.retrieve(job.id)).id == job.id

@@ -19,6 +19,7 @@ import pytest
 from protocol import __version__, streams
 
 from tests.contract.gateway.stack import (
+    EXACT,
     GOOD_LINE,
     JOBS,
     KEY,
@@ -59,7 +60,8 @@ def test_a_job_stores_the_recipe_with_the_folder_and_the_file_ids(
     held_out = upload(http, GOOD_LINE).json()["id"]
     settings = {"eval_interval": 2, "eval_samples": 3, "batch_size": 4, "n_epochs": "auto"}
     method = reinforcement(hyperparameters=settings)
-    job = a_job(http, validation_file=held_out, suffix="mine", method=method)
+    folder = str(stack.models / "tiny")  # by which the model is not listed
+    job = a_job(http, validation_file=held_out, suffix="mine", method=method, model=folder)
     record = stack.exchange(lambda exchange: exchange.job(job["id"]))
     assert record is not None
     assert record.recipe.model.path == str(stack.models / "tiny")
@@ -68,6 +70,18 @@ def test_a_job_stores_the_recipe_with_the_folder_and_the_file_ids(
     assert (job["model"], job["user_provided_suffix"]) == ("tiny", "mine")
     assert job["hyperparameters"] == settings | {"n_epochs": 1}
     assert job["weir"]["recipe"]["training"]["steps"] == job["weir"]["steps"] == 3
+
+
+def test_openais_data_needs_nothing_else_on_a_model_without_a_chat_template(
+    http: httpx.Client,
+) -> None:
+    asked = [{"role": "user", "content": "1+1=?"}]
+    file = upload(http, json.dumps({"messages": asked, "reference_answer": "2"}) + "\n").json()
+    grader = EXACT | {"reference": "{{item.reference_answer}}"}
+    body = {"model": "tiny", "training_file": file["id"], "method": reinforcement(grader=grader)}
+    reply = http.post(JOBS, json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["weir"]["recipe"]["model"]["prompt_template"] == "{prompt}"
 
 
 CRITIC = {"critic": {"path": "absent"}, "algorithm": {"advantage": "gae"}}

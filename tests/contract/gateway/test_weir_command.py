@@ -122,6 +122,7 @@ def test_a_job_goes_on_from_a_checkpoint_of_another_by_its_recipe_or_a_new_one(
         assert weir("fork", job["id"], *words)[0] == 0
     forked = http.get(f"{JOBS}/{learned[0]}").json()
     assert forked["model"] == f"ftckpt-{job['id']}-{step}"
+    assert forked["weir"]["forked_from"] == {"job": job["id"], "step": step}
     assert forked["weir"]["recipe"]["name"] == name
     if not words:
         assert forked["training_file"] == job["training_file"]

@@ -17,8 +17,8 @@ from deploy.processes import free_ports
 from services.chassis import service
 from services.chassis.activity import Activity
 from services.chassis.deployment import Deployment
-from services.chassis.faults import NotStarted
-from services.chassis.service import failure_of, set_within
+from services.chassis.faults import NotStarted, Unfit, WorkerFault
+from services.chassis.service import failure_of, set_within, unfit_of
 
 
 def test_a_process_does_what_it_began_last_and_has_not_ended() -> None:
@@ -161,3 +161,14 @@ async def test_a_connection_without_a_whole_request_is_closed(
             async with asyncio.timeout(30):
                 assert await reader.read() == b""
             writer.close()
+
+
+@pytest.mark.parametrize(
+    ("errors", "orderly"),
+    [([Unfit("a"), Unfit("b")], True), ([Unfit("a"), WorkerFault("b")], False)],
+)
+def test_an_end_is_in_good_order_if_nothing_but_other_work_asked_for_it(
+    errors: list[Exception], orderly: bool
+) -> None:
+    group = ExceptionGroup("tasks", [ExceptionGroup("more", errors)])
+    assert unfit_of(group) is (errors[0] if orderly else None)

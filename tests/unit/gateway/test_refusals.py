@@ -51,7 +51,6 @@ BAD: dict[str, tuple[Any, ...]] = {
     "a formula that nobody has": ("algorithm.advantage", FORMULA),
     "a context beyond the model's": ("model.max_context", {}, ModelFacts(context=32)),
     "no chat template": ("model.prompt_template", {}, WITHOUT),
-    "messages, no chat template": ("model.prompt_template", PLAIN, WITHOUT, True),
     "messages and a prompt template": ("model.prompt_template", PLAIN, WITH, True),
 }
 
@@ -70,7 +69,8 @@ def test_what_just_works_is_accepted() -> None:
         checked(sampling(temperature=temperature))
     checked(FORMULA, has_formulas=True)
     checked({}, ModelFacts(context=64))
-    checked(PLAIN, WITHOUT)
+    for with_messages in (False, True):
+        checked(PLAIN, WITHOUT, with_messages)
     checked({}, WITH, True)
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from protocol.messages import Graded
 
-from services.grader.templates import NoOutput, UnknownField, fill, problem_of, without_thinking
+from services.grader.templates import NoOutput, UnknownField, fill, without_thinking
 from tests.builders import a_task
 
 TASK = a_task(
@@ -56,8 +56,8 @@ def test_an_unknown_field_is_named(name: str) -> None:
 
 def test_a_conversation_is_one_problem() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
-    assert problem_of(a_task(prompt=None, messages=turns)) == "[system]\nBe brief.\n\n[user]\n1+1?"
-    assert problem_of(a_task(prompt=None, messages=turns[1:])) == "1+1?"
+    assert a_task(prompt=None, messages=turns).problem == "[system]\nBe brief.\n\n[user]\n1+1?"
+    assert a_task(prompt=None, messages=turns[1:]).problem == "1+1?"
 
 
 @pytest.mark.parametrize(

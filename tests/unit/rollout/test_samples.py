@@ -20,6 +20,7 @@ CHAT = (
 )
 TURNS = [{"role": "developer", "content": "add"}, {"role": "user", "content": "1+1="}]
 AS_TURNS = {"prompt": None, "messages": TURNS}
+ONE_TURN = {"prompt": None, "messages": TURNS[-1:]}
 QUIET = CHAT + "{% if enable_thinking is false %}<no>{% endif %}"
 
 
@@ -51,8 +52,9 @@ def rendered(
         (CHAT, None, AS_TURNS, "s:add;u:1+1=;a:"),
         (CHAT + "{# developer #}", None, AS_TURNS, "d:add;u:1+1=;a:"),
         (None, "{prompt}", {"prompt": "1" * 55}, "1" * 55),
+        (None, "{prompt}", ONE_TURN, "1+1="),
     ],
-    ids=["plain", "other braces", "chat", "a developer as system", "a developer", "full"],
+    ids=["plain", "other braces", "chat", "a developer as system", "a developer", "full", "a turn"],
 )
 def test_a_prompt_is_rendered_behind_one_bos(
     chat: str | None, template: str | None, task: dict[str, Any], text: str
@@ -73,7 +75,6 @@ def test_options_are_variables_of_the_chat_template() -> None:
     ("template", "task", "words"),
     [
         (None, {}, r"model\.prompt"),
-        ("{prompt}", AS_TURNS, "'sum-1'"),
         ("{prompt}", {"prompt": "1" * 56}, r"57 .* 56"),
     ],
 )

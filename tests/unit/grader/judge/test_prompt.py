@@ -17,7 +17,6 @@ from services.grader.judge.prompt import (
     rubric_messages,
     shortened,
 )
-from services.grader.templates import problem_of
 from tests.builders import a_task
 
 TASK = a_task(prompt="What is 1+1?", solution="It is 2, as everybody knows.")
@@ -101,5 +100,5 @@ def test_a_conversation_is_cut_as_the_one_text_that_the_judge_is_told() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?" * 9}]
     task, left_out = shortened(a_task(prompt=None, messages=turns, solution="It is 2."), 4, 20)
     assert task.solution == "It\n[… 4 characters left out …]\n2."
-    assert problem_of(task) == "[system]\nB\n[… 43 characters left out …]\n1?1+1?1+1?"
+    assert task.problem == "[system]\nB\n[… 43 characters left out …]\n1?1+1?1+1?"
     assert left_out == {"reference_left_out": 4, "problem_left_out": 43}
