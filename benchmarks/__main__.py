@@ -70,7 +70,7 @@ def _machine() -> str:
 def _write(sections: dict[str, str]) -> None:
     DOCUMENT.parent.mkdir(exist_ok=True)
     names = [name for name in NAMES if name in sections]
-    names += sections.keys() - names  # written by hand
+    names += [name for name in sections if name not in names]  # written by hand
     parts = [f"## {name}\n{sections[name]}" for name in names]
     DOCUMENT.write_text("\n".join([_HEAD, *(part.rstrip() + "\n" for part in parts)]))
 

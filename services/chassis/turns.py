@@ -2,7 +2,8 @@
 
 Each of these GPUs has two files in the memory folder, locked with `flock`, so that the kernel takes
 the turn of a process that dies. The learner locks ``wanted``, then ``used``; every engine that is
-awake has a shared lock on ``used``, and gives it back when ``wanted`` is locked.
+awake has a shared lock on ``used``, and gives it back when ``wanted`` is locked. Whoever fails in
+its turn keeps it until its process ends, since only then its memory is free.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Turns:
     def __init__(self, service: Service) -> None:
         self.service = service
         folder = service.deployment.memory_dir / ".turns"
-        self._wanted = [folder / f"{gpu}.wanted" for gpu in service.deployment.turns]
-        self._used = [folder / f"{gpu}.used" for gpu in service.deployment.turns]
+        gpus = dict.fromkeys(service.deployment.turns)
+        self._wanted = [folder / f"{gpu}.wanted" for gpu in gpus]
+        self._used = [folder / f"{gpu}.used" for gpu in gpus]
         for path in (*self._wanted, *self._used):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
@@ -41,7 +43,7 @@ class Turns:
     async def of_learner(self) -> AsyncIterator[None]:
         """Have the GPUs, once every engine on them sleeps."""
         async with AsyncExitStack() as locks:
-            with self.service.activity.during(Doing.WAITS_FOR_GPU):
+            with self.service.activity.during(Doing.WAITS_FOR_GPU, timed="wait_for_gpu"):
                 for path in (*self._wanted, *self._used):
                     await locks.enter_async_context(_locked(path, fcntl.LOCK_EX))
             yield

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,6 +78,11 @@ def why_unfit(serving: Serving, newer: Serving) -> str | None:
     return "; ".join(serving.shape.differences(newer.shape)) or None
 
 
+def _same_weights(policy: PolicyVersion, other: PolicyVersion) -> bool:
+    may_differ = {"evaluated", "links"}
+    return policy.model_dump(exclude=may_differ) == other.model_dump(exclude=may_differ)
+
+
 class PolicyFollower:
     """Owns the engine and keeps it at the newest policy of the active job."""
 
@@ -94,6 +99,8 @@ class PolicyFollower:
         self._refused: PolicyVersion | None = None  # whose weights the engine does not have
         self._changed = asyncio.Condition()
         self._gpu = asyncio.Lock()  # held while the engine starts, loads or sleeps
+        self._turn = AsyncExitStack()  # on the GPU; it ends with the engine's sleep, or the process
+        self.turns: asyncio.Task[None] | None = None  # the task that takes them
         self._fetcher = Fetcher(*service.deployment.weights_roots)
 
     def serves(self, job: ActiveJob) -> bool:
@@ -156,10 +163,13 @@ class PolicyFollower:
 
         Raises:
             EngineDied: if the engine has died, whether or not it was at work.
+            LoadError: if it could not sleep or wake up.
         """
         while not await self.service.pause(_POLL_S):
             if self.has_died():
                 raise EngineDied("a process of the engine has ended; see its log above")
+            if self.turns is not None and self.turns.done():
+                self.turns.result()
 
     async def take_turns_forever(self) -> None:
         """Consumes the learner's turns on the GPU; produces an engine that sleeps during them.
@@ -172,15 +182,16 @@ class PolicyFollower:
         await self._gpu.acquire()
         while True:
             asleep.enter_context(self.service.activity.during(Doing.SLEEPS, timed="sleeping"))
-            async with turns.of_engine():
-                if self.engine is not None:
-                    await self.engine.wake_up()
-                asleep.close()
-                self._gpu.release()
-                await turns.wanted()
-                await self._gpu.acquire()
-                if self.engine is not None:
-                    await self.engine.sleep()
+            await self._turn.enter_async_context(turns.of_engine())
+            if self.engine is not None:
+                await self.engine.wake_up()
+            asleep.close()
+            self._gpu.release()
+            await turns.wanted()
+            await self._gpu.acquire()
+            if self.engine is not None:
+                await self.engine.sleep()
+            await self._turn.aclose()
 
     def shut_down(self) -> None:
         self._fetcher.close()
@@ -199,7 +210,9 @@ class PolicyFollower:
         async with self._changed:  # what is wanted may have changed, too
             self._changed.notify_all()
         wanted = self.demand.wanted or newest
-        if self._serves_weights_of(wanted) or not self.demand.may_switch or wanted == self._refused:
+        if self._serves_weights_of(wanted) or not self.demand.may_switch:
+            return _POLL_S
+        if self._refused is not None and _same_weights(self._refused, wanted):
             return _POLL_S
         return await self._try_to_take(wanted, job)
 
@@ -207,8 +220,7 @@ class PolicyFollower:
         """Whether it is what is served, whatever else it tells by now, and wherever it lies."""
         if self.serving is None:
             return False
-        served, may_differ = self.serving.policy, {"evaluated", "links"}
-        return served.model_dump(exclude=may_differ) == policy.model_dump(exclude=may_differ)
+        return _same_weights(self.serving.policy, policy)
 
     async def _try_to_take(self, newest: PolicyVersion, job: ActiveJob) -> float:
         folder = self.service.deployment.memory_dir / newest.folder

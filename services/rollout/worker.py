@@ -53,14 +53,15 @@ async def sample_groups(service: Service) -> None:
         leaves=follower.demand.left_to_others,
         doing=Doing.SAMPLES,
     )
+    follower.turns = asyncio.create_task(follower.take_turns_forever())  # before an engine starts
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follower.take_turns_forever())  # first: an engine starts in its turn
             tasks.create_task(follower.follow_policy_forever())
             tasks.create_task(follower.watch_engine_forever())
             tasks.create_task(work_forever(service, stage))
     finally:
         follower.shut_down()
+        follower.turns.cancel()
 
 
 class GroupSampler:

@@ -32,7 +32,7 @@ class HashTeam(Team):
     """
 
     device_name = ""
-    adapts = None
+    adapts = _turns = _turn = None
     num_ranks = 1
 
     def __init__(self, switches: Switches) -> None:

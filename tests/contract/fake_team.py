@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,9 @@ class FakeTeam:
         self.digest = ""
         self.copy = ""  # to be written
         self.is_kept_alive = False
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         self.digest = ""

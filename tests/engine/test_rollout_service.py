@@ -91,7 +91,13 @@ async def line(
     monkeypatch.setattr(Engine, "shut_down", lambda engine: None)
     with Server(tmp_path) as server:
         deployment = Deployment.from_environment(
-            {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "0"}
+            {
+                "WEIR_REDIS_URL": server.url,
+                "WEIR_DATA_DIR": str(tmp_path),
+                "WEIR_PORT": "0",
+                "WEIR_TURNS": "0",
+                "WEIR_DRAIN_S": "0",
+            }
         )
         async with (
             connect(server.url, me="learner-1", patience_s=5) as exchange,
@@ -104,7 +110,9 @@ async def line(
             service = Service("rollout", deployment, own)
             sampling = asyncio.create_task(sample_groups(service))
             yield Line(exchange, deployment.weights_dir, sampling, service)
-            sampling.cancel()
+            service.stop()
+            await asyncio.wait({sampling}, timeout=60)
+            assert sampling.done(), "it does not end when it is told to stop"
             await asyncio.gather(sampling, return_exceptions=True)
 
 

@@ -147,8 +147,10 @@ def _last_line(command: Sequence[str], limit_s: float) -> Json:
                 os.killpg(child.pid, signal.SIGKILL)  # its compilers, too
     if child.returncode:
         return {"error": f"its process ended with {child.returncode}"}
-    found: Json = json.loads(printed.splitlines()[-1])
-    return found
+    try:
+        return json.loads(printed.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"error": "its process printed no result"}
 
 
 def page(head: str, results: Sequence[Result]) -> str:

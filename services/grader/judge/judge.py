@@ -268,6 +268,9 @@ class Pace:
         except ChatError as error:
             has_failed = error.may_pass
             raise
+        except asyncio.CancelledError:  # which says nothing of the judge
+            began = float("-inf")
+            raise
         finally:
             seconds = time.monotonic() - began
             calls = calls_after(self.calls, seconds, self._timeout_s, has_failed=has_failed)

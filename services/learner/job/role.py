@@ -34,7 +34,16 @@ from services.learner.training.ranks import Team
 log = logging.getLogger(__name__)
 _QUEUE_WAIT_S = 1.0
 _PHASES = (
-    *("idle", "wait_for_groups", "train", "pretrain", "publish", "checkpoint", "evaluate"),
+    *(
+        "wait_for_gpu",
+        "idle",
+        "wait_for_groups",
+        "train",
+        "pretrain",
+        "publish",
+        "checkpoint",
+        "evaluate",
+    ),
     "keep_samples",
 )
 

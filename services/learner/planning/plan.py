@@ -130,9 +130,14 @@ class Plan:
     def host(self) -> tuple[Item, ...]:
         """What the job takes of a node's own memory."""
         learner, rollout, machine = self.learner, self.rollout, self.machine
-        if learner is None or rollout is None or not machine.on_cpus:
-            return () if learner is None else learner.host
         ranks, engines = machine.placement.num_ranks, len(machine.placement.rollouts)
+        if learner is None or rollout is None:
+            return () if learner is None else learner.host
+        if machine.takes_turns:
+            asleep = engines * machine.gpus_per_engine * rollout.weights.bytes
+            return *learner.host, Item("engines asleep", asleep, f"weights of {engines}")
+        if not machine.on_cpus:
+            return learner.host
         engine = rollout.weights.bytes + machine.engine_cache_bytes
         return (
             *learner.host,

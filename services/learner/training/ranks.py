@@ -12,9 +12,9 @@ import errno
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -185,6 +185,7 @@ class Team:
 
     def __init__(self, turns: Turns | None = None) -> None:
         self._turns = turns if turns and turns.are_taken else None
+        self._turn: AsyncExitStack | None = None
         self._rank = Rank()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self.num_ranks = torch.distributed.get_world_size()
@@ -259,6 +260,23 @@ class Team:
     async def export_critic(self, folder: Path) -> None:
         await self._give(Order(do="export_critic", folder=str(folder)))
 
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Have the GPUs that engines have in other turns; one turn within another is part of it.
+
+        After an error the turn lasts as long as the process: a rank may still compute.
+        """
+        if self._turns is None or self._turn is not None:
+            yield
+            return
+        async with AsyncExitStack() as waiting:
+            await waiting.enter_async_context(self._turns.of_learner())
+            self._turn = waiting.pop_all()
+        yield
+        await self._give_now(Order(do="free"))
+        await self._turn.aclose()
+        self._turn = None
+
     async def leave(self) -> None:
         """Let every rank go.
 
@@ -288,12 +306,10 @@ class Team:
             MemoryError: if one did without any.
             OSError: if one could not read or write.
         """
-        if self._turns is None or order.batch is None:
+        if order.batch is None:
             return await self._give_now(order)
-        async with self._turns.of_learner():
-            measured = await self._give_now(order)
-            await self._give_now(Order(do="free"))
-            return measured
+        async with self.turn():
+            return await self._give_now(order)
 
     async def _give_now(self, order: Order) -> Measured:
         loop = asyncio.get_running_loop()

@@ -39,14 +39,15 @@ class Training:
         selection = await self._select()
         samples, facts = self._samples_of(selection.kept, progress.step)
         assert facts.staleness_max <= learning.recipe.training.max_staleness, "stale are dropped"
-        await self._compare(selection.kept)
-        with learning.control.doing(Doing.TRAINS, progress.step + 1, timed="train"):
-            measured = await learning.team.train(samples)
-        await learning.settle(Purpose.TRAIN, selection.looked_at, measured.tokens)
-        progress.step += 1
-        progress.keep_rate = selection.keep_rate
-        self.feeder.admit(self._selection().lookahead)
-        await learning.versions.publish()
+        async with learning.team.turn():
+            await self._compare(selection.kept)
+            with learning.control.doing(Doing.TRAINS, progress.step + 1, timed="train"):
+                measured = await learning.team.train(samples)
+            await learning.settle(Purpose.TRAIN, selection.looked_at, measured.tokens)
+            progress.step += 1
+            progress.keep_rate = selection.keep_rate
+            self.feeder.admit(self._selection().lookahead)
+            await learning.versions.publish()
         await self._report(selection, facts, measured.metrics, time.monotonic() - began)
         if self._is_compared_next and learning.held is None:
             await learning.hold()
