@@ -90,7 +90,7 @@ async def test_what_agrees_sets_the_limit_and_is_told_with_each_step(
             assert (len(probes.token_ids), len(probes.logprobs)) == (3, 3 * 32)
             await report(learner, policy, np.array(probes.logprobs) + NOISE[:96])
             await until(learner.has_made(policy.number + 2))
-        assert probes.most == 1e-3
+            assert probes.most == 1e-3
         policy, _ = await probed(learner, 0)
         assert (await probed(learner, policy.number + 2))[1].most == 1e-4
     assert (await learner.record()).state is JobState.RUNNING
