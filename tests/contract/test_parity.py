@@ -137,13 +137,17 @@ def test_an_adapter_that_no_engine_loaded_is_named(tmp_path: Path) -> None:
     assert parity._words(report) == words
 
 
-async def test_sampled_tokens_with_other_logprobs_are_not_trained(
+async def test_sampled_tokens_with_other_logprobs_are_not_trained_and_the_job_can_go_on(
     learner: Learner, server: Server, moving: Moving
 ) -> None:
     moving.off = 0.3
     await learner.submit()
     async with answering(server.url):
         await learner.attempt()
-    record = await learner.record()
-    assert (record.state, record.step) == (JobState.PAUSED, 0)
-    assert "temperature" in str(record.error)
+        record = await learner.record()
+        assert (record.state, record.step) == (JobState.PAUSED, 0)
+        assert "temperature" in str(record.error)
+        moving.off = 0.0
+        await learner.exchange.request_state("job", Requested.RUN)
+        await learner.attempt()
+    assert (await learner.record()).state is JobState.SUCCEEDED
