@@ -90,7 +90,7 @@ async def test_what_agrees_sets_the_limit_and_is_told_with_each_step(
             assert (len(probes.token_ids), len(probes.logprobs)) == (3, 3 * 32)
             await report(learner, policy, np.array(probes.logprobs) + NOISE[:96])
             await until(learner.has_made(policy.number + 2))
-        assert probes.most == 1e-3
+            assert probes.most == 1e-3
         policy, _ = await probed(learner, 0)
         assert (await probed(learner, policy.number + 2))[1].most == 1e-4
     assert (await learner.record()).state is JobState.RUNNING
@@ -137,13 +137,17 @@ def test_an_adapter_that_no_engine_loaded_is_named(tmp_path: Path) -> None:
     assert parity._words(report) == words
 
 
-async def test_sampled_tokens_with_other_logprobs_are_not_trained(
+async def test_sampled_tokens_with_other_logprobs_are_not_trained_and_the_job_can_go_on(
     learner: Learner, server: Server, moving: Moving
 ) -> None:
     moving.off = 0.3
     await learner.submit()
     async with answering(server.url):
         await learner.attempt()
-    record = await learner.record()
-    assert (record.state, record.step) == (JobState.PAUSED, 0)
-    assert "temperature" in str(record.error)
+        record = await learner.record()
+        assert (record.state, record.step) == (JobState.PAUSED, 0)
+        assert "temperature" in str(record.error)
+        moving.off = 0.0
+        await learner.exchange.request_state("job", Requested.RUN)
+        await learner.attempt()
+    assert (await learner.record()).state is JobState.SUCCEEDED
