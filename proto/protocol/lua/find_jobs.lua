@@ -14,14 +14,14 @@ if ARGV[2] ~= '' then
 end
 
 local function may_be(id)
-  if ARGV[5] == '' and ARGV[6] == '' and ARGV[7] == '' and #ARGV == 7 then
-    return true
-  end
-  local state, recipe, request = unpack(redis.call('HMGET', ARGV[1] .. id, 'state', 'recipe', 'request'))
-  recipe, request = recipe or '', request or ''
-  if ARGV[5] ~= '' and not string.find(ARGV[5], state or '?', 1, true) then
+  if ARGV[5] ~= '' and not string.find(ARGV[5], redis.call('HGET', ARGV[1] .. id, 'state') or '?', 1, true) then
     return false
   end
+  if ARGV[6] == '' and ARGV[7] == '' and #ARGV == 7 then
+    return true
+  end
+  local recipe, request = unpack(redis.call('HMGET', ARGV[1] .. id, 'recipe', 'request'))
+  recipe, request = recipe or '', request or ''
   for i = 8, #ARGV do
     if not string.find(request, ARGV[i], 1, true) then
       return false

@@ -68,7 +68,7 @@ def page_json(store: Store, query: SampleQuery, patience_s: float = _PATIENCE_S)
     summary = store.look()
     after = None if query.after is None else _place(query.after, query.order)
     found, last, has_more = _take(store, query, after, patience_s)
-    data = [_shown(row) for row in found]
+    data = [_shown(row) for row in store.with_texts(found)]
     page = {
         "object": "list",
         "data": data,

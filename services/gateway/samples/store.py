@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -54,6 +55,13 @@ _SELECTED = ", ".join(_COLUMNS).replace(
 )
 _PURPOSE = f"list_position({[purpose.value for purpose in Purpose]}, purpose) - 1"
 _PLACE = ("step", _PURPOSE, "number", "coalesce(index, 0)")
+_SHOWN_CHARS = 200
+_TASK = "json_extract(request, '$.task')"
+_TEXTS = (
+    f"left(coalesce(prompt, json_extract_string({_TASK}, '$.prompt'), "
+    f"json_extract_string({_TASK}, '$.messages[#-1].content')), {_SHOWN_CHARS}), "
+    f"left(text, {_SHOWN_CHARS})"
+)
 _FOUND_KEPT = 200  # files that a text was looked for in
 # DuckDB's own, and that of a message which quotes bytes that are no text.
 _UNREADABLE = (duckdb.Error, UnicodeDecodeError)
@@ -171,6 +179,23 @@ class Store:
         files = {row["file"] for row in rows}
         found = {place for file in files for place in self._places(file, text.casefold())}
         return [row for row in rows if (row["key"], row["index"]) in found]
+
+    def with_texts(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with ``prompt`` and ``text``, the first 200 characters of what they hold."""
+        wanted: dict[str, set[str]] = {}
+        for row in rows:
+            wanted.setdefault(row["file"], set()).add(row["key"])
+        texts: dict[tuple[str, int | None], Row] = {}
+        for file, keys in wanted.items():
+            with suppress(*_UNREADABLE):  # it has just gone; what is damaged is told
+                query = (
+                    f"SELECT key, index, {_TEXTS} FROM read_parquet(?) WHERE list_contains(?, key)"
+                )
+                found = self._database.cursor().execute(query, [self._path(file), sorted(keys)])
+                for key, index, prompt, text in found.fetchall():
+                    texts[key, index] = {"prompt": prompt, "text": text}
+        nothing = {"prompt": None, "text": None}
+        return [row | texts.get((row["key"], row["index"]), nothing) for row in rows]
 
     def _places(self, file: str, wanted: str) -> frozenset[tuple[str, int]]:
         """The key and index of each response of a file that holds a text."""

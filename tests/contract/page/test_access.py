@@ -24,6 +24,7 @@ VIEWS = {
     "jobs/{job}/samples?task=arithmetic-003": ".timeline a",
     "jobs/{job}/samples/train:3": ".card",
     "jobs/{job}/flow": ".ledger",
+    "jobs/{job}/model": ".panel h2",
     "jobs/{job}/events": ".events li",
     "jobs/{job}/recipe": ".settings",
 }

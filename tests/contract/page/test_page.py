@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import secrets
 from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Dialog, Page, Route, expect
 
-from tests.contract.gateway.stack import KEY, TASKS
+from tests.contract.gateway.stack import KEY, TASKS, a_checkpoint, a_model
 from tests.contract.page import story
 from tests.contract.page.conftest import Site
 
@@ -156,17 +157,57 @@ def test_pause_is_asked_for_and_cancel_only_after_a_question(
     assert requested() == "cancel"
 
 
+def test_the_running_job_is_shown_before_newer_ones_and_filters_are_the_servers(
+    page: Page, site: Site
+) -> None:
+    name = f"pinned-{secrets.token_hex(4)}"
+    running = site.submit(name)
+    site.take_up(running, state="running", step=3)
+    newer = [site.submit(f"{name}-newer") for _ in range(22)]
+    page.goto("/#/")
+    rows = page.locator(".jobs tbody tr")
+    expect(rows.filter(has_text=running)).to_have_count(1)
+    page.get_by_label("Find").fill(name.upper())
+    page.get_by_label("State").select_option("running")
+    expect(rows).to_have_count(1)
+    page.get_by_label("State").select_option("queued")
+    expect(rows.first).to_contain_text(newer[-1])
+    expect(rows.first).to_contain_text("in the queue")
+
+
+def test_an_ended_job_is_forked_downloaded_and_deleted(
+    page: Page, site: Site, http: httpx.Client
+) -> None:
+    job_id = site.submit("to-go-on")
+    a_checkpoint(site.stack, job_id, 2, reward=0.5)
+    model = a_model(site.stack.data_dir / "jobs" / job_id / "model")
+    site.take_up(job_id, state="succeeded", result={"model": str(model)})
+    page.goto(f"/#/jobs/{job_id}")
+    page.get_by_role("link", name="Download or fork").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download config.json").click()
+    assert Path(download.value.path()).read_text() == "{}"
+    page.get_by_role("button", name="Fork from step 2").click()
+    expect(page.get_by_text(f"from {job_id} at step 2")).to_be_visible()
+    page.goto(f"/#/jobs/{job_id}")
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete the job").click()
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    assert http.get(f"/v1/fine_tuning/jobs/{job_id}").status_code == 404
+
+
 def test_samples_are_filtered_and_one_is_opened_with_its_grades(page: Page, run: str) -> None:
     page.goto(f"/#/jobs/{run}/samples")
     page.get_by_label("Correct").select_option("no")
     page.get_by_label("Order").select_option("oldest first")
     expect(page.locator(".samples tbody")).not_to_contain_text("right")
+    expect(page.locator(".samples .texts").first).to_contain_text("boxed")
     page.get_by_label("Step", exact=True).fill("2")
     rows = page.locator(".samples tbody tr")
     expect(rows.first.locator("td").first).to_have_text("2")
     assert "correct=false" in page.url
     assert "step=2" in page.url
-    rows.first.get_by_role("link").click()
+    rows.first.get_by_role("link").first.click()
     card = page.get_by_role("article").first
     for name in ("A_out", "A_proc", "A_total", "reward"):
         expect(card.get_by_text(name, exact=True)).to_be_visible()
@@ -254,12 +295,13 @@ def test_what_a_model_writes_is_text_and_never_markup(
         dialog.dismiss()
 
     page.on("dialog", refuse)
-    evil = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    evil = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e"
     job_id = site.a_run(evil[:64], done=2)
     site.tell(job_id, story.an_event(job_id, "evil", evil))
     page.goto(f"/#/jobs/{job_id}/events")
-    expect(page.get_by_role("list").get_by_text(evil, exact=True)).to_be_visible()
-    expect(page.get_by_role("heading", level=1)).to_have_text(evil[:64])
+    told = evil.replace("\u202e", "⟨U+202E⟩")
+    expect(page.get_by_role("list").get_by_text(told, exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", level=1)).to_have_text(told)
     assert page.locator("main img, main script").count() == 0
 
 

@@ -15,6 +15,7 @@ from services.gateway.samples import routes
 from services.gateway.samples.routes import SampleQuery, page_json
 from services.gateway.samples.store import Order, SampleFilter, Store
 from services.learner.durable.sample_rows import Row
+from tests.builders import a_graded_group, a_group, a_request, a_task
 from tests.sample_stores import a_failed_sample, a_response, a_sample, write_samples
 
 RIGHT, WRONG = a_response(), a_response(accuracy=0.0, reward=0.0, advantage=-0.5)
@@ -74,6 +75,20 @@ def test_filters_leave_what_they_say(
     groups = [sample.partition("/")[0] for sample in expected]
     newest = [sample.partition("/")[0] for sample in listed(filled, **query)]
     assert newest == groups[::-1]
+
+
+def test_a_list_shows_the_begin_of_prompt_and_answer(store: Store) -> None:
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}]
+    task = a_task(id="talk", prompt=None, messages=turns)
+    request = a_request(number=1, group_size=1, task=task)
+    talk = a_graded_group(a_group(request, [2], texts=["x" * 300]))
+    plain = a_sample(0, texts=["It is 2.", "No."])
+    write_samples(store.folder, plain, a_sample(1, a_response(), graded=talk), a_failed_sample(2))
+    shown = page(store, order="oldest")["data"]
+    told = [(row["prompt"], row["text"]) for row in shown]
+    asked = plain[0]["prompt"]
+    expected = [(asked, "It is 2."), (asked, "No."), ("1+1?", "x" * 200), (None, None)]
+    assert told == expected
 
 
 def test_each_order_puts_first_what_it_is_named_for(store: Store) -> None:

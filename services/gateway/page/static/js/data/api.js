@@ -15,7 +15,9 @@ export class ApiError extends Error {
 
 /** `path?name=value`, without what is undefined, null or empty. */
 function withQuery(path, query = {}) {
-  const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const given = Object.entries(query)
+    .flatMap(([name, value]) => [value].flat().map((one) => [name, one]))
+    .filter(([, value]) => value !== undefined && value !== null && value !== "");
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }
 
@@ -49,6 +51,8 @@ export async function post(path, body, headers) {
   });
   return reply.json();
 }
+
+export const remove = async (path) => (await request(path, { method: "DELETE" })).json();
 
 /** Upload a file of tasks; resolves to its description. */
 export async function upload(file) {

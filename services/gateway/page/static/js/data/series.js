@@ -30,4 +30,10 @@ export const median = (values) => {
   return known[known.length >> 1] ?? 0;
 };
 
+/** Of the known values; null if there is none. */
+export const mean = (values) => {
+  const known = values.filter((value) => value !== null);
+  return known.length ? sum(known) / known.length : null;
+};
+
 export const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);

@@ -7,6 +7,8 @@ import { Evaluations } from "../charts/evaluations.js";
 import { Events } from "./events.js";
 import { useHistories } from "../data/history.js";
 import { Flow } from "./flow.js";
+import { left } from "../shell/format.js";
+import { Model } from "./model.js";
 import { Failure, Status, StepBar, Tabs, isFinal } from "../shell/parts.js";
 import { usePolled } from "../data/poll.js";
 import { Recipe } from "./recipe.js";
@@ -22,6 +24,7 @@ const VIEWS = [
   ["evaluations", "Evaluations"],
   ["samples", "Samples"],
   ["flow", "Time & flow"],
+  ["model", "Model"],
   ["events", "Events"],
   ["recipe", "Recipe"],
 ];
@@ -39,7 +42,7 @@ export function Job({ id, path, query }) {
   );
   const job = jobs[0];
   useEffect(() => void (document.title = `${job?.weir.recipe.name ?? id} · ${view} · Weir`), [job?.id, view]);
-  if (error && !job) return html`<${Failure} error=${error} what="There is no such job." />`;
+  if (error && !job) return html`<${Failure} error=${error} what="There is no such job." /><a class="button" href=${href([])}>All jobs</a>`;
   if (!job) return html`<p class="soft">…</p>`;
   const runs = jobs.flatMap((one, place) =>
     histories.has(one.id) ? [{ job: one, history: histories.get(one.id), line: place + 1 }] : [],
@@ -53,10 +56,11 @@ export function Job({ id, path, query }) {
     <div class="bar head">
       <div>
         <h1>${job.weir.recipe.name ?? "unreadable"}</h1>
-        <span class="id">${job.id}</span>
+        <span class="id">${job.id}, from ${origin(job)}</span>
       </div>
       <${Status} job=${job} />
       <${StepBar} job=${job} />
+      ${left(job) && html`<span class="soft small">${left(job)}</span>`}
       <span class="grow"></span>
       <a class="button" href=${href([], { compare: [id, ...others].join(",") })}>Compare</a>
       <${Actions} job=${job} onDone=${again} />
@@ -74,6 +78,12 @@ export function Job({ id, path, query }) {
   `;
 }
 
+/** The model that a job started from, with a link to the job that made it. */
+function origin({ model, weir: { forked_from: from } }) {
+  if (!from) return model;
+  return html`<a href=${href(["jobs", from.job])}>${from.job}</a>${from.step !== null && ` at step ${from.step}`}`;
+}
+
 function shown(view, key, props) {
   if (view === "samples" && key) return html`<${Group} ...${props} id=${key} />`;
   const views = {
@@ -81,6 +91,7 @@ function shown(view, key, props) {
     evaluations: Evaluations,
     samples: Samples,
     flow: Flow,
+    model: Model,
     events: Events,
     recipe: Recipe,
   };

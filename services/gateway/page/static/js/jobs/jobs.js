@@ -1,7 +1,7 @@
 /** All jobs: what state they are in, their last numbers; several can be compared. */
 import { html, useEffect, useState } from "../shell/dom.js";
 import { JOBS, get } from "../data/api.js";
-import { ago, number } from "../shell/format.js";
+import { ago, left, number } from "../shell/format.js";
 import { useLatest } from "../data/latest.js";
 import { Choice, Empty, Failure, Status, StepBar } from "../shell/parts.js";
 import { usePolled } from "../data/poll.js";
@@ -10,14 +10,19 @@ import { href, setQuery } from "../shell/router.js";
 const REFRESH_S = 3;
 const PAGE = 20;
 export const MAX_COMPARED = 6;
-const STATES = ["queued", "running", "paused", "succeeded", "failed", "cancelled"];
+const ACTIVE = ["running", "pausing", "cancelling"];
+const STATES = ["queued", ...ACTIVE, "paused", "succeeded", "failed", "cancelled"];
 
 export function Jobs({ query }) {
   const [limit, setLimit] = useState(PAGE);
-  const { value: list, error } = usePolled((signal) => allJobs(limit, signal), [limit], REFRESH_S);
+  const { value: list, error } = usePolled(
+    (signal) => allJobs(limit, { status: query.state, find: query.find }, signal),
+    [limit, query.state, query.find],
+    REFRESH_S,
+  );
   const chosen = query.compare?.split(",") ?? [];
   useEffect(() => void (document.title = "Jobs · Weir"), []);
-  const shown = list?.jobs.filter((job) => fits(job, query)) ?? [];
+  const shown = list?.jobs ?? [];
   const toggle = (id) =>
     setQuery({ compare: (chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]).join(",") });
   return html`
@@ -37,7 +42,7 @@ export function Jobs({ query }) {
         >Find<input
           type="search"
           value=${query.find ?? ""}
-          placeholder="recipe, id, label"
+          placeholder="name, id, model, label"
           onInput=${(event) => setQuery({ find: event.target.value })}
       /></label>
       <span class="grow"></span>
@@ -53,7 +58,7 @@ export function Jobs({ query }) {
     ${
       list &&
       !shown.length &&
-      html`<${Empty}>${list.jobs.length ? "No job is like that." : "No job yet: submit a recipe."}<//>`
+      html`<${Empty}>${query.state || query.find ? "No job fits the filters." : "No job yet: submit a recipe."}<//>`
     }
     ${
       shown.length > 0 &&
@@ -67,7 +72,8 @@ export function Jobs({ query }) {
             <th scope="col" class="num">Reward</th>
             <th scope="col" class="num">Accuracy</th>
             <th scope="col" class="num">Evaluation</th>
-            <th scope="col" class="num">Begun</th>
+            <th scope="col" class="num">Left</th>
+            <th scope="col" class="num">Submitted</th>
           </tr>
         </thead>
         <tbody>
@@ -103,7 +109,8 @@ function Row({ job, chosen, full, onChoose }) {
         />
       </td>
       <th scope="row">
-        <a href=${href(["jobs", job.id])}>${name}</a><span class="id">${job.id}</span>${
+        <a href=${href(["jobs", job.id])}>${name}</a><span class="id">${job.id}</span
+        ><span class="id">from ${job.model}</span>${
           job.weir.waiting_for && html`<span class="waiting">${job.weir.waiting_for}</span>`
         }${job.error && html`<span class="waiting">${job.error.message}</span>`}
       </th>
@@ -120,7 +127,8 @@ function Row({ job, chosen, full, onChoose }) {
           }</span
         >
       </td>
-      <td class="num soft" data-label="begun">${job.created_at ? ago(job.created_at) : "–"}</td>
+      <td class="num soft" data-label="left">${left(job) ?? "–"}</td>
+      <td class="num soft" data-label="submitted">${job.created_at ? ago(job.created_at) : "–"}</td>
     </tr>
   `;
 }
@@ -136,17 +144,16 @@ function Spark({ values }) {
   return html`<svg class="spark" viewBox="0 0 84 20" aria-hidden="true"><polyline points=${points.join(" ")} /></svg>`;
 }
 
-async function allJobs(limit, signal) {
+/** The newest jobs that fit, and before them those that the stack works on. */
+async function allJobs(limit, query, signal) {
+  const some = (more) => get(JOBS, { ...query, ...more }, signal);
+  const active = !query.status && !query.find ? (await some({ status: ACTIVE })).data : [];
   const jobs = [];
   let page = { has_more: true };
   while (page.has_more && jobs.length < limit) {
-    page = await get(JOBS, { limit: Math.min(100, limit - jobs.length), after: jobs.at(-1)?.id }, signal);
+    page = await some({ limit: Math.min(100, limit - jobs.length), after: jobs.at(-1)?.id });
     jobs.push(...page.data);
   }
-  return { jobs, more: page.has_more };
-}
-
-function fits(job, { state, find }) {
-  const text = [job.id, job.weir.recipe.name, job.model, ...Object.values(job.metadata)].join(" ").toLowerCase();
-  return (!state || job.status === state) && (!find || text.includes(find.toLowerCase()));
+  const pinned = new Set(active.map(({ id }) => id));
+  return { jobs: [...active, ...jobs.filter(({ id }) => !pinned.has(id))], more: page.has_more };
 }

@@ -22,7 +22,8 @@ export function Recipe({ job }) {
 }
 
 const isTable = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-const text = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1)?.replace(/\n */g, " "));
+const text = (value) =>
+  typeof value === "string" ? value : JSON.stringify(value, null, 1)?.replace(/\n */g, " ");
 
 const Settings = ({ name, settings }) =>
   html`<section class="panel">

@@ -1,8 +1,9 @@
 /** A job's samples: what was asked, answered, graded; filtered and ordered. */
 import { html, useEffect, useState } from "../shell/dom.js";
-import { number, percent, signed, words } from "../shell/format.js";
+import { number, percent, words } from "../shell/format.js";
 import { Choice, Failure } from "../shell/parts.js";
 import { href, setQuery } from "../shell/router.js";
+import { mean } from "../data/series.js";
 import { filtersOf, groupsOf, useSampleList } from "./sampleList.js";
 import { Timeline } from "./timeline.js";
 
@@ -54,7 +55,7 @@ export function Samples({ job, query }) {
       rows.length > 0 &&
       html`<p>
         <button onClick=${next}>${searching ? "Searching…" : "More"}</button>
-        <span class="soft">${rows.length} are shown, of ${groupsOf(rows).length} groups</span>
+        <span class="soft">${groupsOf(rows).length} groups are shown${summary && `, of ${number(summary.groups)}`}</span>
       </p>`
     }
   `;
@@ -106,8 +107,9 @@ function Typed({ label, name, query, type = "search" }) {
   /></label>`;
 }
 
-const COLUMNS = ["step", "task", "outcome", "process", "reward", "advantage", "length", "surprise", "parity gap"];
+const ANSWERS = 8; // of a group that are told one by one
 
+/** A row per group: what was asked, what was answered, and how that was graded. */
 function List({ job, rows, query }) {
   const link = (row) =>
     href(["jobs", job.id, "samples", row.key], {
@@ -121,43 +123,49 @@ function List({ job, rows, query }) {
       <thead>
         <tr>
           <th scope="col">sample</th>
-          ${COLUMNS.map(
-            (name, place) => html`<th scope="col" class=${place > 2 || place === 0 ? "num" : ""}>${name}</th>`,
-          )}
+          <th scope="col" class="num">step</th>
+          <th scope="col">prompt and answers</th>
+          <th scope="col" class="num">right</th>
+          <th scope="col" class="num">reward</th>
+          <th scope="col" class="num">length</th>
         </tr>
       </thead>
       <tbody>
-        ${rows.map(
-          (row, place) =>
-            html`<tr key=${row.id} class=${rows[place - 1]?.key === row.key ? "same" : ""}>
-              <th scope="row">
-                <a href=${link(row)} aria-label=${row.id}
-                  ><span class="name">${row.key}</span
-                  >${row.index !== null && html`<span class="soft"> / ${row.index}</span>`}</a
-                >
-              </th>
-              <td class="num">${row.step}</td>
-              <td class="task">${row.task_id}</td>
-              <td><${Outcome} row=${row} /></td>
-              <td class="num">${number(row.process)}</td>
-              <td class="num">${number(row.reward)}</td>
-              <td class="num">${signed(row.advantage)}</td>
-              <td class="num">${number(row.length)}</td>
-              <td class="num">${number(row.surprise)}</td>
-              <td class="num">${number(row.parity_gap)}</td>
-            </tr>`,
-        )}
+        ${groupsOf(rows).map((key) => {
+          const group = rows.filter((row) => row.key === key);
+          const right = group.filter(({ accuracy }) => accuracy === 1).length;
+          return html`<tr key=${key}>
+            <th scope="row">
+              <a href=${link(group[0])}>${key}</a>${
+                group[0].fate !== "used" && html` <span class="chip">${words(group[0].fate)}</span>`
+              }
+            </th>
+            <td class="num">${group[0].step}</td>
+            <td class="texts">
+              <b title=${group[0].task_id}>${group[0].prompt ?? group[0].task_id}</b>
+              ${group
+                .slice(0, ANSWERS)
+                .map(
+                  (row) => html`<a href=${link(row)} aria-label=${row.id}><${Outcome} row=${row} />${row.text ?? row.failure ?? ""}</a>`,
+                )}
+              ${group.length > ANSWERS && html`<span class="soft">and ${group.length - ANSWERS} more</span>`}
+            </td>
+            <td class="num">${right} / ${group.length}</td>
+            <td class="num">${number(mean(group.map(({ reward }) => reward)))}</td>
+            <td class="num">${number(mean(group.map(({ length }) => length)))}</td>
+          </tr>`;
+        })}
       </tbody>
     </table>
   </div>`;
 }
 
-/** How a response came out, in a symbol and a word, and what became of its group if it was dropped. */
+/** How a response came out, in a symbol and a word. */
 function Outcome({ row }) {
   const verdict = verdictOf(row);
   return html`<span class="verdict ${verdict.kind}"><i aria-hidden="true">${verdict.symbol}</i>${verdict.text}</span> ${
       row.truncated && html`<span class="chip">truncated</span>`
-    }${row.fate !== "used" && html`<span class="chip">${words(row.fate)}</span>`}`;
+    }`;
 }
 
 export function verdictOf({ failure, accuracy, index }) {

@@ -2,6 +2,7 @@
 import { html } from "../shell/dom.js";
 import { number } from "../shell/format.js";
 import { href } from "../shell/router.js";
+import { mean } from "../data/series.js";
 import { filtersOf, groupsOf } from "./sampleList.js";
 import { verdictOf } from "./samples.js";
 
@@ -9,7 +10,7 @@ export function Timeline({ job, task, rows, query }) {
   const groups = groupsOf(rows).map((key) => rows.filter((row) => row.key === key));
   groups.sort(([a], [b]) => a.step - b.step);
   return html`<section class="panel">
-    <h2>${task} <span class="soft small">its answers, step by step</span></h2>
+    <h2 title=${task}>${rows[0].prompt ?? task} <span class="soft small">its answers, step by step</span></h2>
     <ol class="timeline">
       ${groups.map((group) => {
         const [{ key, step, purpose }] = group;
@@ -28,8 +29,3 @@ export function Timeline({ job, task, rows, query }) {
     </ol>
   </section>`;
 }
-
-const mean = (values) => {
-  const known = values.filter((value) => value !== null);
-  return known.length ? known.reduce((total, value) => total + value, 0) / known.length : null;
-};

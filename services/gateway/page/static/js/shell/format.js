@@ -30,6 +30,12 @@ export function duration(seconds) {
 
 export const ago = (unixSeconds) => `${duration(Math.max(0, Date.now() / 1000 - unixSeconds))} ago`;
 
+/** How long a job takes, or its place in the queue; null if neither is known. */
+export function left({ estimated_finish: finish, weir: { place } }) {
+  if (finish) return `${duration(Math.max(0, finish - Date.now() / 1000))} left`;
+  return place ? `${place}. in the queue` : null;
+}
+
 const clock = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 export const moment = (unixSeconds) => clock.format(new Date(unixSeconds * 1000));
 

@@ -22,7 +22,7 @@ export function KeyQuestion({ onKey }) {
     <form class="panel key" onSubmit=${open}>
       <h1>Weir</h1>
       <p class="soft">
-        Reinforcement learning for language models. Jobs, curves and every sample are here, for who has an API key.
+        Reinforcement learning for language models. Jobs, curves and every sample are shown to holders of an API key.
       </p>
       <label>API key<input name="key" type="password" required autocomplete="current-password" autofocus /></label>
       <label class="tick"><input name="remember" type="checkbox" />Remember it in this browser</label>

@@ -1,0 +1,75 @@
+/** What a job has made: its model, to be downloaded, and its checkpoints, to go on from. */
+import { html, useState } from "../shell/dom.js";
+import { JOBS, get, post, request } from "../data/api.js";
+import { ago, number } from "../shell/format.js";
+import { Empty, Failure } from "../shell/parts.js";
+import { usePolled } from "../data/poll.js";
+import { go, href } from "../shell/router.js";
+
+const bytes = (size) => (size < 1e6 ? `${Math.ceil(size / 1e3)} kB` : `${number(size / 1e6)} MB`);
+
+export function Model({ job }) {
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const path = `${JOBS}/${job.id}/model`;
+  const files = usePolled((signal) => get(path, {}, signal), [job.id, job.status]);
+  const kept = usePolled((signal) => get(`${JOBS}/${job.id}/checkpoints`, {}, signal), [job.id, job.weir.step]);
+  async function attempt(work) {
+    setBusy(true);
+    setError(null);
+    await work().catch(setError);
+    setBusy(false);
+  }
+  const download = (name) => attempt(async () => save(name, await (await request(`${path}/${name}`)).blob()));
+  const fork = (model) => attempt(async () => go(href(["jobs", (await post(JOBS, forkOf(job, model))).id])));
+  return html`
+    ${error && html`<${Failure} error=${error} />`}
+    <section class="panel">
+      <h2>Trained model</h2>
+      ${files.error && html`<p class="soft">${files.error.message}</p>`}
+      ${
+        files.value &&
+        html`<p>All of it: <code>weir fetch ${job.id} DIR</code></p>
+          <ul class="files">
+            ${files.value.data.map(
+              ({ name, bytes: size }) =>
+                html`<li>
+                  <button disabled=${busy} onClick=${() => download(name)}>Download ${name}</button> ${bytes(size)}
+                </li>`,
+            )}
+          </ul>`
+      }
+    </section>
+    <section class="panel">
+      <h2>Checkpoints</h2>
+      <p class="soft">A fork is a new job with this recipe that starts from a checkpoint.</p>
+      ${kept.error && html`<${Failure} error=${kept.error} />`}
+      ${kept.value && !kept.value.data.length && html`<${Empty}>None is kept yet.<//>`}
+      <ul class="files">
+        ${kept.value?.data.map(
+          (one) =>
+            html`<li>
+              <b>step ${one.step_number}</b> <span class="soft">${ago(one.created_at)}</span>
+              ${one.metrics.reward !== undefined && html`<span>reward ${number(one.metrics.reward)}</span>`}
+              <button disabled=${busy} onClick=${() => fork(one.id)}>Fork from step ${one.step_number}</button>
+            </li>`,
+        )}
+      </ul>
+    </section>
+  `;
+}
+
+/** The body of a job by the recipe and the tasks of another, from another model. */
+function forkOf({ training_file, validation_file, weir }, model) {
+  const { tasks, model: { path, ...own }, ...tables } = weir.recipe;
+  return { model, training_file, validation_file, recipe: { ...tables, model: own } };
+}
+
+/** A link could not carry the key. */
+function save(name, blob) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
