@@ -306,7 +306,10 @@ def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page
 
 
 def test_evaluations_time_ledger_events_and_recipe_are_told(page: Page, run: str) -> None:
+    told = {"data": [{"task_id": "arithmetic-016", "prompt": "46-5+8+19=?"}], "has_more": False}
+    page.route("**/samples?purpose=eval*", lambda route: route.fulfill(json=told))
     page.goto(f"/#/jobs/{run}/evaluations")
+    expect(page.get_by_role("link", name="46-5+8+19=?")).to_be_visible()
     expect(page.get_by_role("region", name="Results")).to_contain_text("95 % interval")
     expect(page.get_by_role("region", name="Tasks").get_by_role("row")).to_have_count(41)
     page.get_by_role("link", name="Time & flow").click()

@@ -28,12 +28,12 @@ const FIRST = [
 
 /** What the measures mean; the reference of the metrics has the rest. */
 const MEANING = {
-  reward: "mean over a step's responses",
+  reward: "mean of what the advantage compares",
   accuracy: "share of right answers; hollow marks: on held-out tasks",
-  process: "mean score of the reasoning steps",
-  process_wrong: "the same, of responses whose answer is wrong",
-  outcome_exhausted: "share of groups that are all right or all wrong",
-  signal: "share of groups that teach something",
+  process: "mean process score of right responses",
+  process_wrong: "mean process score of wrong responses",
+  outcome_exhausted: "share of groups with equal outcomes",
+  signal: "share of groups with an advantage other than 0",
   entropy: "of the policy, nats per token",
   response_length: "mean, in tokens",
   length_correct: "mean of right responses, in tokens",
