@@ -65,6 +65,7 @@ def parse_recipe_text(body: RecipeText) -> dict[str, Any]:
     return {
         "object": "recipe",
         "recipe": recipe.model_dump(mode="json", exclude_unset=True),
+        "changed": recipe.model_dump(mode="json", exclude_defaults=True),
         "plan": [{"name": name, "value": value} for name, value in arithmetic(recipe)],
     }
 

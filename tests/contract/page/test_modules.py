@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 import pytest
@@ -95,3 +96,17 @@ def test_what_was_measured_on_no_token_is_a_gap_in_its_curve(page: Page) -> None
         {"step": 2, "parity_tokens": 0},
     ]
     assert page.evaluate(script, told) == [[1, 2], [2e-6, None]]
+
+
+def test_a_recipe_is_toml_that_python_reads_and_its_defaults_are_marked(call: Any) -> None:
+    recipe: dict[str, Any] = {
+        "name": 'a "b"\n',
+        "none": None,
+        "training": {"steps": 3, "rate": 1e-7},
+    }
+    recipe["reward"] = {"outcome": [{"verifier": "x", "of a": {"b": [True, 2.5]}}]}
+    text = call("jobs/toml", "toml", recipe, {"name": "", "training": {"steps": 3}, "reward": {}})
+    del recipe["none"]
+    marked = [line.split(" = ")[0] for line in text.splitlines() if line.endswith("# default")]
+    assert tomllib.loads(text) == recipe
+    assert marked == ["rate", "outcome"]

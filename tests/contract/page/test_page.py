@@ -74,12 +74,44 @@ def test_a_pasted_recipe_shows_its_plan_and_becomes_a_job(
     page.get_by_label("or paste it").fill(RECIPE)
     page.get_by_role("button", name="Check and plan").click()
     expect(page.get_by_text("30 steps × 16 = 480")).to_be_visible()
-    page.get_by_label("Tasks to train on").set_input_files(tasks)
+    page.get_by_label("Tasks to train on: new file").set_input_files(tasks)
     page.get_by_role("button", name="Submit pasted").click()
     expect(page.get_by_role("heading", name="pasted")).to_be_visible()
     job = http.get(f"/v1/fine_tuning/jobs/{page.url.rsplit('/', 1)[1]}").json()
     assert job["weir"]["recipe"]["training"]["steps"] == 30
     assert job["weir"]["recipe"]["rollout"]["group_size"] == 4
+
+
+def test_a_recipe_is_copied_as_toml_and_changed_for_a_job_on_files_that_are_there(
+    page: Page, site: Site, http: httpx.Client
+) -> None:
+    first = http.get(f"/v1/fine_tuning/jobs/{site.submit('to-copy')}").json()
+    page.goto(f"/#/jobs/{first['id']}/recipe")
+    shown = page.get_by_role("region", name="Recipe as TOML")
+    expect(shown.get_by_text("lambda_process = ")).to_have_class("soft")
+    expect(shown.get_by_text("group_size = 4")).not_to_have_class("soft")
+    page.get_by_role("link", name="Submit a changed copy").click()
+    text = page.get_by_label("or paste it")
+    expect(text).to_have_value(re.compile("to-copy"))
+    recipe = text.input_value()
+    text.fill(recipe.replace("learning_rate = 0.000001", "learning_rate = 0.00001"))
+    page.get_by_role("button", name="Check and plan").click()
+    expect(page.get_by_label("Tasks to train on")).to_have_value(first["training_file"])
+    page.get_by_role("button", name="Submit to-copy").click()
+    expect(page.get_by_role("heading", name="to-copy", level=1)).to_be_visible()
+    second = http.get(f"/v1/fine_tuning/jobs/{page.url.rsplit('/', 1)[1]}").json()
+    assert (second["model"], second["training_file"]) == (first["model"], first["training_file"])
+    was, own = (job["weir"]["recipe"] for job in (first, second))
+    rate = own["optimizer"]["learning_rate"]
+    assert rate == pytest.approx(10 * was["optimizer"]["learning_rate"])
+    assert own == was | {"optimizer": was["optimizer"] | {"learning_rate": rate}}
+
+
+def test_an_example_recipe_can_be_submitted_as_it_is(page: Page) -> None:
+    page.goto("/#/submit")
+    page.get_by_role("button", name="begin with an example").click()
+    page.get_by_role("button", name="Check and plan").click()
+    expect(page.get_by_role("button", name="Submit my-first")).to_be_visible()
 
 
 def test_a_curve_moves_while_the_job_runs_and_after_its_line_broke(
@@ -274,7 +306,10 @@ def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page
 
 
 def test_evaluations_time_ledger_events_and_recipe_are_told(page: Page, run: str) -> None:
+    told = {"data": [{"task_id": "arithmetic-016", "prompt": "46-5+8+19=?"}], "has_more": False}
+    page.route("**/samples?purpose=eval*", lambda route: route.fulfill(json=told))
     page.goto(f"/#/jobs/{run}/evaluations")
+    expect(page.get_by_role("link", name="46-5+8+19=?")).to_be_visible()
     expect(page.get_by_role("region", name="Results")).to_contain_text("95 % interval")
     expect(page.get_by_role("region", name="Tasks").get_by_role("row")).to_have_count(41)
     page.get_by_role("link", name="Time & flow").click()

@@ -4,6 +4,7 @@ import { Jobs } from "./jobs/jobs.js";
 import { Job } from "./jobs/job.js";
 import { KeyQuestion } from "./shell/keyQuestion.js";
 import { href, useRoute } from "./shell/router.js";
+import { Empty } from "./shell/parts.js";
 import { forgetKey, savedKey } from "./data/session.js";
 import { Submit } from "./jobs/submit.js";
 import { isDark, startTheme, toggleTheme } from "./shell/theme.js";
@@ -12,8 +13,9 @@ function View() {
   const { path, query } = useRoute();
   const [place, id, ...rest] = path;
   useEffect(() => scrollTo(0, 0), [path.join("/")]);
-  if (place === "submit") return html`<${Submit} />`;
+  if (place === "submit") return html`<${Submit} query=${query} />`;
   if (place === "jobs" && id) return html`<${Job} key=${id} id=${id} path=${rest} query=${query} />`;
+  if (place && place !== "jobs") return html`<${Empty}>There is no such view.<//><a class="button" href=${href([])}>All jobs</a>`;
   return html`<${Jobs} query=${query} />`;
 }
 

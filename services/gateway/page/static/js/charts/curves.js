@@ -27,6 +27,28 @@ const FIRST = [
   "kl",
 ];
 
+/** What the measures mean; the reference of the metrics has the rest. */
+const MEANING = {
+  reward: "mean of what the advantage compares",
+  accuracy: "share of right answers; hollow marks: on held-out tasks",
+  process: "mean process score of right responses",
+  process_wrong: "mean process score of wrong responses",
+  outcome_exhausted: "share of groups with equal outcomes",
+  signal: "share of groups with an advantage other than 0",
+  entropy: "of the policy, nats per token",
+  response_length: "mean, in tokens",
+  length_correct: "mean of right responses, in tokens",
+  length_wrong: "mean of wrong responses, in tokens",
+  clip_fraction: "share of tokens beyond the clip range",
+  staleness: "mean age of the sampling weights, in updates",
+  parity_max: "largest gap of log-probs, engine to learner, same weights",
+  mismatch_kl: "divergence of engine and learner",
+  tokens_per_second: "sampled and trained",
+  loss: "of the objective",
+  grad_norm: "before clipping",
+  kl: "to the reference policy",
+};
+
 /**
  * @param {object} props
  * @param {{job: object, history: import("../data/history.js").History, line: number}[]} props.runs
@@ -96,7 +118,7 @@ function Curve({ name, runs, num, smooth, log }) {
   const [place, setPlace] = useState(null);
   const ids = runs.map(({ job }) => job.id).join(",");
   const { data, isLog } = useMemo(() => aligned(name, runs, smooth, log), [name, ids, num, smooth, log]);
-  const options = useMemo(() => (colour) => optionsFor(runs, smooth > 0, isLog, colour), [ids, smooth > 0, isLog]);
+  const options = useMemo(() => (colour) => optionsFor(runs, smooth > 0, isLog, name === "accuracy", colour), [ids, smooth > 0, isLog]);
   const shown = runs.map((run, number) => ({
     ...run,
     value: valueAt(data, smooth > 0 ? 2 * number + 2 : number + 1, place),
@@ -111,6 +133,7 @@ function Curve({ name, runs, num, smooth, log }) {
       <span class="grow"></span>
       ${shown.map(({ line, value }) => html`<span class="value line-${line}">${number(value)}</span>`)}
     </header>
+    ${MEANING[name] && html`<p class="soft small about-measure">${MEANING[name]}</p>`}
     <${Plot} options=${options} data=${data} label=${label} sync="curves" onHover=${setPlace} />
   </section>`;
 }
@@ -123,17 +146,27 @@ function aligned(name, runs, smooth, log) {
     const values = isLog ? positive(curve) : curve;
     return [steps, ...(smooth > 0 ? [values, smoothed(values, smooth)] : [values])];
   });
+  if (name === "accuracy") tables.push(...runs.map(evaluated));
   return { data: tables.length > 1 ? uPlot.join(tables) : tables[0].map((column) => [...column]), isLog };
 }
 
-function optionsFor(runs, isSmooth, isLog, colour) {
+/** The accuracy on held-out tasks, by step. */
+function evaluated({ history }) {
+  const results = [...history.evaluations.values()].sort((a, b) => a.step - b.step);
+  return [results.map(({ step }) => step), results.map(({ accuracy }) => accuracy)];
+}
+
+const markOf = (stroke) => ({ stroke, width: 0, paths: () => null, points: { show: true, size: 8, fill: "transparent" } });
+
+function optionsFor(runs, isSmooth, isLog, isAccuracy, colour) {
   const series = runs.flatMap(({ line }) => {
     const stroke = colour(`--line-${line}`);
     const bold = { stroke, width: 2, spanGaps: true };
     const faint = { stroke, alpha: 0.25, width: 1, spanGaps: true, points: { show: false } };
     return isSmooth ? [faint, { ...bold, points: { show: isAlone } }] : [bold];
   });
-  return { series: [{}, ...series], scales: { y: isLog ? { distr: 3 } : {} } };
+  const marks = isAccuracy ? runs.map(({ line }) => markOf(colour(`--line-${line}`))) : [];
+  return { series: [{}, ...series, ...marks], scales: { y: isLog ? { distr: 3 } : {} } };
 }
 
 /** One value makes no line, and would not be seen. */

@@ -3,9 +3,12 @@ import { html, useMemo, useState } from "../shell/dom.js";
 import { number, percent } from "../shell/format.js";
 import { Empty } from "../shell/parts.js";
 import { Plot } from "./plot.js";
+import { JOBS, get } from "../data/api.js";
+import { usePolled } from "../data/poll.js";
 import { href, setQuery } from "../shell/router.js";
 
 const AT_ONCE = 100;
+const MOST_TEXTS = 1000; // responses that tell the text of their task
 
 const inOrder = (history) => [...history.evaluations.values()].sort((a, b) => a.step - b.step);
 
@@ -84,6 +87,20 @@ const withInterval = (stroke) => [
   ...[1, 2].map(() => ({ stroke, width: 1, dash: [3, 4], points: { show: false }, spanGaps: true })),
 ];
 
+const withPasses = (passes) => ({
+  tasks: (one) => number(one.tasks),
+  responses: (one) => number(one.samples),
+  accuracy: (one) => html`<b>${number(one.accuracy)}</b>`,
+  "95 % interval": (one) => `${number(one.accuracy_low)} – ${number(one.accuracy_high)}`,
+  ...Object.fromEntries(passes.map((name) => [name, (one) => number(one[name])])),
+  process: (one) => number(one.process),
+  "of wrong": (one) => number(one.process_wrong),
+  length: (one) => number(one.response_length),
+  truncated: (one) => percent(one.truncated),
+  ungradable: (one) => number(one.ungradable),
+  failed: (one) => number(one.failed),
+});
+
 function Results({ results, label }) {
   const passes = [
     ...new Set(
@@ -91,42 +108,20 @@ function Results({ results, label }) {
     ),
   ];
   passes.sort((a, b) => Number(a.slice(5)) - Number(b.slice(5)));
+  const columns = Object.entries(withPasses(passes));
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
-    <table>
+    <table class="results">
       <thead>
         <tr>
-          ${[
-            "step",
-            "tasks",
-            "responses",
-            "accuracy",
-            "95 % interval",
-            ...passes,
-            "process",
-            "of wrong",
-            "length",
-            "truncated",
-            "ungradable",
-            "failed",
-          ].map((name) => html`<th scope="col" class="num">${name}</th>`)}
+          ${["step", ...columns.map(([name]) => name)].map((name) => html`<th scope="col" class="num">${name}</th>`)}
         </tr>
       </thead>
       <tbody>
         ${results.map(
           (one) =>
             html`<tr key=${one.step}>
-              <th scope="row" class="num">${one.step}</th>
-              <td class="num">${number(one.tasks)}</td>
-              <td class="num">${number(one.samples)}</td>
-              <td class="num"><b>${number(one.accuracy)}</b></td>
-              <td class="num">${number(one.accuracy_low)} – ${number(one.accuracy_high)}</td>
-              ${passes.map((name) => html`<td class="num">${number(one[name])}</td>`)}
-              <td class="num">${number(one.process)}</td>
-              <td class="num">${number(one.process_wrong)}</td>
-              <td class="num">${number(one.response_length)}</td>
-              <td class="num">${percent(one.truncated)}</td>
-              <td class="num">${number(one.ungradable)}</td>
-              <td class="num">${number(one.failed)}</td>
+              <th scope="row" class="num" data-label="step">${one.step}</th>
+              ${columns.map(([name, show]) => html`<td class="num" data-label=${name}>${show(one)}</td>`)}
             </tr>`,
         )}
       </tbody>
@@ -136,10 +131,18 @@ function Results({ results, label }) {
 
 function Tasks({ job, results, query }) {
   const [limit, setLimit] = useState(AT_ONCE);
+  const asked = usePolled(
+    (signal) => get(`${JOBS}/${job.id}/samples`, { purpose: "eval", limit: MOST_TEXTS }, signal),
+    [job.id],
+  );
+  const texts = useMemo(
+    () => new Map(asked.value?.data.map((row) => [row.task_id, row.prompt])),
+    [asked.value],
+  );
   const told = results.filter((one) => one.per_task);
   if (!told.length) return null;
   const rows = useMemo(() => taskRows(told), [told.length]);
-  const shown = rows.filter(({ task }) => !query.find || task.includes(query.find));
+  const shown = rows.filter(({ task }) => !query.find || `${task} ${texts.get(task)}`.includes(query.find));
   return html`<section class="panel">
     <div class="bar">
       <h2>Tasks</h2>
@@ -166,7 +169,11 @@ function Tasks({ job, results, query }) {
             ({ task, shares, change }) =>
               html`<tr key=${task}>
                 <th scope="row">
-                  <a href=${href(["jobs", job.id, "samples"], { task, purpose: "eval", order: "oldest" })}>${task}</a>
+                  <a
+                    title=${task}
+                    href=${href(["jobs", job.id, "samples"], { task, purpose: "eval", order: "oldest" })}
+                    >${texts.get(task) ?? task}</a
+                  >
                 </th>
                 ${shares.map(
                   (share) =>

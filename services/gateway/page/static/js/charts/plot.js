@@ -57,6 +57,9 @@ function withDefaults(options, { width, height, sync, onHover }) {
     axes: [
       {
         ...axis,
+        label: "step",
+        labelSize: 14,
+        labelGap: 0,
         size: 24,
         gap: 4,
         space: 64,

@@ -13,9 +13,8 @@ const PAUSE_MS = 1000;
 export async function followEvents(jobId, onEvents, { signal, live, onLine = () => {} }) {
   let last;
   const take = (events) => {
-    if (!events.length) return;
-    last = events.at(-1).id;
-    onEvents(events);
+    last = events.at(-1)?.id ?? last;
+    onEvents(events); // none, too: a job that is queued has told nothing
   };
   for await (const page of pages(`${JOBS}/${jobId}/events`, signal)) take(page);
   while (live && !signal.aborted) {

@@ -52,29 +52,21 @@ export function Actions({ job, onDone }) {
       }
     </span>
     ${error && html`<p role="alert" class="error">${error}</p>`}
-    ${
-      asking &&
-      isFinal(job) &&
-      html`<${Dialog} label="Delete the job" onClose=${() => setAsking(false)}>
-        <h2>Delete this job?</h2>
-        <p>Its record, events, samples, checkpoints and model go, and cannot be brought back.</p>
-        <p class="bar">
-          <button autofocus onClick=${() => setAsking(false)}>Keep it</button
-          ><button class="danger" disabled=${busy} onClick=${erase}>Delete the job</button>
-        </p>
-      <//>`
-    }
-    ${
-      asking &&
-      !isFinal(job) &&
-      html`<${Dialog} label="Cancel the job" onClose=${() => setAsking(false)}>
-        <h2>Cancel this job?</h2>
-        <p>It ends after its present step and a checkpoint, and cannot be resumed. Checkpoints and samples stay.</p>
-        <p class="bar">
-          <button autofocus onClick=${() => setAsking(false)}>Keep it</button
-          ><button class="danger" onClick=${() => ask("cancel")}>Cancel the job</button>
-        </p>
-      <//>`
-    }
+    ${asking && html`<${Question} verb=${isFinal(job) ? "Delete" : "Cancel"} onYes=${isFinal(job) ? erase : () => ask("cancel")} onNo=${() => setAsking(false)} />`}
   `;
 }
+
+const MEANS = {
+  Cancel: "It ends after its present step and a checkpoint, and cannot be resumed. Checkpoints and samples stay.",
+  Delete: "Its record, events, samples, checkpoints and model go, and cannot be brought back.",
+};
+
+const Question = ({ verb, onYes, onNo }) =>
+  html`<${Dialog} label=${`${verb} the job`} onClose=${onNo}>
+    <h2>${verb} this job?</h2>
+    <p>${MEANS[verb]}</p>
+    <p class="bar">
+      <button autofocus onClick=${onNo}>Keep it</button
+      ><button class="danger" onClick=${onYes}>${verb} the job</button>
+    </p>
+  <//>`;

@@ -2,7 +2,7 @@
 import { html, useState } from "../shell/dom.js";
 import { JOBS, get, post, request } from "../data/api.js";
 import { ago, number } from "../shell/format.js";
-import { Empty, Failure } from "../shell/parts.js";
+import { Empty, Failure, isFinal } from "../shell/parts.js";
 import { usePolled } from "../data/poll.js";
 import { go, href } from "../shell/router.js";
 
@@ -12,7 +12,8 @@ export function Model({ job }) {
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const path = `${JOBS}/${job.id}/model`;
-  const files = usePolled((signal) => get(path, {}, signal), [job.id, job.status]);
+  const hasModel = job.fine_tuned_model !== null;
+  const files = usePolled(async (signal) => hasModel && get(path, {}, signal), [job.id, hasModel]);
   const kept = usePolled((signal) => get(`${JOBS}/${job.id}/checkpoints`, {}, signal), [job.id, job.weir.step]);
   async function attempt(work) {
     setBusy(true);
@@ -26,7 +27,8 @@ export function Model({ job }) {
     ${error && html`<${Failure} error=${error} />`}
     <section class="panel">
       <h2>Trained model</h2>
-      ${files.error && html`<p class="soft">${files.error.message}</p>`}
+      ${!hasModel && html`<${Empty}>${isFinal(job) ? "The job has made none." : "There is one once the job has succeeded."}<//>`}
+      ${files.error && html`<${Failure} error=${files.error} what="It was deleted." />`}
       ${
         files.value &&
         html`<p>All of it: <code>weir fetch ${job.id} DIR</code></p>

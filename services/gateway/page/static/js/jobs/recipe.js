@@ -1,11 +1,16 @@
-/** The recipe of a job, table by table, with its defaults. */
-import { html } from "../shell/dom.js";
+/** The recipe of a job as TOML, with its defaults told apart. */
+import { html, useState } from "../shell/dom.js";
+import { post } from "../data/api.js";
 import { moment } from "../shell/format.js";
+import { usePolled } from "../data/poll.js";
+import { href } from "../shell/router.js";
+import { toml } from "./toml.js";
 
 export function Recipe({ job }) {
   const { recipe } = job.weir;
-  const own = Object.entries(recipe).filter(([, value]) => !isTable(value));
-  const tables = Object.entries(recipe).filter(([, value]) => isTable(value));
+  const [copied, setCopied] = useState(false);
+  const { value: read } = usePolled(() => post("v1/page/recipe", { text: JSON.stringify(recipe) }), [job.id]);
+  const text = toml(recipe, read?.changed ?? null);
   const facts = {
     id: job.id,
     submitted: moment(job.created_at),
@@ -14,29 +19,32 @@ export function Recipe({ job }) {
     "trained model": job.fine_tuned_model,
     ...job.metadata,
   };
-  return html`<div class="tables">
-    <${Settings} name="Job" settings=${Object.entries(facts)} />
-    <${Settings} name="Recipe" settings=${own} />
-    ${tables.map(([name, table]) => html`<${Settings} name=${name} settings=${Object.entries(table)} />`)}
-  </div>`;
+  const copy = () => navigator.clipboard.writeText(text).then(() => setCopied(true));
+  return html`
+    <section class="panel">
+      <h2>Job</h2>
+      <dl class="settings">
+        ${Object.entries(facts).map(
+          ([key, value]) =>
+            value !== null &&
+            value !== undefined &&
+            html`<div>
+              <dt>${key}</dt>
+              <dd>${String(value)}</dd>
+            </div>`,
+        )}
+      </dl>
+    </section>
+    <section class="panel">
+      <div class="bar">
+        <h2>Recipe</h2>
+        <span class="grow"></span>
+        ${navigator.clipboard && html`<button onClick=${copy}>${copied ? "Copied" : "Copy"}</button>`}
+        <a class="button" href=${href(["submit"], { like: job.id })}>Submit a changed copy</a>
+      </div>
+      <pre class="toml" tabindex="0" role="region" aria-label="Recipe as TOML">
+${text.split("\n").map((line) => html`<span class=${line.endsWith("# default") ? "soft" : ""}>${line}</span>${"\n"}`)}</pre
+      >
+    </section>
+  `;
 }
-
-const isTable = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-const text = (value) =>
-  typeof value === "string" ? value : JSON.stringify(value, null, 1)?.replace(/\n */g, " ");
-
-const Settings = ({ name, settings }) =>
-  html`<section class="panel">
-    <h2>${name}</h2>
-    <dl class="settings">
-      ${settings.map(
-        ([key, value]) =>
-          value !== null &&
-          value !== undefined &&
-          html`<div>
-            <dt>${key}</dt>
-            <dd>${text(value)}</dd>
-          </div>`,
-      )}
-    </dl>
-  </section>`;

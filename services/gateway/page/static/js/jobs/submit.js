@@ -1,19 +1,44 @@
 /** Submit a job: a recipe as text, its task files, and what it asks for before it is sent. */
 import { html, useEffect, useState } from "../shell/dom.js";
-import { JOBS, post, upload } from "../data/api.js";
+import { JOBS, get, post, upload } from "../data/api.js";
+import { usePolled } from "../data/poll.js";
+import { ago } from "../shell/format.js";
 import { go, href } from "../shell/router.js";
+import { toml } from "./toml.js";
 
-const EXAMPLE = `name = "my-first"
+const example = (model) => `name = "my-first"
 
 [model]
-path = "examples/arithmetic/base-model"
+path = ${JSON.stringify(model)}
+dtype = "float32"
+prompt_template = "{prompt}"  # leave it out for a model with a chat template
+max_context = 96
 
 [tasks]
 train = "train.jsonl"
-…`;
 
-export function Submit() {
+[rollout]
+group_size = 8
+sampling = { max_tokens = 48 }
+
+[algorithm]
+advantage = "grpo"
+
+[training]
+steps = 60
+`;
+
+export function Submit({ query }) {
+  const { value: models } = usePolled((signal) => get("v1/models", {}, signal), []);
+  const { value: files } = usePolled((signal) => get("v1/files", {}, signal), []);
+  const { value: like, error: unlike } = usePolled(
+    async (signal) => query.like && get(`${JOBS}/${query.like}`, {}, signal),
+    [query.like],
+  );
   const [text, setText] = useState("");
+  useEffect(() => {
+    if (like) change(toml({ ...like.weir.recipe, model: { ...like.weir.recipe.model, path: like.model } }));
+  }, [like]);
   const [checked, setChecked] = useState(null);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
@@ -51,13 +76,20 @@ export function Submit() {
     <form class="panel" onSubmit=${check}>
       <h2>1. Recipe</h2>
       <label class="field">Open a TOML or JSON file<input type="file" accept=".toml,.json" onChange=${open} /></label>
+      <p>
+        or
+        <button type="button" class="quiet" onClick=${() => change(example(models?.data[0]?.id ?? "MODEL"))}>
+          begin with an example
+        </button>
+        (a job's own is under its Recipe tab)
+      </p>
       <label for="recipe-text">or paste it</label>
       <textarea
         id="recipe-text"
         class="code"
         rows="16"
         spellcheck="false"
-        placeholder=${EXAMPLE}
+        placeholder=${example("MODEL")}
         required
         value=${text}
         onInput=${(event) => change(event.target.value)}
@@ -67,8 +99,8 @@ export function Submit() {
       </p>
     </form>
     ${
-      error &&
-      html`<div role="alert" class="error lines">${error.message.split("\n").map((line) => html`<p>${line}</p>`)}</div>`
+      (error ?? unlike) &&
+      html`<div role="alert" class="error lines">${(error ?? unlike).message.split("\n").map((line) => html`<p>${line}</p>`)}</div>`
     }
     ${
       checked &&
@@ -89,15 +121,19 @@ export function Submit() {
         </p>
         <h2>3. Model and tasks</h2>
         <label class="field"
-          >Model, a folder below the gateway's model roots<input
-            name="model"
-            required
-            value=${checked.recipe.model.path}
-        /></label>
-        <${TaskFile} name="train" label="Tasks to train on" path=${checked.recipe.tasks.train} required />
+          >Model<input name="model" list="models" required value=${checked.recipe.model.path} /><datalist id="models"
+            >${models?.data.map(({ id }) => html`<option value=${id}></option>`)}</datalist
+          ></label
+        >
+        <${TaskFile} name="train" label="Tasks to train on" path=${checked.recipe.tasks.train} files=${files?.data} />
         ${
           checked.recipe.tasks.held_out &&
-          html`<${TaskFile} name="held_out" label="Held-out tasks" path=${checked.recipe.tasks.held_out} required />`
+          html`<${TaskFile}
+            name="held_out"
+            label="Held-out tasks"
+            path=${checked.recipe.tasks.held_out}
+            files=${files?.data}
+          />`
         }
         <p class="bar">
           <button class="primary" disabled=${busy}>${busy ? "Sending…" : `Submit ${checked.recipe.name}`}</button>
@@ -107,18 +143,36 @@ export function Submit() {
   </div>`;
 }
 
-const TaskFile = ({ name, label, path, required }) => html`
-  <label class="field"
-    >${label}<input type="file" name=${name} accept=".jsonl" required=${required} /><span class="soft small"
-      >JSON Lines; the recipe says ${path}</span
-    ></label
-  >
-`;
+/** A file that the gateway has, or one to upload. */
+function TaskFile({ name, label, path, files = [] }) {
+  const found = files.find(({ id, filename }) => id === path || filename === path.split("/").at(-1));
+  const [id, setId] = useState(null);
+  const chosen = id ?? found?.id ?? "";
+  return html`<label class="field"
+      >${label}, as the recipe says ${path}<select
+        name=${`${name}_id`}
+        onChange=${(event) => setId(event.target.value)}
+      >
+        <option value="" selected=${!chosen}>upload a file</option>
+        ${files.map(
+          (one) =>
+            html`<option value=${one.id} selected=${one.id === chosen}>
+              ${one.filename}, ${one.tasks} tasks, ${ago(one.created_at)}
+            </option>`,
+        )}
+      </select></label
+    >
+    ${
+      !chosen &&
+      html`<label class="field">${label}: new file<input type="file" name=${name} accept=".jsonl" required /></label>`
+    }`;
+}
 
 /** The REST body: the files' ids and the model stand beside the recipe, not in it. */
 async function bodyOf({ tasks, model: { path, ...model }, ...tables }, form) {
-  const body = { model: form.get("model"), training_file: (await upload(form.get("train"))).id };
-  if (tasks.held_out) body.validation_file = (await upload(form.get("held_out"))).id;
+  const idOf = async (name) => form.get(`${name}_id`) || (await upload(form.get(name))).id;
+  const body = { model: form.get("model"), training_file: await idOf("train") };
+  if (tasks.held_out) body.validation_file = await idOf("held_out");
   return { ...body, recipe: { ...tables, model } };
 }
 

@@ -108,6 +108,8 @@ function Typed({ label, name, query, type = "search" }) {
 }
 
 const ANSWERS = 8; // of a group that are told one by one
+const MEANS = ["reward", "process", "length", "surprise", "parity_gap"]; // over the answers of a group
+const numbersOf = (row) => [...MEANS, "advantage"].map((name) => `${words(name)} ${number(row[name])}`).join(", ");
 
 /** A row per group: what was asked, what was answered, and how that was graded. */
 function List({ job, rows, query }) {
@@ -126,8 +128,7 @@ function List({ job, rows, query }) {
           <th scope="col" class="num">step</th>
           <th scope="col">prompt and answers</th>
           <th scope="col" class="num">right</th>
-          <th scope="col" class="num">reward</th>
-          <th scope="col" class="num">length</th>
+          ${MEANS.map((name) => html`<th scope="col" class="num">${words(name)}</th>`)}
         </tr>
       </thead>
       <tbody>
@@ -146,13 +147,12 @@ function List({ job, rows, query }) {
               ${group
                 .slice(0, ANSWERS)
                 .map(
-                  (row) => html`<a href=${link(row)} aria-label=${row.id}><${Outcome} row=${row} />${row.text ?? row.failure ?? ""}</a>`,
+                  (row) => html`<a href=${link(row)} aria-label=${row.id} title=${numbersOf(row)}><${Outcome} row=${row} />${row.text ?? row.failure ?? ""}</a>`,
                 )}
               ${group.length > ANSWERS && html`<span class="soft">and ${group.length - ANSWERS} more</span>`}
             </td>
             <td class="num">${right} / ${group.length}</td>
-            <td class="num">${number(mean(group.map(({ reward }) => reward)))}</td>
-            <td class="num">${number(mean(group.map(({ length }) => length)))}</td>
+            ${MEANS.map((name) => html`<td class="num">${number(mean(group.map((row) => row[name])))}</td>`)}
           </tr>`;
         })}
       </tbody>
