@@ -298,7 +298,7 @@ def answering(answer: Any) -> Iterator[str]:
             pass
 
     class Server(ThreadingHTTPServer):
-        def handle_error(self, *_: Any) -> None:
+        def handle_error(self, request: Any, client_address: Any) -> None:
             """A client may leave in the middle; its own words are looked at."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
