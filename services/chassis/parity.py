@@ -43,7 +43,8 @@ class Answer:
     def repeats(self, earlier: Answer) -> bool:
         """Whether the engine answers as it did, though the learner does not."""
         moved = np.abs(self.expected - earlier.expected)
-        has_moved = moved.mean() > _MOVED and (moved > 0).mean() > 0.5
+        least = max(_MOVED, _NEAREST * self.gap_to(self.expected))  # or it may be rounding
+        has_moved = moved.mean() > least and (moved > 0).mean() > 0.5
         return bool(has_moved) and self.gap_to(earlier.given) < _STAYED * moved.mean()
 
     def nearest(self, known: Mapping[int, np.ndarray]) -> int | None:
@@ -57,9 +58,15 @@ class Answer:
 def digest_of(
     tasks: Iterable[Task], template: str | None, tokenizer: Tokenizer, options: Mapping[str, Any]
 ) -> str:
-    """A digest of the prompts of tasks, as a tokenizer and a template make them."""
+    """A digest of the prompts of tasks, as a tokenizer and a template make them.
+
+    Of a chat template that prints the time it is one of the template.
+    """
+    chat = str(tokenizer.chat_template)
     try:
-        prompts = [rendered(task, template, tokenizer, options) for task in tasks]
+        prompts: Any = [rendered(task, template, tokenizer, options) for task in tasks]
+        if template is None and "strftime_now" in chat:
+            prompts = [chat, dict(options)]
     except PromptError as error:
         prompts = str(error)
     return hashlib.blake2b(json.dumps(prompts).encode(), digest_size=16).hexdigest()

@@ -13,7 +13,9 @@ from protocol.messages import JobState, ParityReport, PolicyVersion, Probes, Req
 
 from services.learner.attempt import Attempt
 from services.learner.durable.progress import Progress
+from services.learner.job import parity
 from services.learner.job.parity import Parity
+from services.learner.job.phases import training
 from services.learner.training.samples import Measured, Sample
 from tests.builders import a_recipe
 from tests.contract.attempts import Learner, answering, until
@@ -74,7 +76,9 @@ async def report(learner: Learner, policy: PolicyVersion, given: np.ndarray, **t
 
 
 @pytest.fixture
-def moving(learner: Learner) -> Moving:
+def moving(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> Moving:
+    for module in (parity, training):
+        monkeypatch.setattr(module, "LEAST_TOKENS", 1)
     team = Moving()
     learner.make_team = lambda: team
     return team
@@ -143,10 +147,12 @@ async def test_sampled_tokens_with_other_logprobs_are_not_trained_and_the_job_ca
     moving.off = 0.3
     await learner.submit()
     async with answering(server.url):
-        await learner.attempt()
-        record = await learner.record()
-        assert (record.state, record.step) == (JobState.PAUSED, 0)
-        assert "temperature" in str(record.error)
+        for _ in range(2):  # resumed while it is as it was
+            await learner.exchange.request_state("job", Requested.RUN)
+            await learner.attempt()
+            record = await learner.record()
+            assert (record.state, record.step, moving.steps) == (JobState.PAUSED, 0, 0)
+            assert "temperature" in str(record.error)
         moving.off = 0.0
         await learner.exchange.request_state("job", Requested.RUN)
         await learner.attempt()

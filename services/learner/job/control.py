@@ -67,8 +67,8 @@ class Control:
 
     async def pause(self, why: str) -> None:
         """Have the job pause where it may, for a reason that people are told."""
+        self.why = why  # before anybody may obey
         await self.service.exchange.request_state(self.job_id, Requested.PAUSE)
-        self.why = why
         await self.refresh()
 
     async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:

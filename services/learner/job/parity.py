@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -30,12 +31,14 @@ from services.learner.training.ranks import Team
 from services.learner.training.samples import Measured, Sample
 
 _TASKS = 8
+_MOST_CHARS = 2000  # of a task, since every announcement carries them
 _SEQUENCES, _LENGTH = 3, 33
 # Of a dtype: limits of the mean gap, at least and at most, between which the first versions decide.
 _LIMITS = {"float32": (1e-4, 1e-3), "float16": (2e-3, 1e-2), "bfloat16": (1e-2, 5e-2)}
 _MEASURED = 3  # versions
 _FACTOR = 4.0
 _WAIT_S = 1.0
+LEAST_TOKENS = 100  # of fewer a mean says little
 _KEPT_TOLD = 100
 
 
@@ -56,16 +59,20 @@ class Parity:
         recipe = self.attempt.recipe.model
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
         read = (recipe.prompt_template, tokenizer, recipe.chat_template_options)
-        asked = tuple(Task(id=t.id, prompt=t.prompt, messages=t.messages) for t in tasks[:_TASKS])
-        try:
-            prompts = [rendered(task, *read) for task in asked]
-        except PromptError:  # of which the rollouts tell
-            return
         length = min(_LENGTH, recipe.max_context - 1)
-        tokens = cycle([token for prompt in prompts for token in prompt[:length]])
-        sequences = tuple(tuple(islice(tokens, length)) for _ in range(_SEQUENCES))
+        asked: list[Task] = []
+        tokens: list[int] = []
+        for task in (Task(id=t.id, prompt=t.prompt, messages=t.messages) for t in tasks[:_TASKS]):
+            with suppress(PromptError):  # of which the rollouts tell
+                if len(task.model_dump_json()) < _MOST_CHARS or not asked:
+                    tokens += rendered(task, *read)[:length]
+                    asked.append(task)
+        if not tokens or length < 2:
+            return
+        endless = cycle(tokens)
+        sequences = tuple(tuple(islice(endless, length)) for _ in range(_SEQUENCES))
         given = {"rendered": digest_of(asked, *read), "logprobs": (), "most": self.most}
-        self.template = Probes(tasks=asked, token_ids=sequences, **given)
+        self.template = Probes(tasks=tuple(asked), token_ids=sequences, **given)
 
     @property
     def most(self) -> float:
@@ -84,8 +91,8 @@ class Parity:
             return None
         samples = [_sample_of(ids) for ids in self.template.token_ids]
         tokens = (await team.score(samples, 1.0)).tokens
-        if "logprobs" not in tokens:
-            return None
+        if "logprobs" not in tokens or not np.isfinite(tokens["logprobs"]).all():
+            return None  # a loss that is not finite has words of its own
         self.progress.note_probes(version, tokens["logprobs"].tolist())
         return self.of(version)
 
@@ -165,25 +172,31 @@ class Parity:
             f"{who} answers as no version; {at}; the gap is {gap}, above {report.most:.1e}; {why}"
         )
 
-    async def check_sampled(self, measured: Measured, version: int, temperature: float) -> None:
-        """Pause if the log-probs that tokens were sampled with are not those of their version."""
+    async def check_sampled(self, measured: Measured, version: int, temperature: float) -> bool:
+        """Pause if the log-probs that tokens were sampled with are not those of their version.
+
+        Rounding of logits counts more at a low temperature. Whether there were tokens enough.
+        """
         mean, tokens = measured.metrics.get("parity_mean"), measured.metrics.get("parity_tokens")
-        if not tokens or mean is None:
-            return
-        row = {"rollout": None, "version": version, "mean": mean, "most": self.most}
-        row |= {"max": measured.metrics.get("parity_max"), "agrees": mean <= self.most}
-        self._news.append(row)
+        if mean is None or not tokens or tokens < LEAST_TOKENS:
+            return False
+        model, training = self.attempt.recipe.model, self.attempt.recipe.training
+        most = training.max_parity or _LIMITS[model.dtype][1]
+        row = {"rollout": None, "version": version, "mean": mean, "most": most}
+        row["agrees"] = mean * min(1.0, temperature) <= most
+        self._news.append(row | {"max": measured.metrics.get("parity_max")})
         if row["agrees"]:
-            return
+            return True
         words = (
             f"tokens sampled by version {version} have log-probs that differ from those of its "
-            f"weights by {mean:.1e} on average, above {self.most:.1e}, though the probes agree: "
+            f"weights by {mean:.1e} on average, above {most:.1e}, though the probes agree: "
             f"temperature {temperature:g} applied twice or not at all, or a KV cache of other "
             "weights; see to the rollouts, then resume the job"
         )
         event_id = f"parity:{self.attempt.number}:tokens:{version}"
         await self.attempt.say(event_id, words, level="warn", data={"parity": [row]})
         await self.control.pause(words)
+        return True
 
     def told(self) -> dict[str, Any]:
         """What was compared since this was called last, for the event of a step."""

@@ -394,7 +394,7 @@ def trained_models(
 def _of_any_learner(models: Sequence[Trained], recipe: Recipe) -> list[Row]:
     policy, largest = models[0], max(models, key=lambda model: model.weights)
     loaded = largest.item("", largest.size, numbers=largest.weights)
-    # The two newest; what a checkpoint copies and what an evaluation measures stay meanwhile.
+    # The two newest; what a checkpoint copies and what is evaluated stay meanwhile.
     evaluates = recipe.evaluation is not None
     versions = 4 if evaluates else 3
     published = policy.item("", policy.size, numbers=versions * policy.weights)
@@ -403,7 +403,7 @@ def _of_any_learner(models: Sequence[Trained], recipe: Recipe) -> list[Row]:
     rows = (
         (True, loaded, "a whole model, to load and to export"),
         (recipe.model.lora is None, published, f"{versions} published versions"),
-        (evaluates, measured, "what an evaluation measures, on each rank"),
+        (evaluates or recipe.training.max_staleness > 0, measured, "what parity compares, a rank"),
     )
     return [("host", is_there, replace(item, what=what)) for is_there, item, what in rows]
 

@@ -15,7 +15,7 @@ from protocol.streams import FAILED, GRADED
 
 from services.chassis.metrics import born_at_zero
 from services.learner.attempt import Attempt
-from services.learner.supply.log import GroupLog, read_log, retain
+from services.learner.supply.log import GroupLog, read_log, retain, rewrite
 
 log = logging.getLogger(__name__)
 TAKEN_IN = born_at_zero(
@@ -108,6 +108,13 @@ class Intake:
         self._finished[purpose] = max(self._finished[purpose], numbers.stop)
         for number in numbers:
             del self._segments[purpose, number], self.waiting[purpose, number]
+
+    async def discard(self, purpose: Purpose) -> None:
+        """Take groups that have not been used out of the log: the next attempt asks for them."""
+        async with self._writing:
+            unwanted = {key for key in self.waiting if key[0] is purpose}
+            for segment in {self._segments[key] for key in unwanted}:
+                await asyncio.to_thread(rewrite, self.log.folder, segment, unwanted)
 
     async def drop_segments(self, first_needed: str) -> None:
         await asyncio.to_thread(retain, self.log.folder, first_needed)

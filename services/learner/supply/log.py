@@ -9,12 +9,13 @@ are deleted; people read the sample store (`services.learner.durable.sample_stor
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from secrets import token_hex
 
 from protocol.frames import Fields, FrameError, decode, pack, unpack_all
 from protocol.messages import GradedGroup
+from protocol.recipe import Purpose
 from protocol.weights import sync_folder
 
 _WHOLE, _PARTIAL = ".segment", ".partial"
@@ -55,6 +56,24 @@ class GroupLog:
             raise
         self._sequence += 1
         return target.name
+
+
+def rewrite(folder: Path, segment: str, unwanted: Container[tuple[Purpose, int]]) -> None:
+    """Leave groups out of a segment, from one moment to the next."""
+    target = folder / segment
+    with target.open("rb") as file:
+        kept = [f for f in unpack_all(file) if _named(decode(GradedGroup, f)) not in unwanted]
+    partial = target.with_suffix(_PARTIAL)
+    with partial.open("wb") as file:
+        file.writelines(map(pack, kept))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(target)
+    sync_folder(folder)
+
+
+def _named(group: GradedGroup) -> tuple[Purpose, int]:
+    return group.purpose, group.number
 
 
 def read_log(folder: Path, first_segment: str = "") -> Iterator[tuple[str, GradedGroup]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from protocol.messages import Doing
 from protocol.recipe import Purpose
@@ -12,6 +14,7 @@ from protocol.recipe import Purpose
 from services.learner.attempt import as_json
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
+from services.learner.job.parity import LEAST_TOKENS
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import Selection
 from services.learner.training.flops import Flops
@@ -75,17 +78,20 @@ class Training:
         """
         learning, progress = self.learning, self.learning.progress
         version = progress.step if learning.held is None else learning.held
-        is_due = learning.held not in {None, self._compared} or version % _COMPARE_EVERY == 0
-        if not is_due or progress.is_replayed:
+        is_first = self._compared is None  # of this attempt
+        is_due = is_first or learning.held is not None or version % _COMPARE_EVERY == 0
+        if version == self._compared or progress.is_replayed or not is_due:
             return
-        some = [s for s in self._samples_of(groups, version)[0] if s.on_version.any()]
+        some = _some_of(self._samples_of(groups, version)[0])
         if some:
             with learning.control.doing(Doing.MEASURES_PARITY, timed="parity"):
                 measured = await learning.team.score(
-                    some[:_COMPARED], self._temperature, of_held=version < progress.step
+                    some, self._temperature, of_held=version < progress.step
                 )
-            self._compared = version
-            await learning.parity.check_sampled(measured, version, self._temperature)
+            if await learning.parity.check_sampled(measured, version, self._temperature):
+                self._compared = version
+            if learning.control.why:  # nor is anything trained that lies in the log
+                await learning.intake.discard(Purpose.TRAIN)
             learning.control.obey()
         has_gone = version < progress.step - learning.recipe.training.max_staleness
         if progress.evaluating is None and (some or has_gone):
@@ -174,3 +180,11 @@ class Training:
         )
         data = {"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
         await self.learning.attempt.say(f"undersampled:{step}", message, level="warn", data=data)
+
+
+def _some_of(samples: Sequence[Sample]) -> list[Sample]:
+    """Some with tokens of the version, as many as are to be compared; none if these are too few."""
+    own = [sample for sample in samples if sample.on_version.any()]
+    ends = list(accumulate(int(sample.on_version.sum()) for sample in own))
+    enough = bisect_left(ends, LEAST_TOKENS)
+    return own[: max(_COMPARED, enough + 1)] if enough < len(own) else []
