@@ -38,6 +38,7 @@ EVALUATED: dict[str, Any] = {"tasks": {"held_out": "held_out.jsonl"}, "evaluatio
 
 
 def zero(stage: int, dtype: str = "bfloat16", offload: str = "none", **tables: Any) -> Recipe:
+    tables = {"training": {"max_staleness": 0}, **tables}
     optimizer = {"zero_stage": stage, "offload": offload}
     return a_recipe(model={"dtype": dtype}, optimizer=optimizer, **tables)
 
@@ -179,7 +180,12 @@ def test_an_adapter_is_all_that_learns() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "evaluated", "copies"),
-    [(1, {}, [1, 3]), (1, EVALUATED, [1, 4, 8]), (3, EVALUATED, [1, 4, 1])],
+    [
+        (1, {}, [1, 3]),
+        (1, {"training": {"max_staleness": 1}}, [1, 3, 8]),
+        (1, EVALUATED, [1, 4, 8]),
+        (3, EVALUATED, [1, 4, 1]),
+    ],
 )
 def test_the_host_holds_whole_models_that_are_loaded_published_and_measured(
     stage: int, evaluated: dict[str, Any], copies: list[int]
