@@ -62,11 +62,10 @@ def digest_of(
 
     Of a chat template that prints the time it is one of the template.
     """
-    chat = str(tokenizer.chat_template)
     try:
         prompts: Any = [rendered(task, template, tokenizer, options) for task in tasks]
-        if template is None and "strftime_now" in chat:
-            prompts = [chat, dict(options)]
+        if template is None and prompts and "strftime_now" in str(tokenizer.chat_template):
+            prompts = [str(tokenizer.chat_template), dict(options)]
     except PromptError as error:
         prompts = str(error)
     return hashlib.blake2b(json.dumps(prompts).encode(), digest_size=16).hexdigest()

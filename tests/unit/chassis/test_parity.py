@@ -1,0 +1,45 @@
+"""Whether an engine computes what the learner does: neither rounding nor the clock says no."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.chassis.parity import Answer, digest_of
+from tests.builders import a_task
+
+EXPECTED = np.linspace(-3.0, -0.5, 96)
+
+
+class Tokenizer:
+    """Reads a template that prints the time, of which none is like another."""
+
+    def __init__(self, chat_template: str) -> None:
+        self.chat_template = chat_template
+        self._times = count()
+
+    def __call__(self, text: str) -> Any:
+        raise AssertionError("no plain template is given")
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> list[int]:
+        return [next(self._times)]
+
+
+def test_prompts_that_print_the_time_are_compared_by_their_template() -> None:
+    tasks, (here, elsewhere) = [a_task()], (Tokenizer("{{ strftime_now('%d') }}") for _ in "12")
+    once = digest_of(tasks, None, here, {})
+    assert digest_of(tasks, None, here, {}) == digest_of(tasks, None, elsewhere, {}) == once
+    assert digest_of(tasks, None, Tokenizer("{{ strftime_now('%m') }}"), {}) != once
+    assert digest_of(tasks, None, here, {"enable_thinking": False}) != once
+
+
+@pytest.mark.parametrize(("moved", "stuck"), [(1e-2, True), (1e-3, False), (1e-6, False)])
+def test_an_engine_that_stands_still_is_stuck_if_the_learner_moved_beyond_rounding(
+    moved: float, stuck: bool
+) -> None:
+    given = EXPECTED + 2.4e-3  # by other kernels
+    earlier, later = Answer(given, EXPECTED), Answer(given, EXPECTED - moved)
+    assert later.repeats(earlier) == stuck
