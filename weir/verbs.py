@@ -166,16 +166,20 @@ def why(job_id: JobId, as_json: AsJson = False) -> None:
 
 @verbs.command()
 def doctor(job_id: JobId, limit: Limit = 20, as_json: AsJson = False) -> int:
-    """Show whether rollouts compute what the learner computes, version by version."""
+    """Show whether rollouts compute what the learner computes, version by version.
+
+    The exit status is 0 if all rollouts agree that reported the newest version, and the last
+    sampled tokens do; 1 if one does not, or nothing was compared yet.
+    """
     with connected() as weir:
         rows = views.parity_in(weir.past_events(job_id))
-        last = {row["rollout"]: row for row in rows}.values()
+        newest = views.newest_parity(rows)
         if as_json:
             tell(rows)
         else:
-            show(views.parity_table(rows[-limit:]))
+            show(views.parity_table(rows[-limit:]) if rows else "nothing was compared yet")
             say(views.in_a_sentence(weir.job(job_id), weir.why(job_id)))
-        return SUCCEEDED if all(row["agrees"] for row in last) else FAILED
+        return SUCCEEDED if newest and all(row["agrees"] for row in newest) else FAILED
 
 
 @verbs.command()

@@ -405,6 +405,14 @@ def parity_in(events: Iterable[Json]) -> list[Json]:
     return list({(row["rollout"], row["version"]): row for row in rows}.values())
 
 
+def newest_parity(rows: Sequence[Json]) -> list[Json]:
+    """What tells of rollouts as they are: some may be gone that reported older versions."""
+    reported = [row for row in rows if row["rollout"] is not None]
+    newest = max((row["version"] for row in reported), default=None)
+    tokens = [row for row in rows if row["rollout"] is None]
+    return [*(row for row in reported if row["version"] == newest), *tokens[-1:]]
+
+
 def parity_table(rows: Iterable[Json]) -> Table:
     found = table("rollout", "version", "mean gap", "largest", "limit", "verdict")
     for row in rows:

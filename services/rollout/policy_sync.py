@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +58,7 @@ _GONE_S = 0.3  # newer weights are announced before older ones go
 _RETRY_S = 1.0
 _MAX_LOAD_FAILURES = 3
 _KEPT_ANSWERS = 8
+_TELL_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class PolicyFollower:
         self._load_failures = 0
         self._answers: dict[tuple[str, int], dict[int, Answer]] = {}  # by attempt, and version
         self._refused: PolicyVersion | None = None  # whose weights the engine does not have
+        self._told: tuple[ParityReport | None, float] = (None, 0.0)  # last, and when
         self._changed = asyncio.Condition()
         self._gpu = asyncio.Lock()  # held while the engine starts, loads or sleeps
         self._turn = AsyncExitStack()  # on the GPU; it ends with the engine's sleep, or the process
@@ -104,8 +106,11 @@ class PolicyFollower:
         self._fetcher = Fetcher(*service.deployment.weights_roots)
 
     def serves(self, job: ActiveJob) -> bool:
-        """Whether a policy of this job is loaded, or has been and makes way for the next."""
-        return self._last_job == job.job_id
+        """Whether a policy of this job is loaded, or has been and makes way for the next.
+
+        None is once weights are refused, until others have answered their probes.
+        """
+        return self._last_job == job.job_id and self._refused is None
 
     def has_died(self) -> bool:
         return self.engine is not None and self.engine.has_died
@@ -213,6 +218,7 @@ class PolicyFollower:
         if self._serves_weights_of(wanted) or not self.demand.may_switch:
             return _POLL_S
         if self._refused is not None and _same_weights(self._refused, wanted):
+            await self._tell_again()
             return _POLL_S
         return await self._try_to_take(wanted, job)
 
@@ -228,9 +234,12 @@ class PolicyFollower:
             during = self.service.activity.during
             loading = during(Doing.LOADS_VERSION, newest.number, timed="loading")
             with loading, ExitStack() as lease:
+                # First: a base that is damaged says nothing of the adapter's links.
+                base = await asyncio.to_thread(lease.enter_context, self._base_of(newest))
                 began, fetched = time.monotonic(), self._fetcher.fetched(newest)
                 folder = await asyncio.to_thread(lease.enter_context, fetched)
-                await self._take(folder, newest, job, {"fetch": time.monotonic() - began})
+                seconds = {"fetch": time.monotonic() - began}
+                await self._take(folder, base, newest, job, seconds)
         except WeightsGone as error:
             return self._failed("gone", error, _GONE_S)
         except (WeightsError, OSError) as error:  # of a full disk, for one
@@ -251,15 +260,28 @@ class PolicyFollower:
             self.service.readiness.set(False, f"weights {why}: {error}")
         return retry_s
 
+    @contextmanager
+    def _base_of(self, policy: PolicyVersion) -> Iterator[Path | None]:
+        """The model that an adapter is for, verified, where an engine is to start on it."""
+        if not policy.base or self.engine is not None:
+            yield None
+            return
+        base = self.service.deployment.weights_dir / policy.base
+        with weights.leased(base):
+            weights.verify(base, policy.base_digest)
+            yield base
+
     async def _take(
-        self, folder: Path, newest: PolicyVersion, job: ActiveJob, seconds: dict[str, float]
+        self,
+        folder: Path,
+        base: Path | None,
+        newest: PolicyVersion,
+        job: ActiveJob,
+        seconds: dict[str, float],
     ) -> None:
         settings = EngineSettings.from_environment(job.recipe.model)
         started = time.monotonic()
         shape = await asyncio.to_thread(verified_shape, folder, newest.digest)
-        base = self.service.deployment.weights_dir / newest.base if newest.base else None
-        if base is not None and self.engine is None:
-            await asyncio.to_thread(weights.verify, base, newest.base_digest)
         seconds["verify"] = time.monotonic() - started
         serving = Serving(newest, shape, settings)
         async with self._gpu:
@@ -276,8 +298,7 @@ class PolicyFollower:
     async def _start(self, folder: Path, serving: Serving, base: Path | None) -> None:
         self.service.readiness.set(False, "the engine is starting")
         label = version_label(serving.policy.attempt, serving.policy.number)
-        lease = weights.leased(base) if base is not None else nullcontext()
-        with self.service.activity.during(Doing.STARTS_ENGINE), lease:
+        with self.service.activity.during(Doing.STARTS_ENGINE):
             try:
                 self.engine = await self.start_engine(folder, label, serving.settings, base)
             except EngineError as error:
@@ -326,8 +347,16 @@ class PolicyFollower:
             before[policy.number] = answer
         if len(before) > _KEPT_ANSWERS:
             del before[next(iter(before))]
+        self._told = report, time.monotonic()
         await self.service.exchange.report_parity(report)
         return report.agrees
+
+    async def _tell_again(self) -> None:
+        """Report a refusal once more: the job does not pause if the server has lost the last."""
+        report, told_at = self._told
+        if report is not None and time.monotonic() - told_at > _TELL_AGAIN_S:
+            self._told = report, time.monotonic()
+            await self.service.exchange.report_parity(report)
 
     async def _refuse(self, policy: PolicyVersion) -> None:
         """Sample nothing, and let nothing go that these weights have sampled."""

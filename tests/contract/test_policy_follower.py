@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from prometheus_client import REGISTRY
-from protocol import weights
+from protocol import deltas, weights
 from protocol.exchange import Exchange, connect
-from protocol.messages import ActiveJob, PolicyVersion
+from protocol.messages import ActiveJob, PolicyVersion, Probes
 
 from services.chassis.deployment import Deployment
 from services.chassis.faults import NotStarted
+from services.chassis.parity import digest_of
 from services.chassis.service import Service
 from services.chassis.turns import Turns
+from services.rollout import policy_sync
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineError, LoadError
 from tests.builders import a_job_record, a_recipe, a_request
@@ -26,6 +28,7 @@ from tests.contract.valkey_server import Server
 from tests.unit.rollout.test_policy_sync import write_folder
 
 if TYPE_CHECKING:
+    from services.chassis.prompts import Tokenizer
     from services.rollout.engine import Engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
@@ -35,6 +38,7 @@ class SlowEngine:
     """Stands in for the engine: a load takes until it is told to end."""
 
     has_died = False
+    tokenizer = None
 
     def __init__(self) -> None:
         self.loading = asyncio.Event()
@@ -45,6 +49,9 @@ class SlowEngine:
         self.loading.set()
         await self.end_of_load
         return {"load": 1.0}
+
+    async def score(self, prompts: object, seconds: dict[str, float]) -> list[float]:
+        return [-1.0]
 
     async def sleep(self) -> None:
         self.sleeps = True
@@ -104,14 +111,15 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def _announce(exchange: Exchange, deployment: Deployment, number: int) -> None:
+async def _announce(
+    exchange: Exchange, deployment: Deployment, number: int, probes: Probes | None = None
+) -> None:
     folder = weights.version_folder("job", 1, number)
     digest = weights.write(
         deployment.weights_dir, folder, lambda target: write_folder(target, value=float(number))
     )
-    await exchange.announce(
-        PolicyVersion(job_id="job", attempt=1, number=number, folder=folder, digest=digest)
-    )
+    version = {"job_id": "job", "attempt": 1, "number": number, "folder": folder}
+    await exchange.announce(PolicyVersion(**version, digest=digest, probes=probes))
 
 
 async def test_a_request_waits_while_weights_are_loaded(line: Following) -> None:
@@ -209,3 +217,42 @@ async def test_a_version_that_cannot_be_copied_is_left_for_the_next(
     assert not line.task.done()
     await _announce(line.exchange, line.deployment, 3)
     await asyncio.wait_for(waiting, 60)
+
+
+async def test_a_refusal_is_reported_until_other_weights_are_served_and_claims_nothing(
+    line: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_sync, "_TELL_AGAIN_S", 0.05)
+    job = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
+    line.engine.end_of_load.set_result(None)
+    await asyncio.wait_for(served(line.follower, min_version=1), 60)
+    assert line.follower.serves(job)
+    rendered = digest_of((), None, cast("Tokenizer", None), {})
+    given = {"tasks": (), "rendered": rendered, "token_ids": ((1, 2),), "most": 0.1}
+    await _announce(line.exchange, line.deployment, 2, Probes(**given, logprobs=(-2.0,)))
+    async with asyncio.timeout(60):
+        while len(reports := await line.exchange.parity_reports("job", "0", 0.1)) < 3:
+            assert not line.task.done()
+    assert not any(report.agrees for _, report in reports)
+    assert not line.follower.serves(job)
+    await _announce(line.exchange, line.deployment, 3)
+    await asyncio.wait_for(served(line.follower, min_version=3), 60)
+    assert line.follower.serves(job)
+
+
+async def test_links_of_an_adapter_stay_where_its_base_is_damaged(line: Following) -> None:
+    root = line.deployment.weights_dir
+    digest = weights.write(root, "job/1.2", lambda target: write_folder(target))
+    deltas.write_link(root / "job/1.2", None, link := root / "job/1.2.link")
+    shutil.rmtree(root / "job/1.2")
+    base_digest = weights.write(root, "job/1.base", lambda target: write_folder(target))
+    (root / "job/1.base/tokenizer.json").write_text("damaged")
+    adapter = PolicyVersion(
+        **{"job_id": "job", "attempt": 1, "number": 2, "folder": "job/1.2", "digest": digest},
+        **{"links": ("job/1.2.link",), "base": "job/1.base", "base_digest": base_digest},
+    )
+    begun = PolicyFollower(line.follower.service, line.follower.start_engine)
+    before = failures("damaged")
+    await begun._try_to_take(adapter, ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
+    assert failures("damaged") == before + 1
+    assert link.exists()

@@ -13,12 +13,14 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from protocol.messages import FinishReason
 from protocol.recipe import Sampling
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists
 
@@ -358,6 +360,19 @@ def test_tokens_leave_the_engine_many_at_a_time_or_after_a_while(
     assert sent(129) == [1, 64, 64]
     monkeypatch.setattr("time.monotonic", itertools.count(start=100, step=3.0).__next__)
     assert sent(4) == [1, 2]
+
+
+def test_probes_go_before_all_that_waits() -> None:
+    class Told:
+        def schedule(self, _: bool) -> list[Any]:
+            return list(scheduler.waiting)
+
+    scheduler: Any = type("Scheduler", (_Batching, Told), {})()
+    asked = [Mock(sampling_params=Mock(prompt_logprobs=asks)) for asks in (None, 0, None)]
+    scheduler.waiting = FCFSRequestQueue([Mock(sampling_params=None), *asked])
+    first, *others = scheduler.schedule()
+    assert first is asked[1]
+    assert others[1:] == [asked[0], asked[2]]
 
 
 async def test_after_a_failed_load_nothing_is_sampled_until_a_load_succeeds(

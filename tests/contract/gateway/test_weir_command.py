@@ -173,6 +173,21 @@ def test_doctor_shows_what_was_compared_and_whether_the_newest_agrees(
     assert [json.loads(line) for line in told] == rows
 
 
+def test_doctor_judges_rollouts_at_the_newest_version_and_fails_where_none_reported(
+    stack: Stack, http: httpx.Client, weir: Weir
+) -> None:
+    job_id = a_job(http)["id"]
+    status, out, _ = weir("doctor", job_id)
+    assert (status, out.splitlines()[0]) == (1, "nothing was compared yet")
+    gone = {"rollout": "rollout-0", "version": 1, "mean": 0.25, "max": 0.5, "most": 1e-4}
+    rows = [gone | {"agrees": False}]
+    rows += [row | {"mean": 1e-6, "agrees": True} for row in (gone | {"rollout": None}, gone)]
+    rows[-1] |= {"rollout": "rollout-1", "version": 2}
+    tell(stack, an_event(job_id, 1, data={"parity": rows}))
+    status, out, _ = weir("doctor", job_id)
+    assert (status, "2.5e-01" in out) == (0, True)
+
+
 def test_ctrl_c_detaches_and_says_how_to_come_back(
     stack: Stack, http: httpx.Client, here: Path
 ) -> None:
