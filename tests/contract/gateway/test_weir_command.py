@@ -318,8 +318,10 @@ def answering(answer: Any) -> Iterator[str]:
 
     with Server(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 def a_page(*objects: dict[str, Any]) -> dict[str, Any]:
