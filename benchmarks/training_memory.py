@@ -80,7 +80,7 @@ def _recipe(stage: int, offload: str, dtype: str) -> Recipe:
             "tasks": {"train": "none"},
             "rollout": {"sampling": {"max_tokens": 1}},
             "algorithm": {"advantage": "grpo"},
-            "training": {"steps": 1},
+            "training": {"steps": 1, "max_staleness": 0},
             "optimizer": {"zero_stage": stage, "offload": offload},
         }
     )
