@@ -153,6 +153,10 @@ async def test_sampled_tokens_with_other_logprobs_are_not_trained_and_the_job_ca
             record = await learner.record()
             assert (record.state, record.step, moving.steps) == (JobState.PAUSED, 0, 0)
             assert "temperature" in str(record.error)
+            (told,) = (await learner.events(kind=f"parity:{record.attempt}:tokens"))[0].data[
+                "parity"
+            ]  # type: ignore[misc]
+            assert (told["max"], told["agrees"]) == (0.6, False)  # type: ignore[index,call-overload]
         moving.off = 0.0
         await learner.exchange.request_state("job", Requested.RUN)
         await learner.attempt()

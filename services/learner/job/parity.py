@@ -183,8 +183,9 @@ class Parity:
         model, training = self.attempt.recipe.model, self.attempt.recipe.training
         most = training.max_parity or _LIMITS[model.dtype][1]
         row = {"rollout": None, "version": version, "mean": mean, "most": most}
+        row |= {"max": measured.metrics.get("parity_max")}
         row["agrees"] = mean * min(1.0, temperature) <= most
-        self._news.append(row | {"max": measured.metrics.get("parity_max")})
+        self._news.append(row)
         if row["agrees"]:
             return True
         words = (
