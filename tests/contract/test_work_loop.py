@@ -102,20 +102,19 @@ async def until_claiming(exchange: Exchange, worker: str, beats: int = 1) -> int
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
-async def test_workers_hold_equally_many_groups_however_much_room_the_first_has(
+async def test_a_worker_claims_its_share_at_once_however_much_room_it_has(
     exchange: Exchange, open_exchange: OpenExchange, num_workers: int
 ) -> None:
-    first, *others = names = [f"worker-{place}" for place in range(num_workers)]
-    share, held, have_opened = 16 / num_workers, Counter[str](), set[str]()
+    names = [f"worker-{place}" for place in range(num_workers)]
+    share, held, open_to = 16 // num_workers, Counter[str](), set[str]()
 
     def room_of(name: str) -> Callable[[ActiveJob, int], int]:
-        return lambda _, in_flight: 100 - in_flight if name in have_opened else 0
+        # No room for what is claimed later, one by one, while the others are slow.
+        return lambda _, in_flight: 100 if name in open_to and in_flight < share else 0
 
     def holding(name: str) -> Handle:
         async def hold(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
             held[name] += 1
-            if held[first] == share:
-                have_opened.update(others)
             while held.total() < 16:
                 await asyncio.sleep(0.01)
             return await answer(job, request)
@@ -127,13 +126,12 @@ async def test_workers_hold_equally_many_groups_however_much_room_the_first_has(
         for name in names:
             own = await workers.enter_async_context(open_exchange(name))
             await workers.enter_async_context(working(own, holding(name), room=room_of(name)))
-        for name in others:
-            await until_claiming(exchange, name)
-        beats = await until_claiming(exchange, first)
-        await until_claiming(exchange, first, beats + 2)  # it knows of the others
-        have_opened.add(first)
+        for name in names * 2:  # each knows of the others when all have shown life twice since
+            beats = await until_claiming(exchange, name)
+            await until_claiming(exchange, name, beats + 2)
+        open_to.update(names)
         await results(exchange, 16)
-    assert all(abs(held[name] - share) <= 1 for name in names), held
+    assert held == dict.fromkeys(names, share)
 
 
 async def test_a_worker_outlives_a_job_that_ends_while_it_counts_its_share(
