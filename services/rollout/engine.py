@@ -212,10 +212,8 @@ class Engine:
         except EngineGenerateError as error:  # which has no words of its own
             raise EngineError(f"vLLM failed: {error.__cause__!r}") from error
 
-    async def score(
-        self, prompts: Sequence[Sequence[int]], seconds: dict[str, float]
-    ) -> list[float]:
-        """Log-probs of the tokens of prompts, but for each one's first, in nats at temperature 1.
+    async def score(self, prompt: Sequence[int], seconds: dict[str, float]) -> list[float]:
+        """Log-probs of the tokens of a prompt, but for its first, in nats at temperature 1.
 
         They are computed anew, whatever the prefix cache has. Adds the time taken to ``seconds``.
 
@@ -223,11 +221,8 @@ class Engine:
             LoadError: if that fails or passes its deadline.
         """
         async with self._phase("probe", seconds):
-            outputs = await asyncio.gather(
-                *(self._output(ids, _ONE_TOKEN, 0, prompt_logprobs=0) for ids in prompts)
-            )
-        found = [cast(FlatLogprobs, output.prompt_logprobs) for output in outputs]
-        return [logprob for each in found for logprob in each.logprobs]
+            output = await self._output(prompt, _ONE_TOKEN, 0, prompt_logprobs=0)
+        return cast(FlatLogprobs, output.prompt_logprobs).logprobs
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
         """Exchange the weights while requests wait; returns the seconds that each phase took.
