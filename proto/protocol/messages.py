@@ -305,7 +305,7 @@ class Probes(Message):
     rendered: str  # a digest of their prompts, as the learner reads them
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # the learner's, of all tokens but the first; nats
-    earlier: Mapping[int, tuple[float, ...]] = Field(default_factory=dict)  # those of versions
+    earlier: Mapping[int, tuple[float, ...]] = Field(default_factory=dict[int, tuple[float, ...]])
     most: float  # that the mean gap may be
 
 
