@@ -304,7 +304,8 @@ class Probes(Message):
     tasks: tuple[Task, ...]
     rendered: str  # a digest of their prompts, as the learner reads them
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # the learner's, of all tokens but the first; nats
+    # The learner's, of all tokens but the first, in nats; and those of versions before.
+    logprobs: tuple[float, ...]
     earlier: Mapping[int, tuple[float, ...]] = Field(default_factory=dict[int, tuple[float, ...]])
     most: float  # that the mean gap may be
 
