@@ -258,10 +258,8 @@ class Engine:
         ends = [*(start for _, start in begun[1:]), num_tokens]
         return [WeightVersionSpan(*of, end) for of, end in zip(begun, ends, strict=True)]
 
-    async def score(
-        self, prompts: Sequence[Sequence[int]], seconds: dict[str, float]
-    ) -> list[float]:
-        """Log-probs of the tokens of prompts, but for each one's first, in nats at temperature 1.
+    async def score(self, prompt: Sequence[int], seconds: dict[str, float]) -> list[float]:
+        """Log-probs of the tokens of a prompt, but for its first, in nats at temperature 1.
 
         They are computed anew, whatever the prefix cache has. Adds the time taken to ``seconds``.
 
@@ -269,11 +267,8 @@ class Engine:
             LoadError: if that fails or passes its deadline.
         """
         async with self._phase("probe", seconds):
-            outputs = await asyncio.gather(
-                *(self._output(ids, _ONE_TOKEN, 0, prompt_logprobs=0) for ids in prompts)
-            )
-        found = [cast(FlatLogprobs, output.prompt_logprobs) for output in outputs]
-        return [logprob for each in found for logprob in each.logprobs]
+            output = await self._output(prompt, _ONE_TOKEN, 0, prompt_logprobs=0)
+        return cast(FlatLogprobs, output.prompt_logprobs).logprobs
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
         """Exchange the weights while requests wait; returns the seconds that each phase took.

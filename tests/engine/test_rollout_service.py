@@ -223,10 +223,14 @@ async def test_weights_that_do_not_answer_as_the_learners_do_are_reported_and_sa
     fault: str,
 ) -> None:
     async def announce(number: int, rendered: str = digest_of((), None, None, {})) -> None:  # type: ignore[arg-type]
-        ids = [[1, *(3 + (7 * row + 5 * i) % 40 for i in range(32))] for row in range(4)]
-        logprobs = [reference(folders[number], row[:1], np.array(row[1:])) for row in ids]
+        ids = [1, *(3 + (5 * i + i // 40) % 40 for i in range(50))]
+        own, *earlier = (
+            reference(folders[version], ids[:1], np.array(ids[1:])).tolist()
+            for version in range(number, -1, -1)
+        )
         known = {"tasks": (), "rendered": rendered, "token_ids": ids, "most": 1e-3}
-        probes = Probes(**known, logprobs=tuple(np.concatenate(logprobs).tolist()))
+        known["earlier"] = dict(enumerate(reversed(earlier)))
+        probes = Probes(**known, logprobs=own)
         await line.announce(number, folders[number], probes=probes)
 
     async def reports(count: int) -> list[ParityReport]:
@@ -256,7 +260,7 @@ async def test_weights_that_do_not_answer_as_the_learners_do_are_reported_and_sa
     assert all(report.agrees for report in good)
     assert (bad.version, bad.agrees, done) == (last, False, False)
     assert bad.same_prompts == (fault != "other prompts")
-    assert bad.stays_at == (0 if fault in {"not loaded", "an old slot"} else None)
+    assert bad.holds == (0 if fault in {"not loaded", "an old slot"} else None)
 
 
 async def test_what_it_held_when_its_engine_died_may_have_killed_it(

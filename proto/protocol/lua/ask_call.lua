@@ -7,9 +7,9 @@ end
 if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
   return 0
 end
+redis.call('HSET', KEYS[3], ARGV[2], ARGV[6])
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 redis.call('RPUSH', KEYS[1], cjson.encode({ARGV[1], ARGV[2], tonumber(redis.call('TIME')[1])}))
-redis.call('HSET', KEYS[3], ARGV[2], ARGV[6])
 for _, key in ipairs(KEYS) do
   redis.call('EXPIRE', key, ARGV[5])
 end
