@@ -103,7 +103,7 @@ async def test_work_moves_unchanged_and_leaves_nothing_behind(
     received = result.message()
     assert (result.key, received.request) == (request.key, request)
     assert received.token_ids.tobytes() == group.token_ids.tobytes()
-    assert received.own.tobytes() == group.own.tobytes()
+    assert received.is_own.tobytes() == group.is_own.tobytes()
     await exchange.hand_off(result, GRADED, a_graded_group(group))
     (graded,) = await exchange.claim((GRADED,), "job", count=1, wait_s=0)
     assert await exchange.under_way("job") == {"train:0"}

@@ -293,6 +293,7 @@ def test_what_is_not_the_policys_own_is_shown_apart_and_without_numbers(
     page.goto(f"/#/jobs/{run}/samples/train:21?colour=surprise")
     text = page.get_by_role("group", name=re.compile("Text of response 0"))
     foreign, reading = text.locator(".foreign"), page.locator(".reading:not(:empty)")
+    expect(foreign.first).to_be_visible()
     shown = {int(each.get_attribute("data-token") or -1) for each in foreign.all()}
     count = int(text.locator("[data-token]").last.get_attribute("data-token") or 0) + 1
     assert shown == {token for token in range(count) if token % 9 >= 6}

@@ -361,7 +361,7 @@ def test_a_token_that_is_not_the_policys_own_has_no_numbers() -> None:
     group = in_turns()
     assert group.group is not None
     own = group.group.behavior_logprobs[OWN == 1]
-    found = rows(group, grpo, logprobs=own - 0.25)
+    found = rows(group, grpo, logprobs=(own - 0.25).tolist())
     assert column(found, "length") == [3, 2]
     assert column(found, "surprise") == pytest.approx([-own[:3].mean(), -own[3:].mean()])
     for name in ("logprobs", "behavior_logprobs"):
