@@ -83,6 +83,7 @@ def _sample(job_id: str, number: int, size: int, chance: random.Random) -> list[
     ids = [_CODER.encode(text, add_special_tokens=False).ids for text, _ in answers]
     lengths = [len(one) for one in ids]
     tokens = sum(lengths)
+    own = np.concatenate([np.arange(length) % 9 < (6 if number == 21 else 9) for length in lengths])
     request = a_request(
         **{"job_id": job_id, "number": number, "step": step, "task": task, "group_size": size},
         prompt_template="{prompt}",
@@ -94,13 +95,14 @@ def _sample(job_id: str, number: int, size: int, chance: random.Random) -> list[
         version=step,
         prompt_ids=_CODER.encode(task.prompt or "").ids,
         token_ids=[token for one in ids for token in one],
-        behavior_logprobs=[-abs(chance.gauss(0, 0.4)) for _ in range(tokens)],
+        behavior_logprobs=np.array([-abs(chance.gauss(0, 0.4)) for _ in range(tokens)]) * own,
+        own=own,
     )
     graded = a_graded_group(rollout, grades=[grade for _, grade in answers])
     fate = "stale" if number % 29 == 28 else USED
     group = ScoredGroup(graded, sample_stores.SCORING, fate)
     surprises = [chance.random() for _ in range(size)]
-    in_loss = np.repeat(group.in_loss, lengths)
+    in_loss = np.repeat(group.in_loss, lengths) & own
     tokens = {
         "logprobs": (rollout.behavior_logprobs + 1e-5)[in_loss],
         "entropies": np.abs([chance.gauss(0, 0.5) for _ in in_loss])[in_loss],

@@ -287,6 +287,22 @@ def test_tokens_are_coloured_by_what_is_chosen_and_tell_their_numbers(page: Page
     expect(reading).to_contain_text(re.compile("right|wrong"))
 
 
+def test_what_is_not_the_policys_own_is_shown_apart_and_without_numbers(
+    page: Page, run: str
+) -> None:
+    page.goto(f"/#/jobs/{run}/samples/train:21?colour=surprise")
+    text = page.get_by_role("group", name=re.compile("Text of response 0"))
+    foreign, reading = text.locator(".foreign"), page.locator(".reading:not(:empty)")
+    expect(foreign.first).to_be_visible()
+    shown = {int(each.get_attribute("data-token") or -1) for each in foreign.all()}
+    count = int(text.locator("[data-token]").last.get_attribute("data-token") or 0) + 1
+    assert shown == {token for token in range(count) if token % 9 >= 6}
+    foreign.first.hover()
+    expect(reading).to_contain_text("of a tool or the environment")
+    expect(reading).not_to_contain_text("nats")
+    expect(page.get_by_role("article").first).to_contain_text(f"{count - len(shown)} tokens")
+
+
 def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page, run: str) -> None:
     page.goto(f"/#/jobs/{run}/samples/train:10?order=oldest")
     here = page.locator("h2.key")
