@@ -362,3 +362,41 @@ def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
         "{prompt}",
         "bfloat16",
     )
+
+
+# ---------------------------------------------------------------------- sessions
+
+
+def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: httpx.Client) -> None:
+    failing = Refusal(status=500, code="engine_died", message="it broke")
+    with (
+        openai.OpenAI(base_url=f"{stack.url}/rollout/s-1/v1", api_key=KEY, max_retries=0) as sdk,
+        a_rollout(stack, refuse=lambda call: failing if call.sampling.seed == 1 else None),
+    ):
+        messages = [*HELLO]
+        for number in range(2):
+            reply = ask(sdk, messages=messages).choices[0].message
+            assert reply.content == "0 1 2 3 4 "
+            more = {"role": "user", "content": f"again {number}"}
+            messages += [{"role": "assistant", "content": reply.content}, more]
+        list(sdk.completions.create(model="tiny", prompt="other", stream=True, max_tokens=2))
+        with pytest.raises(openai.InternalServerError):
+            ask(sdk, seed=1)
+    url = "/rollout/s-1"
+    body = {"model": "tiny", "token_ids": [*tokens_of("other"), *COUNT[:2]]}
+    with a_rollout(stack):
+        assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 200
+    trace = http.get(url).json()
+    assert [(call.get("error") or {}).get("code") for call in trace["calls"]] == [
+        *(None, None, None, "engine_died", None)
+    ]
+    chat, other = trace["branches"]
+    assert trace["num_branches"] == 2
+    sampled = [token for token, own in zip(chat["token_ids"], chat["own"], strict=True) if own]
+    assert sampled == COUNT * 2
+    assert [logprob is None for logprob in chat["logprobs"]] == [not own for own in chat["own"]]
+    assert chat["token_ids"] == [*tokens_of("Hello"), *COUNT, *tokens_of("again 0"), *COUNT]
+    assert other["token_ids"] == [*tokens_of("other"), *COUNT[:2], *COUNT]
+    assert http.delete(url).json()["deleted"]
+    assert http.get(url).status_code == 404
+    assert http.get("/rollout/.hidden").status_code == 400
