@@ -1,5 +1,5 @@
 -- Have a call wait for a rollout, unless it waits already, or too many do.
--- KEYS: calls, their bodies, those that the gateway waits for
+-- KEYS: calls, their bodies, the calls that its gateway waits for
 -- ARGV: what it is for, its id, its body, the most that may wait, seconds, its tries
 if redis.call('HEXISTS', KEYS[2], ARGV[2]) == 1 then
   return 1
