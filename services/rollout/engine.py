@@ -199,13 +199,15 @@ class Engine:
         return self._sample(output.outputs[0], began_under)
 
     async def _output(
-        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, **options: Any
+        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, *, is_probe: bool = False
     ) -> RequestOutput:
         prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
         name = f"response-{next(self._numbers)}"
         try:
-            parameters = _parameters(sampling, seed, **options)
-            request = self.llm.generate(prompt, parameters, name, lora_request=self._adapter)
+            parameters = _parameters(sampling, seed, prompt_logprobs=0 if is_probe else None)
+            # First: a load sends running requests back to wait, and not all may find room again.
+            place = {"lora_request": self._adapter, "priority": -is_probe}
+            request = self.llm.generate(prompt, parameters, name, **place)
             return await _final_output(request)
         except (VLLMClientError, ValueError) as error:  # the latter of the types of parameters
             raise RequestRefused(f"vLLM refuses the request: {error}") from error
@@ -221,7 +223,7 @@ class Engine:
             LoadError: if that fails or passes its deadline.
         """
         async with self._phase("probe", seconds):
-            output = await self._output(prompt, _ONE_TOKEN, 0, prompt_logprobs=0)
+            output = await self._output(prompt, _ONE_TOKEN, 0, is_probe=True)
         return cast(FlatLogprobs, output.prompt_logprobs).logprobs
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
@@ -377,6 +379,7 @@ def _arguments(folder: Path, settings: EngineSettings) -> AsyncEngineArgs:
         enable_chunked_prefill=not on_cpu,
         max_num_batched_tokens=max(settings.max_context, _CPU_BATCH_TOKENS) if on_cpu else None,
         enable_prefix_caching=True,
+        scheduling_policy="priority",
         enable_sleep_mode=settings.takes_turns and not on_cpu,
         logprobs_mode="processed_logprobs",
         load_format="safetensors",
