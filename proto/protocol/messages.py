@@ -57,7 +57,8 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-def _as_text(content: object) -> object:
+def as_text(content: object) -> object:
+    """The content of a chat message: a list of text parts as one text, anything else as it is."""
     if not isinstance(content, list):
         return content
     return "".join(map(_text_of_part, cast(list[object], content)))
@@ -72,7 +73,7 @@ def _text_of_part(part: object) -> str:
 
 class ChatMessage(Message):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_as_text)]
+    content: Annotated[str, BeforeValidator(as_text)]
 
 
 class Task(Message):
@@ -422,6 +423,7 @@ class Doing(StrEnum):
     SLEEPS = "sleeps_while_the_learner_computes"
     WORKS = "works"
     SAMPLES = "samples_groups"
+    ANSWERS = "answers_calls"
     GRADES = "grades_groups"
     TRAINS = "trains_step"
     PRETRAINS = "pretrains_step"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
 from protocol import weights
+from protocol.calls import Served
 from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion, RolloutRequest
 from protocol.weights import WeightsError, WeightsGone
 
@@ -89,6 +90,8 @@ class PolicyFollower:
         self.start_engine = start_engine
         self.engine: Engine | None = None
         self.serving: Serving | None = None  # None while the engine's weights are of no version
+        self.active: ActiveJob | None = None  # at the last look
+        self.at_hand: Served | None = None  # what the engine serves instead, while none is
         self.demand = Demand()
         self._started_with: Serving | None = None
         self._last_job = ""
@@ -144,6 +147,27 @@ class PolicyFollower:
             await self._changed.wait_for(lambda: self.serving is not None or self._refused)
         if self.serving is None:
             raise NotNow
+
+    @property
+    def answers(self) -> str:
+        """The key of the calls that the engine answers now: none while its weights change."""
+        if self.active is None:
+            return self.at_hand.key if self.at_hand is not None else ""
+        job_id, serving = self.active.job_id, self.serving
+        return f"job:{job_id}" if serving and serving.policy.job_id == job_id else ""
+
+    def may_answer(self, key: str) -> bool:
+        """Whether the engine answers calls of this key now, or soon without a look elsewhere."""
+        if self.active is None:
+            return key == self.answers
+        return key == f"job:{self.active.job_id}" and self._refused is None
+
+    async def engine_that_answers(self, key: str) -> Engine:
+        """The engine, once it has the weights for calls of a key, which are proven to be those."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.answers == key)
+        assert self.engine is not None
+        return self.engine
 
     async def follow_policy_forever(self) -> None:
         """Consumes the announcements of the active job; produces an engine at the newest one.
@@ -202,7 +226,7 @@ class PolicyFollower:
 
     async def _follow_once(self) -> float:
         """Look for a newer policy and take it; returns how long to wait before the next look."""
-        job = await self.service.exchange.active()
+        job = self.active = await self.service.exchange.active()
         newest = await self.service.exchange.newest_policy(job.job_id) if job else None
         if job is None or newest is None:
             if self.engine is None:
