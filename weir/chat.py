@@ -30,6 +30,7 @@ class Conversation:
     def ask(self, question: str) -> Generator[str]:
         """The answer as it comes. A question that gets none is forgotten, so it can be repeated."""
         asked = [*self.messages, {"role": "user", "content": question}]
+        self.waits_for = ""
         body, answer = {**self.settings, "messages": [*self.begins_with, *asked]}, ""
         try:
             for chunk in self.weir.chat(body, self._waits):
@@ -56,7 +57,7 @@ def answer_once(conversation: Conversation) -> None:
 
 def talk(conversation: Conversation) -> None:
     """Answer line by line, until the person has had enough."""
-    import readline  # noqa: F401: with it `input` edits lines
+    import readline  # noqa: F401 - with it `input` edits lines
 
     say(f"{conversation.settings['model']} answers; {_HOW}")
     while (question := _asked()) is not None:
