@@ -4,6 +4,7 @@ import { JOBS, get, post, upload } from "../data/api.js";
 import { usePolled } from "../data/poll.js";
 import { ago } from "../shell/format.js";
 import { go, href } from "../shell/router.js";
+import { useWork } from "../shell/parts.js";
 import { toml } from "./toml.js";
 
 const example = (model) => `name = "my-first"
@@ -40,20 +41,9 @@ export function Submit({ query }) {
     if (like) change(toml({ ...like.weir.recipe, model: { ...like.weir.recipe.model, path: like.model } }));
   }, [like]);
   const [checked, setChecked] = useState(null);
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, error, attempt } = useWork();
   useEffect(() => void (document.title = "Submit · Weir"), []);
 
-  async function attempt(work) {
-    setBusy(true);
-    setError(null);
-    try {
-      await work();
-    } catch (refused) {
-      setError(refused);
-    }
-    setBusy(false);
-  }
   const change = (value) => {
     setText(value);
     setChecked(null);
