@@ -325,7 +325,7 @@ class GradedGroup(Message):
 
 
 class Trial(Message):
-    """An outcome tried on one response, which is of no job."""
+    """A reward tried on one response, which is of no job."""
 
     id: str
     reward: Reward
@@ -337,6 +337,7 @@ class TrialResult(Message):
     """What became of a trial; without an outcome ``missing`` says what the grader lacks for it."""
 
     outcome: Score | None = None
+    process: Score | None = None
     missing: str = ""
     scores: Mapping[str, Score] = Field(default_factory=dict)  # by the checks' labels
     details: Mapping[str, str] = Field(default_factory=dict)  # what failed, in words, by reason

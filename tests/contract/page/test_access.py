@@ -17,6 +17,7 @@ RULES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}  # nothing else d
 VIEWS = {
     "": "h1",
     "submit": "textarea",
+    "chat?model={job}&with=tiny": ".tasks",
     "jobs/{job}": ".curve canvas",
     "jobs/{job}?with={other}": ".legend",
     "jobs/{job}/evaluations": ".heat",

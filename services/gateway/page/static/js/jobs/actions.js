@@ -17,6 +17,10 @@ export function Actions({ job, onDone }) {
   const canResume = job.weir.requested === "pause" && !isFinal(job);
   return html`
     <span class="actions">
+      ${
+        (job.fine_tuned_model || job.status === "running") &&
+        html`<a class="button" href=${href(["chat"], { model: job.id })}>Chat</a>`
+      }
       ${wantsToRun && html`<button disabled=${busy} onClick=${() => ask("pause")}>Pause</button>`}
       ${
         (canResume || job.status === "failed") &&

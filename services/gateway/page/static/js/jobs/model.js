@@ -46,6 +46,7 @@ export function Model({ job }) {
             html`<li>
               <b>step ${one.step_number}</b> <span class="soft">${ago(one.created_at)}</span>
               ${one.metrics.reward !== undefined && html`<span>reward ${number(one.metrics.reward)}</span>`}
+              <a class="button" href=${href(["chat"], { model: `${job.id}@${one.step_number}` })}>Chat</a>
               <button disabled=${busy} onClick=${() => fork(one.id)}>Fork from step ${one.step_number}</button>
             </li>`,
         )}
