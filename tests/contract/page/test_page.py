@@ -109,8 +109,7 @@ def test_a_recipe_is_copied_as_toml_and_changed_for_a_job_on_files_that_are_ther
 
 def test_an_example_recipe_can_be_submitted_as_it_is(page: Page) -> None:
     page.goto("/#/submit")
-    page.get_by_role("button", name="begin with an example").click()
-    page.get_by_role("button", name="Check and plan").click()
+    page.get_by_label("begin with an example").select_option("my first")
     expect(page.get_by_role("button", name="Submit my-first")).to_be_visible()
 
 
