@@ -92,7 +92,8 @@ WISHES = {
         (link("long-run"), link("Evaluations")), part(".panel h2 .soft"), "at step 100"
     ),
     "how a task went, by its text": Wish(
-        (link("long-run"), link("Evaluations"), write("Find", "33-6+6")), part(".heat tbody"), "33-6"
+        (link("long-run"), link("Evaluations"), write("Find", "33-6+6")),
+        *(part(".heat tbody"), "33-6"),
     ),
     "the model": Wish(
         (link("trained"), link("Download or fork"), button("Download all")),
@@ -136,4 +137,3 @@ def test_a_wish_takes_at_most_four_clicks(page: Page, site: Site, name: str) -> 
     expect(wish.place(page)).to_contain_text(wish.answer)
     while not arrived >= {*wish.files}:
         page.wait_for_event("download")
-

@@ -96,7 +96,7 @@ export function Submit({ query }) {
         <${Choice}
           label="or begin with an example"
           value=${Object.keys(examples).find((name) => examples[name] === text)}
-          options=${Object.keys(examples).map((name) => [name, name])}
+          options=${Object.keys(examples).map((name) => [name, name || "choose one"])}
           onChange=${(name) => open(examples[name])}
         />
       </p>
