@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
@@ -185,48 +185,44 @@ def doctor(job_id: JobId, limit: Limit = 20, as_json: AsJson = False) -> int:
 @verbs.command()
 def pause(job_id: JobId, as_json: AsJson = False) -> None:
     """Have a job write a checkpoint and rest."""
-    _ask(WeirClient.pause, job_id, as_json)
+    with connected() as weir:
+        _tell_or_say(weir.pause(job_id), as_json)
 
 
 @verbs.command()
 def resume(job_id: JobId, as_json: AsJson = False) -> None:
     """Have a job go on that rests or has failed."""
-    _ask(WeirClient.resume, job_id, as_json)
-
-
-@verbs.command()
-def cancel(
-    job_id: OneJob = None,
-    status: Status = None,
-    name: Name = None,
-    model: Model = None,
-    find: Find = None,
-    as_json: AsJson = False,
-) -> None:
-    """End a job, or every job that the options name."""
-    query = _one_or_some(job_id, status=status, name=name, model=model, find=find)
     with connected() as weir:
-        for job in weir.cancel_all(**query) if job_id is None else [weir.cancel(job_id)]:
-            _tell_or_say(job, as_json)
+        _tell_or_say(weir.resume(job_id), as_json)
 
 
-@verbs.command()
-def delete(
-    job_id: OneJob = None,
-    status: Status = None,
-    name: Name = None,
-    model: Model = None,
-    find: Find = None,
-    as_json: AsJson = False,
+def _add_for_some(
+    verb: str,
+    text: str,
+    one: Callable[[WeirClient, str], Job],
+    some: Callable[..., Iterable[Job]],
 ) -> None:
-    """Delete all of a job that has ended, its model as well, or of all that the options name."""
-    query = _one_or_some(job_id, status=status, name=name, model=model, find=find)
-    with connected() as weir:
-        for job in weir.delete_all(**query) if job_id is None else [weir.delete(job_id)]:
-            if as_json:
-                tell([job])
-            else:
-                say(f"{job['id']} is deleted")
+    @verbs.command(verb, help=text)
+    def ask(
+        job_id: OneJob = None,
+        status: Status = None,
+        name: Name = None,
+        model: Model = None,
+        find: Find = None,
+        as_json: AsJson = False,
+    ) -> None:
+        query = _given(status=status, name=name, model=model, find=find)
+        if (job_id is None) != bool(query):
+            raise typer.BadParameter("say which JOB, or by options which jobs")
+        with connected() as weir:
+            for job in some(weir, **query) if job_id is None else [one(weir, job_id)]:
+                _tell_or_say(job, as_json)
+
+
+_ENDS = "End a job, or every job that the options name."
+_DELETES = "Delete all of a job that has ended, its model as well, or of all that the options name."
+_add_for_some("cancel", _ENDS, WeirClient.cancel, WeirClient.cancel_all)
+_add_for_some("delete", _DELETES, WeirClient.delete, WeirClient.delete_all)
 
 
 @verbs.command()
@@ -372,24 +368,11 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value}
 
 
-def _one_or_some(job_id: str | None, **options: Any) -> dict[str, Any]:
-    """The options that name jobs, if a job is not named alone."""
-    query = _given(**options)
-    if (job_id is None) != bool(query):
-        raise typer.BadParameter("say which JOB, or by options which jobs")
-    return query
-
-
-def _ask(ask: Callable[[WeirClient, str], Job], job_id: str, as_json: bool) -> None:
-    with connected() as weir:
-        _tell_or_say(ask(weir, job_id), as_json)
-
-
 def _tell_or_say(job: Job, as_json: bool, more: str = "") -> None:
     if as_json:
         tell([job])
     else:
-        say(f"{job['id']} is {job['status']}{more}")
+        say(f"{job['id']} is {job.get('status', 'deleted')}{more}")
 
 
 def _checked(path: Path) -> Recipe:

@@ -23,6 +23,10 @@ status                Status by replica, a hash              all but gateway    
 starts                processes started, by service       all                 gateway
 trials                Trial, a list that expires          gateway             grader
 trial:{id}            TrialResult, a list that expires    grader              gateway
+calls                 ids of Calls that wait, a list      gateway             rollout
+call_bodies           Call by id, a hash                  gateway             rollout
+waited_for:{gateway}  ids of calls and tries, a hash      gateway             rollout
+answers:{gateway}     Pieces, a list that expires         rollout             gateway
 ====================  ==================================  ==================  =====================
 
 Every key begins with ``weir:``. A job's keys are made when its learner first takes it up, and go
@@ -85,6 +89,8 @@ LEARNER = PREFIX + "learner"
 STARTS = PREFIX + "starts"
 STATUS = PREFIX + "status"
 TRIALS = PREFIX + "trials"
+CALLS = PREFIX + "calls"
+CALL_BODIES = PREFIX + "call_bodies"
 
 
 def requests_for(purpose: Purpose) -> Stream[RolloutRequest]:
@@ -98,6 +104,15 @@ def job_key(job_id: str) -> str:
 
 def trial_key(trial_id: str) -> str:
     return f"{PREFIX}trial:{trial_id}"
+
+
+def waited_for_key(gateway: str) -> str:
+    """The hash of the calls that a life of a gateway waits for, with the tries made before."""
+    return f"{PREFIX}waited_for:{gateway}"
+
+
+def answers_key(gateway: str) -> str:
+    return f"{PREFIX}answers:{gateway}"
 
 
 def under_way_key(job_id: str) -> str:

@@ -4,7 +4,7 @@ vLLM sends every token of every request to the process that asked, which decodes
 model a quarter as much work as sampling it. Here a response's first token is sent, which tells
 that it has begun; then `_TOKENS` at a time, or those of `_LATE_S`, which tell that it goes on; the
 rest when it ends; and all when the engine pauses, since vLLM counts the tokens of a message to the
-version of the weights at that time.
+version of the weights at that time. Those of a call that is streamed leave one by one.
 
 A version's probes, which alone ask for log-probs of their prompt, go before all that waits: a load
 sends running requests back to prefill, and they may not all find room in the KV cache again.
@@ -29,7 +29,7 @@ _LATE_S = 5.0
 
 
 class _Batching(Scheduler if TYPE_CHECKING else object):
-    """Holds the tokens of requests that ask for the sampled tokens' log-probs and no text."""
+    """Holds the tokens of requests that nobody reads before they are complete."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -74,9 +74,10 @@ class _Batching(Scheduler if TYPE_CHECKING else object):
                 yield _joined(self._held.pop(request_id))
 
     def _is_awaited(self, output: EngineCoreOutput) -> bool:
-        """Whether it is a first token, or its text is searched for stop strings elsewhere."""
+        """Whether it is a first token, or its text is read or searched for stop texts elsewhere."""
         sampling = self.requests[output.request_id].sampling_params
-        return output.prefill_stats is not None or bool(sampling and sampling.stop)
+        is_read = sampling is not None and bool(sampling.stop or sampling.stream_interval)
+        return output.prefill_stats is not None or is_read
 
     def _send_held(self, sent: dict[int, EngineCoreOutputs]) -> None:
         for request_id, outputs in self._held.items():
@@ -95,14 +96,18 @@ class AsyncBatchingScheduler(_Batching, AsyncScheduler):
 
 
 def _joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
-    """The last output, with the tokens and log-probs of all."""
+    """The last output, with the tokens and log-probs of all.
+
+    Each row of log-probs is as long as that of the request in its batch which asks for most.
+    """
     *earlier, last = outputs
     if earlier:
         logprobs = [output.new_logprobs for output in outputs if output.new_logprobs is not None]
+        least = min(each.logprobs.shape[1] for each in logprobs)
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
         last.new_logprobs = LogprobsLists(
-            np.concatenate([each.logprob_token_ids for each in logprobs]),
-            np.concatenate([each.logprobs for each in logprobs]),
+            np.concatenate([each.logprob_token_ids[:, :least] for each in logprobs]),
+            np.concatenate([each.logprobs[:, :least] for each in logprobs]),
             np.concatenate([each.sampled_token_ranks for each in logprobs]),
         )
     return last

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from protocol.exchange.calls import Calls
 from protocol.exchange.connection import Disconnected, Fenced, open_clients
 from protocol.exchange.jobs import Jobs, Lease, Sought, UnreadableRecord
 from protocol.exchange.news import News
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 
-class Exchange(Work, Jobs, News):
+class Exchange(Work, Jobs, News, Calls):
     """All that crosses a process boundary, for one life of one process."""
 
 

@@ -147,7 +147,7 @@ class News(Connection):
 
     async def answer_trial(self, trial: Trial, result: TrialResult) -> None:
         args = [result.model_dump_json(), _TRIAL_KEPT_S]
-        await self.run("tell_trial", [streams.trial_key(trial.id)], args)
+        await self.run("tell", [streams.trial_key(trial.id)], args)
 
     async def _popped(self, key: str, wait_s: float) -> bytes | None:
         popped = self.reader.blpop([key], timeout=block_ms(wait_s) / 1000)

@@ -1,7 +1,7 @@
 /** Evaluations on held-out tasks: accuracy with its interval, and each task's share of right answers. */
 import { html, useMemo, useState } from "../shell/dom.js";
 import { number, percent } from "../shell/format.js";
-import { Empty } from "../shell/parts.js";
+import { Empty, Table } from "../shell/parts.js";
 import { Plot } from "./plot.js";
 import { JOBS, get } from "../data/api.js";
 import { usePolled } from "../data/poll.js";
@@ -93,6 +93,7 @@ const withInterval = (stroke) => [
 ];
 
 const withPasses = (passes) => ({
+  step: (one) => one.step,
   tasks: (one) => number(one.tasks),
   responses: (one) => number(one.samples),
   accuracy: (one) => html`<b>${number(one.accuracy)}</b>`,
@@ -113,25 +114,8 @@ function Results({ results, label }) {
     ),
   ];
   passes.sort((a, b) => Number(a.slice(5)) - Number(b.slice(5)));
-  const columns = Object.entries(withPasses(passes));
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
-    <table class="results">
-      <thead>
-        <tr>
-          ${["step", ...columns.map(([name]) => name)].map((name) => html`<th scope="col" class="num">${name}</th>`)}
-        </tr>
-      </thead>
-      <tbody>
-        ${results.map(
-          (one) =>
-            html`<tr key=${one.step}>
-              <th scope="row" class="num" data-label="step">${one.step}</th>
-              ${columns.map(([name, show]) => html`<td class="num" data-label=${name}>${show(one)}</td>`)}
-            </tr>`,
-        )}
-      </tbody>
-    </table>
-  </div>`;
+  const columns = Object.entries(withPasses(passes)).map(([name, show]) => [name, show, "num"]);
+  return html`<${Table} label=${label} className="results" columns=${columns} rows=${results} />`;
 }
 
 function Tasks({ job, results, query }) {

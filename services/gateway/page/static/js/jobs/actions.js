@@ -1,36 +1,18 @@
 /** Pause, resume, cancel and delete, one job or many: the last two are final, so they ask. */
 import { html, useState } from "../shell/dom.js";
 import { JOBS, post, remove } from "../data/api.js";
-import { Dialog, isFinal } from "../shell/parts.js";
+import { Dialog, Failure, isFinal, useWork } from "../shell/parts.js";
 import { go, href } from "../shell/router.js";
 
 export function Actions({ job, onDone }) {
   const [asking, setAsking] = useState(false);
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
-  async function ask(what) {
-    setBusy(true);
+  const { busy, error, attempt } = useWork();
+  const ask = (what) => attempt(() => post(`${JOBS}/${job.id}/${what}`).then(onDone));
+  const onYes = () => {
     setAsking(false);
-    try {
-      await post(`${JOBS}/${job.id}/${what}`);
-      setError(null);
-      onDone();
-    } catch (refused) {
-      setError(refused.message);
-    }
-    setBusy(false);
-  }
-  async function erase() {
-    setBusy(true);
-    try {
-      await remove(`${JOBS}/${job.id}`);
-      go(href([]));
-    } catch (refused) {
-      setAsking(false);
-      setError(refused.message);
-      setBusy(false);
-    }
-  }
+    if (!isFinal(job)) return ask("cancel");
+    return attempt(() => remove(`${JOBS}/${job.id}`).then(() => go(href([]))));
+  };
   const wantsToRun = job.weir.requested === "run" && !isFinal(job);
   const canResume = job.weir.requested === "pause" && !isFinal(job);
   return html`
@@ -51,28 +33,26 @@ export function Actions({ job, onDone }) {
           ><button class="danger" disabled=${busy} onClick=${() => setAsking(true)}>Delete</button>`
       }
     </span>
-    ${error && html`<p role="alert" class="error">${error}</p>`}
-    ${asking && html`<${Question} verb=${isFinal(job) ? "Delete" : "Cancel"} onYes=${isFinal(job) ? erase : () => ask("cancel")} onNo=${() => setAsking(false)} />`}
+    ${error && html`<${Failure} error=${error} />`}
+    ${asking && html`<${Question} verb=${isFinal(job) ? "Delete" : "Cancel"} onYes=${onYes} onNo=${() => setAsking(false)} />`}
   `;
 }
 
 /** Deletes the jobs that the filters find, as far as they have ended. */
 export function DeleteFound({ filters, onDone }) {
   const [asking, setAsking] = useState(false);
-  const [error, setError] = useState(null);
-  async function erase() {
+  const { busy, error, attempt } = useWork();
+  const erase = async () => {
+    while ((await remove(JOBS, filters)).has_more);
+  };
+  const onYes = () => {
     setAsking(false);
-    try {
-      while ((await remove(JOBS, filters)).has_more);
-    } catch (refused) {
-      setError(refused.message);
-    }
-    onDone();
-  }
+    attempt(() => erase().finally(onDone));
+  };
   return html`
-    <button class="danger" onClick=${() => setAsking(true)}>Delete all found</button>
-    ${error && html`<p role="alert" class="error">${error}</p>`}
-    ${asking && html`<${Question} verb="Delete" what="all found jobs that have ended" onYes=${erase} onNo=${() => setAsking(false)} />`}
+    <button class="danger" disabled=${busy} onClick=${() => setAsking(true)}>Delete all found</button>
+    ${error && html`<${Failure} error=${error} />`}
+    ${asking && html`<${Question} verb="Delete" what="all found jobs that have ended" onYes=${onYes} onNo=${() => setAsking(false)} />`}
   `;
 }
 

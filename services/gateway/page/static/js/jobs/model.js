@@ -1,27 +1,20 @@
 /** What a job has made: its model, to be downloaded, and its checkpoints, to go on from. */
-import { html, useState } from "../shell/dom.js";
+import { html } from "../shell/dom.js";
 import { JOBS, get, post, request } from "../data/api.js";
 import { ago, number } from "../shell/format.js";
-import { Empty, Failure, isFinal } from "../shell/parts.js";
+import { Empty, Failure, isFinal, useWork } from "../shell/parts.js";
 import { usePolled } from "../data/poll.js";
 import { go, href } from "../shell/router.js";
 
 const bytes = (size) => (size < 1e6 ? `${Math.ceil(size / 1e3)} kB` : `${number(size / 1e6)} MB`);
 
 export function Model({ job }) {
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, error, attempt } = useWork();
   const [rate, setRate] = useState(job.weir.recipe.optimizer?.learning_rate);
   const path = `${JOBS}/${job.id}/model`;
   const hasModel = job.fine_tuned_model !== null;
   const files = usePolled(async (signal) => hasModel && get(path, {}, signal), [job.id, hasModel]);
   const kept = usePolled((signal) => get(`${JOBS}/${job.id}/checkpoints`, {}, signal), [job.id, job.weir.step]);
-  async function attempt(work) {
-    setBusy(true);
-    setError(null);
-    await work().catch(setError);
-    setBusy(false);
-  }
   const download = (names) =>
     attempt(async () => {
       for (const name of names) save(name, await (await request(`${path}/${name}`)).blob());

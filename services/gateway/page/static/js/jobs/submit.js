@@ -3,8 +3,8 @@ import { html, useEffect, useState } from "../shell/dom.js";
 import { JOBS, get, post, upload } from "../data/api.js";
 import { usePolled } from "../data/poll.js";
 import { ago } from "../shell/format.js";
-import { Choice } from "../shell/parts.js";
 import { go, href } from "../shell/router.js";
+import { Choice, useWork } from "../shell/parts.js";
 import { toml } from "./toml.js";
 
 const example = (model) => `name = "my-first"
@@ -43,20 +43,9 @@ export function Submit({ query }) {
   }, [like]);
   const [found, setFound] = useState(null);
   const checked = found?.text === text ? found : null;
-  const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, error, attempt } = useWork();
   useEffect(() => void (document.title = "Submit · Weir"), []);
 
-  async function attempt(work) {
-    setBusy(true);
-    setError(null);
-    try {
-      await work();
-    } catch (refused) {
-      setError(refused);
-    }
-    setBusy(false);
-  }
   const check = (text) =>
     attempt(async () => setFound({ ...(await post("v1/page/recipe", { text })), text, key: randomKey() }));
   const open = (text) => {
