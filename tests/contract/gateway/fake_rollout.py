@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -133,3 +134,16 @@ def a_rollout(stack: Stack, **behaviour: object) -> Iterator[FakeRollout]:
     finally:
         rollout.stopping.set()
         thread.join()
+
+
+@contextmanager
+def a_seen_rollout(stack: Stack, **behaviour: object) -> Iterator[FakeRollout]:
+    """One by which the gateway has answered a call, which is forgotten."""
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "Are you there?"}]}
+    with a_rollout(stack, **behaviour) as rollout, stack.http() as http:
+        deadline = time.monotonic() + 60
+        while http.post("/v1/chat/completions", json=asked).status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        rollout.taken.clear()
+        yield rollout
