@@ -24,7 +24,8 @@ def asked(call: Call) -> list[str]:
 
 @pytest.fixture(scope="module")
 def job(site: Site) -> str:
-    """A job that has trained a model, and has kept a checkpoint."""
+    """A job that has trained a model on texts; the base model `with-turns` knows chats."""
+    (a_model(site.stack.models / "with-turns") / "chat_template.jinja").write_text("{{ messages }}")
     job_id = site.submit("to-talk-to")
     a_checkpoint(site.stack, job_id, 2)
     model = a_model(site.stack.data_dir / "jobs" / job_id / "model")
@@ -55,12 +56,12 @@ def send(page: Page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_two_models_answer_next_to_each_other_and_each_goes_on_from_its_own_answers(
+def test_two_models_answer_next_to_each_other_and_go_on_if_they_know_chats(
     page: Page, job: str, rollout: FakeRollout
 ) -> None:
-    page.goto(f"/#/jobs/{job}")
-    page.locator(".actions").get_by_role("link", name="Chat").click()
-    page.get_by_label("Next to it").select_option(f"{job}@2")
+    page.goto(f"/#/jobs/{job}/model")
+    page.locator(".files").get_by_role("link", name="Chat").click()
+    page.get_by_label("Next to it").select_option("with-turns")
     page.get_by_label("Temperature").fill("0.5")
     page.get_by_label("Max tokens").fill("9")
     answers = page.get_by_role("article")
@@ -68,11 +69,12 @@ def test_two_models_answer_next_to_each_other_and_each_goes_on_from_its_own_answ
         send(page, question)
         expect(page.locator("[aria-busy=false]")).to_have_count(2 * number)
         expect(answers.locator(".tokens [data-token]")).to_have_count(10 * number)
-    expect(answers.nth(1)).to_contain_text("at step 2")
-    expect(answers.nth(1)).to_contain_text(COUNTED)
-    expect(answers.nth(1)).to_contain_text("version 7: tokens 0 to 5")
-    assert {call.served.version for call in rollout.taken} == {0, 2}
-    assert [asked(call) for call in rollout.taken] == [["One"]] * 2 + [["One", COUNTED, "Two"]] * 2
+    for told in ("at step 2", COUNTED, "version 7: tokens 0 to 5", "stands alone"):
+        expect(answers.first).to_contain_text(told)
+    of_step = [call for call in rollout.taken if call.served.version == 2]
+    others = [call for call in rollout.taken if call not in of_step]
+    assert [asked(call) for call in of_step] == [["One"], ["Two"]]
+    assert [asked(call) for call in others] == [["One"], ["One", COUNTED, "Two"]]
     assert {(call.sampling.temperature, call.sampling.max_tokens) for call in rollout.taken} == {
         (0.5, 9)
     }
