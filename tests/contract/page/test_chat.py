@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack
+from threading import Event, Thread
 
 import pytest
 from playwright.sync_api import Page, expect
 from protocol.calls import Call, Refusal
+from protocol.exchange import connect
+from protocol.messages import Graded, Trial, TrialResult
 
 from tests.contract.gateway.fake_rollout import FakeRollout, a_seen_rollout
-from tests.contract.gateway.stack import a_checkpoint, a_grader, a_model
-from tests.contract.page.conftest import Site, aside
+from tests.contract.gateway.stack import a_checkpoint, a_model
+from tests.contract.page.conftest import Site
 
 pytestmark = pytest.mark.redis
 COUNTED = "0 1 2 3 4 "
@@ -34,10 +37,23 @@ def job(site: Site) -> str:
 
 
 @pytest.fixture
-def grader(site: Site) -> Iterator[None]:
-    with ExitStack() as running:
-        aside(running.enter_context, a_grader(site.stack))
-        yield
+def trials(site: Site) -> Iterator[list[Trial]]:
+    """Be a grader that finds no answer in any response."""
+    taken, stop = list[Trial](), Event()
+
+    async def grade() -> None:
+        async with connect(site.stack.server.url, me="grader") as exchange:
+            while not stop.is_set():
+                if (trial := await exchange.take_trial(0.1)) is not None:
+                    taken.append(trial)
+                    nothing = Graded(value=0.0, reason="no_answer")
+                    await exchange.answer_trial(trial, TrialResult(outcome=nothing))
+
+    thread = Thread(target=lambda: asyncio.run(grade()))
+    thread.start()
+    yield taken
+    stop.set()
+    thread.join()
 
 
 @pytest.fixture
@@ -80,9 +96,8 @@ def test_two_models_answer_next_to_each_other_and_go_on_if_they_know_chats(
     }
 
 
-@pytest.mark.usefixtures("grader")
-def test_a_task_is_asked_at_a_click_and_graded_as_the_job_does(
-    page: Page, job: str, rollout: FakeRollout
+def test_a_task_is_asked_at_a_click_and_graded_by_the_reward_of_its_job(
+    page: Page, job: str, rollout: FakeRollout, trials: list[Trial]
 ) -> None:
     page.goto(f"/#/chat?model={job}")
     page.get_by_text("Ask a task of the job").click()
@@ -91,6 +106,9 @@ def test_a_task_is_asked_at_a_click_and_graded_as_the_job_does(
     expect(answer).to_contain_text("no answer")
     expect(answer.locator(".verdict")).to_have_text("✗wrong")
     assert asked(rollout.taken[0]) == ["1+1=?"]
+    (trial,) = trials
+    assert [check.verifier for check in trial.reward.process] == ["equation_steps"]
+    assert (trial.task.prompt, trial.task.answer, trial.text) == ("1+1=?", "2", COUNTED)
 
 
 def test_a_chat_goes_on_after_a_refusal_and_after_one_that_was_stopped(
