@@ -78,7 +78,6 @@ def why_unfit(serving: Serving, newer: Serving) -> str | None:
     return "; ".join(serving.shape.differences(newer.shape)) or None
 
 
-<<<<<<< HEAD
 def serving_of(served: Served) -> Serving:
     """The weights of a folder, as if they were a version of a policy.
 
@@ -99,13 +98,6 @@ def serving_of(served: Served) -> Serving:
     return Serving(policy, shape_of(folder), replace(settings, lora_rank=rank))
 
 
-def _same_weights(policy: PolicyVersion, other: PolicyVersion) -> bool:
-    may_differ = {"evaluated", "links", "probes"}
-    return policy.model_dump(exclude=may_differ) == other.model_dump(exclude=may_differ)
-
-
-=======
->>>>>>> slim
 class PolicyFollower:
     """Owns the engine and keeps it at the newest policy of the active job."""
 
