@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
@@ -19,8 +19,10 @@ from rich.console import Console, Group
 from typer.main import get_command
 
 from services.chassis.command import BAD_INPUT, INTERRUPTED
+from weir import chat as chats
 from weir import views
 from weir.client import WeirClient, WeirError
+from weir.serving import how_to_serve
 from weir.stack import NoStack, connected, find_stack, model_for
 from weir.trackers import BadTarget, BegunJobs, Target
 from weir.trackers import track as track_jobs
@@ -55,6 +57,7 @@ verbs = typer.Typer(
     "130 Ctrl-C, 141 nobody reads the output.",
 )
 
+AnyModel: TypeAlias = Annotated[str, typer.Argument(metavar="JOB[@STEP]")]
 JobId: TypeAlias = Annotated[str, typer.Argument(metavar="JOB")]
 OneJob: TypeAlias = Annotated[str | None, typer.Argument(metavar="JOB")]
 RecipeFile: TypeAlias = Annotated[Path, typer.Argument(metavar="RECIPE")]
@@ -185,48 +188,44 @@ def doctor(job_id: JobId, limit: Limit = 20, as_json: AsJson = False) -> int:
 @verbs.command()
 def pause(job_id: JobId, as_json: AsJson = False) -> None:
     """Have a job write a checkpoint and rest."""
-    _ask(WeirClient.pause, job_id, as_json)
+    with connected() as weir:
+        _tell_or_say(weir.pause(job_id), as_json)
 
 
 @verbs.command()
 def resume(job_id: JobId, as_json: AsJson = False) -> None:
     """Have a job go on that rests or has failed."""
-    _ask(WeirClient.resume, job_id, as_json)
-
-
-@verbs.command()
-def cancel(
-    job_id: OneJob = None,
-    status: Status = None,
-    name: Name = None,
-    model: Model = None,
-    find: Find = None,
-    as_json: AsJson = False,
-) -> None:
-    """End a job, or every job that the options name."""
-    query = _one_or_some(job_id, status=status, name=name, model=model, find=find)
     with connected() as weir:
-        for job in weir.cancel_all(**query) if job_id is None else [weir.cancel(job_id)]:
-            _tell_or_say(job, as_json)
+        _tell_or_say(weir.resume(job_id), as_json)
 
 
-@verbs.command()
-def delete(
-    job_id: OneJob = None,
-    status: Status = None,
-    name: Name = None,
-    model: Model = None,
-    find: Find = None,
-    as_json: AsJson = False,
+def _add_for_some(
+    verb: str,
+    text: str,
+    one: Callable[[WeirClient, str], Job],
+    some: Callable[..., Iterable[Job]],
 ) -> None:
-    """Delete all of a job that has ended, its model as well, or of all that the options name."""
-    query = _one_or_some(job_id, status=status, name=name, model=model, find=find)
-    with connected() as weir:
-        for job in weir.delete_all(**query) if job_id is None else [weir.delete(job_id)]:
-            if as_json:
-                tell([job])
-            else:
-                say(f"{job['id']} is deleted")
+    @verbs.command(verb, help=text)
+    def ask(
+        job_id: OneJob = None,
+        status: Status = None,
+        name: Name = None,
+        model: Model = None,
+        find: Find = None,
+        as_json: AsJson = False,
+    ) -> None:
+        query = _given(status=status, name=name, model=model, find=find)
+        if (job_id is None) != bool(query):
+            raise typer.BadParameter("say which JOB, or by options which jobs")
+        with connected() as weir:
+            for job in some(weir, **query) if job_id is None else [one(weir, job_id)]:
+                _tell_or_say(job, as_json)
+
+
+_ENDS = "End a job, or every job that the options name."
+_DELETES = "Delete all of a job that has ended, its model as well, or of all that the options name."
+_add_for_some("cancel", _ENDS, WeirClient.cancel, WeirClient.cancel_all)
+_add_for_some("delete", _DELETES, WeirClient.delete, WeirClient.delete_all)
 
 
 @verbs.command()
@@ -277,7 +276,33 @@ def samples(
 
 
 @verbs.command()
-def fetch(job_id: JobId, folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> int:
+def chat(
+    model: AnyModel,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="T", min=0)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of an answer; else what fits.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N")] = None,
+) -> None:
+    """Talk to what a job has learned, or to a model by its name; a pipe asks one question."""
+    sampling = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+    settings = {name: value for name, value in sampling.items() if value is not None}
+    begins_with = [{"role": "system", "content": system}] if system else []
+    with connected() as weir:
+        conversation = chats.Conversation(weir, {"model": model, **settings}, begins_with)
+        (chats.talk if sys.stdin.isatty() else chats.answer_once)(conversation)
+
+
+@verbs.command()
+def serve(name: AnyModel) -> None:
+    """Show the command by which vLLM serves a job's model elsewhere; it starts nothing."""
+    with connected() as weir:
+        say(how_to_serve(weir, name))
+
+
+@verbs.command()
+def fetch(job_id: AnyModel, folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> int:
     """Bring the model that a job has trained to this machine."""
     try:
         with connected() as weir, views.download_bar(Console()) as on_progress:
@@ -372,24 +397,11 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value}
 
 
-def _one_or_some(job_id: str | None, **options: Any) -> dict[str, Any]:
-    """The options that name jobs, if a job is not named alone."""
-    query = _given(**options)
-    if (job_id is None) != bool(query):
-        raise typer.BadParameter("say which JOB, or by options which jobs")
-    return query
-
-
-def _ask(ask: Callable[[WeirClient, str], Job], job_id: str, as_json: bool) -> None:
-    with connected() as weir:
-        _tell_or_say(ask(weir, job_id), as_json)
-
-
 def _tell_or_say(job: Job, as_json: bool, more: str = "") -> None:
     if as_json:
         tell([job])
     else:
-        say(f"{job['id']} is {job['status']}{more}")
+        say(f"{job['id']} is {job.get('status', 'deleted')}{more}")
 
 
 def _checked(path: Path) -> Recipe:

@@ -58,7 +58,8 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-def _as_text(content: object) -> object:
+def as_text(content: object) -> object:
+    """The content of a chat message: a list of text parts as one text, anything else as it is."""
     if not isinstance(content, list):
         return content
     return "".join(map(_text_of_part, cast(list[object], content)))
@@ -73,7 +74,7 @@ def _text_of_part(part: object) -> str:
 
 class ChatMessage(Message):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_as_text)]
+    content: Annotated[str, BeforeValidator(as_text)]
 
 
 class Task(Message):
@@ -324,7 +325,7 @@ class GradedGroup(Message):
 
 
 class Trial(Message):
-    """An outcome tried on one response, which is of no job."""
+    """A reward tried on one response, which is of no job."""
 
     id: str
     reward: Reward
@@ -336,6 +337,7 @@ class TrialResult(Message):
     """What became of a trial; without an outcome ``missing`` says what the grader lacks for it."""
 
     outcome: Score | None = None
+    process: Score | None = None
     missing: str = ""
     scores: Mapping[str, Score] = Field(default_factory=dict)  # by the checks' labels
     details: Mapping[str, str] = Field(default_factory=dict)  # what failed, in words, by reason
@@ -344,12 +346,14 @@ class TrialResult(Message):
 
 
 class Probes(Message):
-    """Sequences that learner and rollouts score under one version, to compare them."""
+    """A sequence that learner and rollouts score under one version, to compare them."""
 
     tasks: tuple[Task, ...]
     rendered: str  # a digest of their prompts, as the learner reads them
-    token_ids: tuple[tuple[int, ...], ...]
-    logprobs: tuple[float, ...]  # the learner's, of all tokens but each sequence's first; nats
+    token_ids: tuple[int, ...]
+    # The learner's, of all tokens but the first, in nats; and those of versions before.
+    logprobs: tuple[float, ...]
+    earlier: Mapping[int, tuple[float, ...]] = Field(default_factory=dict[int, tuple[float, ...]])
     most: float  # that the mean gap may be
 
 
@@ -365,24 +369,23 @@ class ParityReport(Message):
     attempt: int
     version: int
     rollout: str  # its name
-    logprobs: tuple[Measured, ...]  # as `Probes.logprobs`; None: not finite
     mean: Measured  # gap in nats, or relative to the log-probs where these are larger than 1
     max: Measured  # nats
     most: float
     same_prompts: bool  # as the learner's
-    stays_at: int | None = None  # the version that it answered the same at, though the policy moved
+    holds: int | None = None  # the earlier version whose log-probs are much nearer to its own
 
     @property
     def agrees(self) -> bool:
         is_near = self.mean is not None and self.mean <= self.most
-        return is_near and self.same_prompts and self.stays_at is None
+        return is_near and self.same_prompts and self.holds is None
 
 
 class PolicyVersion(Message):
     """New weights lie in ``folder``, in the learner's memory, and their manifest has ``digest``."""
 
     job_id: str
-    attempt: int = Field(ge=1)
+    attempt: int = Field(ge=0)  # 0: of no job
     number: int = Field(ge=0)
     folder: str
     digest: str
@@ -466,6 +469,7 @@ class Doing(StrEnum):
     SLEEPS = "sleeps_while_the_learner_computes"
     WORKS = "works"
     SAMPLES = "samples_groups"
+    ANSWERS = "answers_calls"
     GRADES = "grades_groups"
     TRAINS = "trains_step"
     PRETRAINS = "pretrains_step"

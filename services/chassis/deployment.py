@@ -107,6 +107,10 @@ class Deployment:
         return self.weights_dir, self.memory_dir
 
     @property
+    def sessions_dir(self) -> Path:
+        return self.data_dir / "sessions"
+
+    @property
     def jobs_dir(self) -> Path:
         return self.data_dir / "jobs"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
-from protocol.messages import Task
+from protocol.messages import Task, as_text
 
 from services.chassis.faults import Unworkable
 
@@ -21,7 +22,7 @@ class Tokenizer(Protocol):
 
     def __call__(self, text: str) -> Any: ...
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any: ...
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any: ...
 
 
 def rendered(
@@ -38,10 +39,27 @@ def rendered(
     """
     if template is not None:
         return list(tokenizer(template.replace("{prompt}", task.problem)).input_ids)
-    return _chat(task, tokenizer, options or {})
+    turns = [{"role": turn.role, "content": turn.content} for turn in task.messages or ()]
+    if task.prompt is not None:
+        turns = [{"role": "user", "content": task.prompt}]
+    try:
+        return chat(turns, tokenizer, options or {})
+    except PromptError as error:
+        raise PromptError(f"task {task.id!r}: {error}") from error
 
 
-def _chat(task: Task, tokenizer: Tokenizer, options: Mapping[str, Any]) -> list[int]:
+def chat(
+    turns: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    options: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[int]:
+    """The token ids of a conversation by the model's chat template, up to the assistant's turn.
+
+    Raises:
+        PromptError: if the chat template refuses it, or the model has none, or an option has the
+            name of a parameter of the tokenizer.
+    """
     if tokenizer.chat_template is None:
         raise PromptError("the model has no chat template: set model.prompt_template in the recipe")
     taken = options.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys()
@@ -51,21 +69,31 @@ def _chat(task: Task, tokenizer: Tokenizer, options: Mapping[str, Any]) -> list[
             f"model.chat_template_options: {names} would be no variable of the template, but an "
             "argument of the tokenizer; remove it"
         )
-    # Most templates know no developer, and some would leave out what it says.
-    roles = {} if "developer" in str(tokenizer.chat_template) else {"developer": "system"}
-    turns = [
-        {"role": roles.get(turn.role, turn.role), "content": turn.content}
-        for turn in task.messages or ()
-    ]
-    if task.prompt is not None:
-        turns = [{"role": "user", "content": task.prompt}]
     try:
         ids = tokenizer.apply_chat_template(
-            turns, tokenize=True, add_generation_prompt=True, return_dict=False, **options
+            [_turn(turn, tokenizer) for turn in turns],
+            **{"tools": list(tools) or None, "tokenize": True, "add_generation_prompt": True},
+            return_dict=False,
+            **options,
         )
-    except (TemplateError, TypeError, ValueError) as error:
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         given = f" with model.chat_template_options {dict(options)}" if options else ""
-        raise PromptError(
-            f"task {task.id!r}: the model's chat template refuses it{given}: {error}"
-        ) from error
+        raise PromptError(f"the model's chat template refuses it{given}: {error}") from error
     return list(ids)
+
+
+def _turn(turn: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """A turn as templates read it: with one text, and the arguments of tools' calls as objects."""
+    read = {**turn, "content": as_text(turn.get("content"))}
+    # Most templates know no developer, and some would leave out what it says.
+    if turn.get("role") == "developer" and "developer" not in str(tokenizer.chat_template):
+        read["role"] = "system"
+    if calls := turn.get("tool_calls"):
+        read["tool_calls"] = [_tool_call(call) for call in calls]
+    return read
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function, arguments = call["function"], call["function"].get("arguments")
+    read = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return {**call, "function": {**function, "arguments": read}}

@@ -10,6 +10,9 @@ from fastapi.security import HTTPBearer
 from services.chassis.deployment import DeploymentError
 from services.chassis.service import Service, run_service
 from services.gateway import errors
+from services.gateway.calls import routes as calls
+from services.gateway.calls.desk import Desk
+from services.gateway.calls.sessions import Sessions
 from services.gateway.files.store import MAX_FILE_BYTES, FileStore, Uploads
 from services.gateway.jobs.service import JobService
 from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
@@ -18,6 +21,7 @@ from services.gateway.page import routes as page
 from services.gateway.routes import ROUTERS
 from services.gateway.samples.routes import samples
 from services.gateway.watch.fleet import tidy_forever, watch_forever
+from services.gateway.watch.stalls import words_of
 from services.gateway.watch.watchdog import Watchdog
 
 
@@ -45,9 +49,17 @@ class Gateway:
         store = FileStore(service.deployment.files_dir)
         app.state.jobs = JobService(service, store, tables_of_the_deployment())
         app.state.uploads = Uploads(store)
-        app.state.watchdog = Watchdog(service.exchange, service.deployment.claim_idle_s)
+        watchdog = Watchdog(service.exchange, service.deployment.claim_idle_s)
+        app.state.watchdog = watchdog
+
+        def rollouts() -> list[str]:
+            living = (process.status for process in watchdog.seen.living("rollout"))
+            return [f"{status.name} {words_of(status)}" for status in living]
+
+        desk = Desk(service.exchange, service.deployment.claim_idle_s, rollouts)
         for router in (*ROUTERS, samples):
             app.include_router(router)
+        calls.install(app, desk, Sessions(service.deployment.sessions_dir))
         page.install(app)
         errors.install(app)
         errors.describe(app)
@@ -63,6 +75,8 @@ class Gateway:
         await asyncio.gather(
             watch_forever(service),
             state.watchdog.watch_forever(service),
+            state.desk.read_forever(service),
+            state.desk.keep_forever(service),
             tidy_forever(service, state.jobs),
         )
 

@@ -27,15 +27,10 @@ _RETRY_AFTER_S = 2
 _MAX_DETAIL_CHARS = 10_000  # it may quote what was sent
 _PLACES = ("body.", "query.", "header.", "path.")
 # Parts of OpenAI's API that are not here, and what to do instead.
-_SERVE = (
-    "this gateway trains models and does not serve them; `weir fetch JOB DIR` brings a trained "
-    "model, which vLLM serves in OpenAI's shape"
-)
 _FEATURES = {
-    "chat/completions": _SERVE,
-    "completions": _SERVE,
-    "responses": _SERVE,
-    "embeddings": _SERVE,
+    "chat/completions": "an answer is given once and not kept; POST /v1/chat/completions asks",
+    "responses": "use POST /v1/chat/completions",
+    "embeddings": "no model of embeddings is trained here; use a server that has one",
     "uploads": "a file has at most 100 MiB; send it whole with POST /v1/files",
     "batches": "each request is answered at once; send them one by one",
     "evals": "give the job a validation_file; its evaluations are among its events",
@@ -142,16 +137,19 @@ def own_fault(error: Exception) -> Problem:
     return Problem(500, message, code="internal_error")
 
 
-def respond(problem: Problem) -> JSONResponse:
-    status, detail = problem.status_code, shown(problem.detail[:_MAX_DETAIL_CHARS])
-    error = OpenAIError(
-        message=detail,
-        type="invalid_request_error" if status < 500 else "server_error",
+def openai_error(problem: Problem) -> OpenAIError:
+    return OpenAIError(
+        message=shown(problem.detail[:_MAX_DETAIL_CHARS]),
+        type="invalid_request_error" if problem.status_code < 500 else "server_error",
         code=problem.code,
         param=problem.param and shown(problem.param[:_MAX_DETAIL_CHARS]),
     )
+
+
+def respond(problem: Problem) -> JSONResponse:
+    status, error = problem.status_code, openai_error(problem)
     body = ProblemDetails(
-        title=HTTPStatus(status).phrase, status=status, detail=detail, error=error
+        title=HTTPStatus(status).phrase, status=status, detail=error.message, error=error
     )
     return JSONResponse(
         body.model_dump(), status, problem.headers, media_type="application/problem+json"

@@ -35,6 +35,7 @@ _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 ROLES = ("read", "write", "admin")  # each may also do what those before it may
 _ENTRY = re.compile(r"([\w.@-]{1,64}):(read|write|admin):sha256:([0-9a-fA-F]{64})")
 _ROLE_FOR = {"GET": "read", "HEAD": "read", "OPTIONS": "read", "POST": "write"}
+_GUARDED = ("/v1", "/inference", "/rollout")
 MAX_JSON_BYTES = 2**20
 _SILENCE_S = 30.0  # of a client in the middle of its body
 _FORM_BYTES = 2**16  # of a form, beside its file
@@ -159,13 +160,13 @@ def _parse(number: int, entry: str) -> ApiKey:
 
 @dataclass(frozen=True)
 class Guarded:
-    """Lets requests below /v1 pass with a key whose role allows them."""
+    """Lets requests below `_GUARDED` pass with a key whose role allows them."""
 
     app: ASGIApp
     keys: tuple[ApiKey, ...]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1"):
+        if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
             try:
                 self._admit(scope)
             except Problem as problem:

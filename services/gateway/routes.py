@@ -46,6 +46,8 @@ from services.gateway.openai.graders import (
     run_trial,
 )
 from services.gateway.openai.job_object import (
+    CANCELLABLE,
+    ENDED,
     AnyJob,
     JobFilter,
     StatusName,
@@ -237,21 +239,15 @@ async def list_jobs(
 @_jobs.post("/cancel", openapi_extra=_METADATA)
 async def cancel_jobs(jobs: Jobs, sought: Some) -> Json:
     """Ask up to 100 jobs to end; ``has_more`` says whether others are left."""
-    cancelled, has_more = await jobs.cancel_all(sought)
-    return _page_of(map(job_object, cancelled), has_more)
+    done = jobs.for_each(sought.among(CANCELLABLE), lambda job_id: cancel_job(job_id, jobs))
+    return _page_of(*await done)
 
 
 @_jobs.delete("", openapi_extra=_METADATA)
 async def delete_jobs(jobs: Jobs, sought: Some, background: BackgroundTasks) -> Json:
     """Delete all of up to 100 jobs that have ended; ``has_more`` says whether others are left."""
-    deleted, has_more = await jobs.delete_all(sought)
-    for folder in deleted.values():
-        background.add_task(remove, folder)
-    return _page_of(map(_deleted, deleted), has_more)
-
-
-def _deleted(job_id: str) -> Json:
-    return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
+    done = jobs.for_each(sought.among(ENDED), lambda job_id: delete_job(job_id, jobs, background))
+    return _page_of(*await done)
 
 
 @_jobs.get("/{job_id}")
@@ -264,7 +260,7 @@ async def get_job(job_id: str, jobs: Jobs, request: Request) -> Json:
 async def delete_job(job_id: str, jobs: Jobs, background: BackgroundTasks) -> Json:
     """Delete all of a job that has ended: record, events, samples, checkpoints and model."""
     background.add_task(remove, await jobs.delete(job_id))
-    return _deleted(job_id)
+    return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
 @_jobs.post("/{job_id}/cancel")
@@ -334,8 +330,9 @@ async def validate_grader(body: GraderToValidate, jobs: Jobs) -> Json:
 
 @_graders.post("/run")
 async def run_grader(body: GraderToRun, jobs: Jobs) -> Json:
-    """Grade one response with this grader, as a job would."""
-    return run_object(body.grader, await run_trial(jobs.exchange, body.trial()))
+    """Grade one response with this grader, or those of a job, as a job would."""
+    reward = None if body.job is None else (await jobs.get(body.job)).recipe.reward
+    return run_object(body.grader, await run_trial(jobs.exchange, body.trial(reward)))
 
 
 # ---------------------------------------------------------------------- models

@@ -1,7 +1,7 @@
 """The engine: vLLM in this process's children, sampling from weights that change under it.
 
-This file, `scheduler` and `transfer`, its part in vLLM's workers, are the only ones that import
-vllm. The same code runs on a CPU and on a GPU.
+This file, `answers`, `scheduler` and `transfer`, its part in vLLM's workers, are the only ones that
+import vllm. The same code runs on a CPU and on a GPU.
 
 Weights are exchanged while requests wait: pause, load, name the version, settle the KV cache,
 resume. With ``recompute`` every running request is sent back to prefill, so that each of its next
@@ -13,20 +13,20 @@ reads stale blocks, requests made under different weights use differently salted
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import json
 import math
 import os
 import time
 import typing
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from protocol.calls import Call, Piece
 from protocol.messages import FinishReason, VersionSpan
 from protocol.recipe import Sampling
 from vllm.config.lora import MaxLoRARanks
@@ -37,13 +37,15 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.engine.output_processor import RequestState
 
+from services.rollout.answers import Answer, parameters_of
 from services.rollout.samples import (
     EngineDied,
     EngineError,
@@ -52,6 +54,7 @@ from services.rollout.samples import (
     Sample,
     SamplingError,
     span_of,
+    spread,
 )
 from services.rollout.scheduler import AsyncBatchingScheduler, BatchingScheduler
 from services.rollout.settings import EngineSettings
@@ -137,7 +140,7 @@ class Engine:
         """
         if self.dirty:
             raise LoadError("the last load of weights failed, so nothing may be sampled")
-        seeds = range(_spread(seed), _spread(seed) + num)
+        seeds = range(spread(seed), spread(seed) + num)
         responses = [asyncio.ensure_future(self._respond(prompt_ids, sampling, s)) for s in seeds]
         self.num_groups += 1
         try:
@@ -152,14 +155,15 @@ class Engine:
         """How many groups more would find room, if ``claimed`` ones are here or on their way.
 
         None does while a response has no token yet: it waits for KV blocks or a place in the batch;
-        nor while the engine sleeps.
+        nor while the engine sleeps. Calls, which are few, do not count.
         """
         if self.sleeps:
             return 0
-        if any(state.is_prefilling for state in self.llm.output_processor.request_states.values()):
+        states = self.llm.output_processor.request_states.values()
+        if any(state.is_prefilling for state in states if not _is_of_call(state)):
             return 0
         on_their_way = (claimed - self.num_groups) * group_size
-        return max(0, math.ceil((self._places - self.num_responses - on_their_way) / group_size))
+        return max(0, math.ceil((self.places - self.num_responses - on_their_way) / group_size))
 
     @property
     def moved(self) -> int:
@@ -173,7 +177,7 @@ class Engine:
         return self._num_begun + sum(tokens)
 
     @property
-    def _places(self) -> int:
+    def places(self) -> int:
         """How many responses fit in a batch, and in the KV cache once they are as long as others.
 
         Beyond that vLLM preempts some and computes their KV again.
@@ -199,23 +203,69 @@ class Engine:
         return self._sample(output.outputs[0], began_under)
 
     async def _output(
-        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, **options: Any
+        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, *, is_probe: bool = False
     ) -> RequestOutput:
-        prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
-        name = f"response-{next(self._numbers)}"
-        try:
-            parameters = _parameters(sampling, seed, **options)
-            request = self.llm.generate(prompt, parameters, name, lora_request=self._adapter)
-            return await _final_output(request)
-        except (VLLMClientError, ValueError) as error:  # the latter of the types of parameters
-            raise RequestRefused(f"vLLM refuses the request: {error}") from error
-        except EngineGenerateError as error:  # which has no words of its own
-            raise EngineError(f"vLLM failed: {error.__cause__!r}") from error
+        final: RequestOutput | None = None
+        with _errors_named():
+            parameters = _parameters(sampling, seed, prompt_logprobs=0 if is_probe else None)
+            # First: a load sends running requests back to wait, and not all may find room again.
+            async with self._outputs(prompt_ids, parameters, priority=-is_probe) as outputs:
+                async for output in outputs:
+                    final = output
+        if final is None:
+            raise SamplingError("vLLM returned no output")
+        return final
 
-    async def score(
-        self, prompts: Sequence[Sequence[int]], seconds: dict[str, float]
-    ) -> list[float]:
-        """Log-probs of the tokens of prompts, but for each one's first, in nats at temperature 1.
+    def _outputs(
+        self,
+        prompt_ids: Sequence[int],
+        parameters: SamplingParams,
+        name: str = "",
+        priority: int = 0,
+    ) -> aclosing[AsyncGenerator[RequestOutput]]:
+        prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
+        name = name or f"response-{next(self._numbers)}"
+        place = {"lora_request": self._adapter, "priority": priority}
+        return aclosing(self.llm.generate(prompt, parameters, name, **place))
+
+    async def answer(
+        self, call: Call, prompt_ids: Sequence[int], max_tokens: int
+    ) -> AsyncGenerator[Piece]:
+        """Sample up to ``max_tokens`` behind the prompt and the call's tokens so far.
+
+        Closing this aborts the response.
+
+        Raises:
+            RequestRefused: if vLLM takes no request with such a prompt or such sampling.
+            SamplingError: if vLLM aborts the response.
+            EngineDied: if the engine's processes are gone.
+        """
+        answer = Answer(call, prompt_ids, self.tokenizer)
+        began_under, name = self.label, f"call-{next(self._numbers)}"
+        self._num_begun += 1
+        with _errors_named():
+            ids, parameters = [*prompt_ids, *call.so_far], parameters_of(call, max_tokens)
+            async with self._outputs(ids, parameters, name) as outputs:
+                async for output in outputs:
+                    (only,) = output.outputs
+                    piece = answer.piece(only)
+                    count = answer.num_tokens
+                    versions = only.weight_versions or self._versions_so_far(name, count)
+                    spans = self._spans(versions, began_under, count)
+                    yield piece.model_copy(update={"spans": tuple(spans)})
+                    if piece.is_last:
+                        return
+
+    def _versions_so_far(self, name: str, num_tokens: int) -> list[WeightVersionSpan]:
+        """The weights of a request under way, of which vLLM tells with its last output alone."""
+        processor = self.llm.output_processor
+        (request_id,) = processor.external_req_ids[name]
+        begun = processor.request_states[request_id].weight_version_starts
+        ends = [*(start for _, start in begun[1:]), num_tokens]
+        return [WeightVersionSpan(*of, end) for of, end in zip(begun, ends, strict=True)]
+
+    async def score(self, prompt: Sequence[int], seconds: dict[str, float]) -> list[float]:
+        """Log-probs of the tokens of a prompt, but for its first, in nats at temperature 1.
 
         They are computed anew, whatever the prefix cache has. Adds the time taken to ``seconds``.
 
@@ -223,11 +273,8 @@ class Engine:
             LoadError: if that fails or passes its deadline.
         """
         async with self._phase("probe", seconds):
-            outputs = await asyncio.gather(
-                *(self._output(ids, _ONE_TOKEN, 0, prompt_logprobs=0) for ids in prompts)
-            )
-        found = [cast(FlatLogprobs, output.prompt_logprobs) for output in outputs]
-        return [logprob for each in found for logprob in each.logprobs]
+            output = await self._output(prompt, _ONE_TOKEN, 0, is_probe=True)
+        return cast(FlatLogprobs, output.prompt_logprobs).logprobs
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
         """Exchange the weights while requests wait; returns the seconds that each phase took.
@@ -316,31 +363,37 @@ class Engine:
             behavior_logprobs=np.asarray(logprobs.logprobs, dtype=np.float32),
             text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
             finish_reason=FinishReason(output.finish_reason),
-            spans=tuple(self._spans(output, began_under)),
+            spans=tuple(self._spans(output.weight_versions, began_under, len(token_ids))),
         )
 
-    def _spans(self, output: CompletionOutput, began_under: str) -> Iterator[VersionSpan]:
-        spans = output.weight_versions
+    def _spans(
+        self, spans: Sequence[WeightVersionSpan] | None, began_under: str, num_tokens: int
+    ) -> Iterator[VersionSpan]:
         if not spans:
             raise SamplingError("vLLM did not say under which weights it sampled a response")
         if self._kept_kv and spans[0].version != began_under:
             # An empty span: the prompt may have been read under the older weights.
             yield span_of(began_under, 0, 0)
         for span in spans:
-            yield span_of(span.version, span.start, span.end)
+            if span.start < num_tokens:
+                yield span_of(span.version, span.start, min(span.end, num_tokens))
 
 
-async def _final_output(request: Any) -> RequestOutput:
-    final: RequestOutput | None = None
+def _is_of_call(state: RequestState) -> bool:
+    return state.output_kind is RequestOutputKind.DELTA
+
+
+@contextmanager
+def _errors_named() -> Iterator[None]:
+    """Errors of a request, as this project calls them."""
     try:
-        async with aclosing(request) as outputs:
-            async for output in outputs:
-                final = output
+        yield
     except EngineDeadError as error:
         raise EngineDied("a process of the engine has ended") from error
-    if final is None:
-        raise SamplingError("vLLM returned no output")
-    return final
+    except (VLLMClientError, ValueError) as error:  # the latter of the types of parameters
+        raise RequestRefused(f"vLLM refuses the request: {error}") from error
+    except EngineGenerateError as error:  # which has no words of its own
+        raise EngineError(f"vLLM failed: {error.__cause__!r}") from error
 
 
 def _start_vllm(arguments: AsyncEngineArgs) -> AsyncLLM:
@@ -382,6 +435,7 @@ def _arguments(folder: Path, settings: EngineSettings) -> AsyncEngineArgs:
         enable_chunked_prefill=not on_cpu,
         max_num_batched_tokens=max(settings.max_context, _CPU_BATCH_TOKENS) if on_cpu else None,
         enable_prefix_caching=True,
+        scheduling_policy="priority",
         enable_sleep_mode=settings.takes_turns and not on_cpu,
         logprobs_mode="processed_logprobs",
         load_format="safetensors",
@@ -413,8 +467,3 @@ def _parameters(sampling: Sampling, seed: int, **options: Any) -> SamplingParams
         output_kind=RequestOutputKind.FINAL_ONLY,
         **options,
     )
-
-
-def _spread(seed: int) -> int:
-    """The i-th response is sampled with seed + i: keep the groups of near seeds apart."""
-    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest())

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from prometheus_client import Counter, Gauge, Histogram
 from protocol import weights
+from protocol.calls import Served
 from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion, RolloutRequest
 from protocol.weights import WeightsError, WeightsGone
 
 from services.chassis.faults import NotNow, NotStarted
 from services.chassis.metrics import DEVICES, born_at_zero
-from services.chassis.parity import Answer, digest_of
+from services.chassis.parity import compared, digest_of
 from services.chassis.service import Service
 from services.chassis.turns import Turns
 from services.rollout.demand import Demand
-from services.rollout.fetching import Fetcher, ModelShape, verified_shape
+from services.rollout.fetching import Fetcher, ModelShape, shape_of, verified_shape
 from services.rollout.samples import (
     EngineDied,
     EngineError,
@@ -51,13 +52,11 @@ SYNC_FAILURES = born_at_zero(
     Counter("weir_weight_sync_failures_total", "Weight syncs that failed", ["why"]),
     *("gone", "damaged", "load", "parity"),
 )
-PARITY = Gauge("weir_parity", "Gap of log-probs to the learner's, on the last probes", ["of"])
 
 _POLL_S = 0.05
 _GONE_S = 0.3  # newer weights are announced before older ones go
 _RETRY_S = 1.0
 _MAX_LOAD_FAILURES = 3
-_KEPT_ANSWERS = 8
 _TELL_AGAIN_S = 5.0
 
 
@@ -79,8 +78,28 @@ def why_unfit(serving: Serving, newer: Serving) -> str | None:
     return "; ".join(serving.shape.differences(newer.shape)) or None
 
 
+def serving_of(served: Served) -> Serving:
+    """The weights of a folder, as if they were a version of a policy.
+
+    Raises:
+        OSError: if there is no model in it.
+    """
+    folder, settings = Path(served.folder), EngineSettings.from_environment(served.model)
+    rank = json.loads((folder / "adapter_config.json").read_bytes())["r"] if served.base else 0
+    policy = PolicyVersion(
+        job_id=served.job_id,
+        attempt=served.attempt,
+        number=served.version,
+        folder=served.folder,
+        digest="",
+        base=served.base,
+        base_digest=served.base,
+    )
+    return Serving(policy, shape_of(folder), replace(settings, lora_rank=rank))
+
+
 def _same_weights(policy: PolicyVersion, other: PolicyVersion) -> bool:
-    may_differ = {"evaluated", "links"}
+    may_differ = {"evaluated", "links", "probes"}
     return policy.model_dump(exclude=may_differ) == other.model_dump(exclude=may_differ)
 
 
@@ -92,11 +111,14 @@ class PolicyFollower:
         self.start_engine = start_engine
         self.engine: Engine | None = None
         self.serving: Serving | None = None  # None while the engine's weights are of no version
+        self.active: ActiveJob | None = None  # at the last look
+        self.at_hand: Served | None = None  # what the engine serves instead, while none is
+        self.coming: Served | None = None  # what it will
         self.demand = Demand()
         self._started_with: Serving | None = None
         self._last_job = ""
         self._load_failures = 0
-        self._answers: dict[tuple[str, int], dict[int, Answer]] = {}  # by attempt, and version
+        self._reads_as = ""  # the digest of prompts that the engine's tokenizer makes as well
         self._refused: PolicyVersion | None = None  # whose weights the engine does not have
         self._told: tuple[ParityReport | None, float] = (None, 0.0)  # last, and when
         self._changed = asyncio.Condition()
@@ -147,6 +169,62 @@ class PolicyFollower:
             await self._changed.wait_for(lambda: self.serving is not None or self._refused)
         if self.serving is None:
             raise NotNow
+
+    async def look(self) -> ActiveJob | None:
+        self.active = await self.service.exchange.active()
+        return self.active
+
+    @property
+    def answers(self) -> str:
+        """The key of the calls that the engine answers now: none while its weights change."""
+        if self.active is None:
+            return self.at_hand.key if self.at_hand is not None else ""
+        job_id, serving = self.active.job_id, self.serving
+        return f"job:{job_id}" if serving and serving.policy.job_id == job_id else ""
+
+    def may_answer(self, key: str) -> bool:
+        """Whether the engine answers calls of this key now, or soon without a look elsewhere."""
+        if self.active is None:
+            return key in {self.answers, self.coming.key if self.coming is not None else ""}
+        return key == f"job:{self.active.job_id}" and self._refused is None
+
+    async def serve(self, served: Served) -> None:
+        """Have the weights of a folder at hand, unless a job is active.
+
+        Raises:
+            EngineUnfit: if they need another engine.
+            NotStarted: if vLLM cannot serve them.
+            EngineError: if they are not loaded.
+            OSError: if they cannot be read.
+        """
+        self.coming, during = served, self.service.activity.during
+        try:
+            serving = await asyncio.to_thread(serving_of, served)
+            async with self._gpu:
+                if await self.service.exchange.active() is not None:
+                    return
+                with during(Doing.LOADS_MODEL, timed="loading"):
+                    await self._have(served, serving)
+        finally:
+            self.coming = None
+
+    async def _have(self, served: Served, serving: Serving) -> None:
+        folder, base = Path(served.folder), Path(served.base) if served.base else None
+        if self.engine is None:
+            await self._start(folder, serving, base)
+        else:
+            await self._load(folder, serving, keep_kv=False)
+        async with self._changed:
+            self.at_hand, self._last_job, self._refused = served, "", None
+            self._changed.notify_all()
+        self.service.readiness.set(True)
+
+    async def engine_that_answers(self, key: str) -> Engine:
+        """The engine, once it has the weights for calls of a key, which are proven to be those."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.answers == key)
+        assert self.engine is not None
+        return self.engine
 
     async def follow_policy_forever(self) -> None:
         """Consumes the announcements of the active job; produces an engine at the newest one.
@@ -205,7 +283,7 @@ class PolicyFollower:
 
     async def _follow_once(self) -> float:
         """Look for a newer policy and take it; returns how long to wait before the next look."""
-        job = await self.service.exchange.active()
+        job = await self.look()
         newest = await self.service.exchange.newest_policy(job.job_id) if job else None
         if job is None or newest is None:
             if self.engine is None:
@@ -288,7 +366,11 @@ class PolicyFollower:
             if self.engine is None:
                 await self._start(folder, serving, base)
             else:
-                seconds |= await self._load(folder, serving, job)
+                keep_kv = job.recipe.rollout.kv_after_sync == "keep"
+                seconds |= await self._load(folder, serving, keep_kv=keep_kv)
+            async with self._changed:  # it may sample meanwhile: what it makes waits to be proven
+                self.demand.serving = newest
+                self._changed.notify_all()
             answers = await self._answers_probes(newest, job, seconds)
         if answers:
             await self._serve(serving, seconds)
@@ -306,15 +388,15 @@ class PolicyFollower:
         self._started_with = serving
         DEVICES.set(serving.settings.num_gpus)
 
-    async def _load(self, folder: Path, serving: Serving, job: ActiveJob) -> dict[str, float]:
+    async def _load(self, folder: Path, serving: Serving, *, keep_kv: bool) -> dict[str, float]:
         assert self.engine is not None
         assert self._started_with is not None
         reason = why_unfit(self._started_with, serving)
         if reason is not None:
             raise EngineUnfit(f"the new policy needs another engine, so this one ends: {reason}")
         label = version_label(serving.policy.attempt, serving.policy.number)
-        keep_kv = job.recipe.rollout.kv_after_sync == "keep"
         self.serving = self.demand.serving = None  # requests wait until a load has succeeded
+        self.at_hand = None  # which ends the calls for it
         return await self.engine.load(folder, label, keep_kv=keep_kv)
 
     async def _answers_probes(
@@ -325,38 +407,29 @@ class PolicyFollower:
         if probes is None:
             return True
         assert self.engine is not None
-        given = np.array(await self.engine.score(probes.token_ids, seconds))
-        answer = Answer(given, np.array(probes.logprobs))
-        own = (policy.job_id, policy.attempt)
-        before = self._answers.get(own, {})
-        self._answers = {own: before}
-        read = (model.prompt_template, self.engine.tokenizer, model.chat_template_options)
+        given = await self.engine.score(probes.token_ids, seconds)
+        if self._reads_as != probes.rendered:
+            read = (model.prompt_template, self.engine.tokenizer, model.chat_template_options)
+            self._reads_as = digest_of(probes.tasks, *read)
         report = ParityReport(
             **{"job_id": policy.job_id, "attempt": policy.attempt, "version": policy.number},
+            **compared(given, probes),
             rollout=self.service.called,
-            logprobs=tuple(given.tolist()),
-            mean=answer.mean,
-            max=answer.max,
             most=probes.most,
-            same_prompts=digest_of(probes.tasks, *read) == probes.rendered,
-            stays_at=next((n for n, earlier in before.items() if answer.repeats(earlier)), None),
+            same_prompts=self._reads_as == probes.rendered,
         )
-        PARITY.labels("mean").set(answer.mean)
-        PARITY.labels("max").set(answer.max)
-        if report.stays_at is None:
-            before[policy.number] = answer
-        if len(before) > _KEPT_ANSWERS:
-            del before[next(iter(before))]
+        await self._tell(report)
+        return report.agrees
+
+    async def _tell(self, report: ParityReport) -> None:
         self._told = report, time.monotonic()
         await self.service.exchange.report_parity(report)
-        return report.agrees
 
     async def _tell_again(self) -> None:
         """Report a refusal once more: the job does not pause if the server has lost the last."""
         report, told_at = self._told
         if report is not None and time.monotonic() - told_at > _TELL_AGAIN_S:
-            self._told = report, time.monotonic()
-            await self.service.exchange.report_parity(report)
+            await self._tell(report)
 
     async def _refuse(self, policy: PolicyVersion) -> None:
         """Sample nothing, and let nothing go that these weights have sampled."""
@@ -377,7 +450,6 @@ class PolicyFollower:
         async with self._changed:
             self.serving, self._last_job = serving, serving.policy.job_id
             self._refused = None
-            self.demand.serving = serving.policy
             self._changed.notify_all()
         self.service.readiness.set(True)
         log.info(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,11 @@ class Sample:
     text: str
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
+
+
+def spread(seed: int) -> int:
+    """The i-th response is sampled with seed + i: keep the groups of near seeds apart."""
+    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest())
 
 
 def version_label(attempt: int, number: int) -> str:

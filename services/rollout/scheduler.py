@@ -4,10 +4,7 @@ vLLM sends every token of every request to the process that asked, which decodes
 model a quarter as much work as sampling it. Here a response's first token is sent, which tells
 that it has begun; then `_TOKENS` at a time, or those of `_LATE_S`, which tell that it goes on; the
 rest when it ends; and all when the engine pauses, since vLLM counts the tokens of a message to the
-version of the weights at that time.
-
-A version's probes, which alone ask for log-probs of their prompt, go before all that waits: a load
-sends running requests back to prefill, and they may not all find room in the KV cache again.
+version of the weights at that time. Those of a call that is streamed leave one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
@@ -29,19 +25,12 @@ _LATE_S = 5.0
 
 
 class _Batching(Scheduler if TYPE_CHECKING else object):
-    """Holds the tokens of requests that ask for the sampled tokens' log-probs and no text."""
+    """Holds the tokens of requests that nobody reads before they are complete."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._held: dict[str, list[EngineCoreOutput]] = {}
         self._late_at = 0.0
-
-    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        waiting = ((request, request.sampling_params) for request in self.waiting)
-        if probes := [r for r, given in waiting if given and given.prompt_logprobs is not None]:
-            self.waiting.remove_requests(probes)
-            self.waiting.prepend_requests(probes)
-        return super().schedule(throttle_prefills)
 
     def update_from_output(
         self, scheduler_output: Any, model_runner_output: Any
@@ -74,9 +63,10 @@ class _Batching(Scheduler if TYPE_CHECKING else object):
                 yield _joined(self._held.pop(request_id))
 
     def _is_awaited(self, output: EngineCoreOutput) -> bool:
-        """Whether it is a first token, or its text is searched for stop strings elsewhere."""
+        """Whether it is a first token, or its text is read or searched for stop texts elsewhere."""
         sampling = self.requests[output.request_id].sampling_params
-        return output.prefill_stats is not None or bool(sampling and sampling.stop)
+        is_read = sampling is not None and bool(sampling.stop or sampling.stream_interval)
+        return output.prefill_stats is not None or is_read
 
     def _send_held(self, sent: dict[int, EngineCoreOutputs]) -> None:
         for request_id, outputs in self._held.items():
@@ -95,14 +85,18 @@ class AsyncBatchingScheduler(_Batching, AsyncScheduler):
 
 
 def _joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
-    """The last output, with the tokens and log-probs of all."""
+    """The last output, with the tokens and log-probs of all.
+
+    Each row of log-probs is as long as that of the request in its batch which asks for most.
+    """
     *earlier, last = outputs
     if earlier:
         logprobs = [output.new_logprobs for output in outputs if output.new_logprobs is not None]
+        least = min(each.logprobs.shape[1] for each in logprobs)
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
         last.new_logprobs = LogprobsLists(
-            np.concatenate([each.logprob_token_ids for each in logprobs]),
-            np.concatenate([each.logprobs for each in logprobs]),
+            np.concatenate([each.logprob_token_ids[:, :least] for each in logprobs]),
+            np.concatenate([each.logprobs[:, :least] for each in logprobs]),
             np.concatenate([each.sampled_token_ranks for each in logprobs]),
         )
     return last

@@ -13,6 +13,7 @@ from protocol.streams import EVAL_REQUESTS, FAILED, REQUESTS, ROLLOUTS
 from services.chassis.metrics import PHASES, born_at_zero
 from services.chassis.service import Service
 from services.chassis.stage import Stage, work_forever
+from services.rollout.calls import Answering
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import Sample, group_of, prompt_ids
@@ -59,6 +60,7 @@ async def sample_groups(service: Service) -> None:
             tasks.create_task(follower.follow_policy_forever())
             tasks.create_task(follower.watch_engine_forever())
             tasks.create_task(work_forever(service, stage))
+            tasks.create_task(Answering(follower).answer_forever())
     finally:
         follower.shut_down()
         follower.turns.cancel()

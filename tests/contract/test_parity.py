@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from protocol.messages import JobState, ParityReport, PolicyVersion, Probes, Requested
 
+from services.chassis.parity import compared
 from services.learner.attempt import Attempt
 from services.learner.durable.progress import Progress
 from services.learner.job import parity
@@ -63,14 +64,12 @@ async def probed(learner: Learner, version: int) -> tuple[PolicyVersion, Probes]
 
 async def report(learner: Learner, policy: PolicyVersion, given: np.ndarray, **told: Any) -> None:
     assert policy.probes is not None
-    gaps = np.abs(given - np.array(policy.probes.logprobs))
     about = {"job_id": "job", "attempt": policy.attempt, "version": policy.number}
-    numbers = {"mean": float(gaps.mean()), "max": float(gaps.max()), "most": policy.probes.most}
+    numbers = {**compared(given.tolist(), policy.probes), "most": policy.probes.most}
     await learner.exchange.report_parity(
         ParityReport(
             **{**about, **numbers, "same_prompts": True, **told},
             rollout="rollout-1",
-            logprobs=tuple(given.tolist()),
         )
     )
 
@@ -91,8 +90,8 @@ async def test_what_agrees_sets_the_limit_and_is_told_with_each_step(
     async with learner.attempting():
         for _ in range(3):
             policy, probes = await probed(learner, 0)
-            assert (len(probes.token_ids), len(probes.logprobs)) == (3, 3 * 32)
-            await report(learner, policy, np.array(probes.logprobs) + NOISE[:96])
+            assert (len(probes.token_ids), len(probes.logprobs)) == (63, 62)
+            await report(learner, policy, np.array(probes.logprobs) + NOISE[:62])
             await until(learner.has_made(policy.number + 2))
             assert probes.most == 1e-3
         policy, _ = await probed(learner, 0)
@@ -108,7 +107,7 @@ async def test_what_agrees_sets_the_limit_and_is_told_with_each_step(
     ("given", "told", "words"),
     [
         (lambda now: logprobs_at(0), {}, "answers as version 0; the learner is at"),
-        (lambda now: logprobs_at(now), {"stays_at": 1}, "answers as version 1"),
+        (lambda now: logprobs_at(now), {"holds": 1}, "answers as version 1"),
         (lambda now: logprobs_at(now) - 0.5, {}, "answers as no version"),
         (lambda now: logprobs_at(now), {"same_prompts": False}, "tokenizer or chat template"),
     ],
@@ -130,12 +129,11 @@ async def test_the_job_pauses_and_says_what_the_rollout_holds(
 
 
 def test_an_adapter_that_no_engine_loaded_is_named(tmp_path: Path) -> None:
-    known = {version: logprobs_at(version).tolist() for version in (0, 16, 17)}
     attempt = Attempt(cast(Any, None), "job", 1, a_recipe(model={"lora": {}}), tmp_path)
-    parity = Parity(attempt, Progress(probes=known), cast(Any, None))
+    parity = Parity(attempt, Progress(), cast(Any, None))
     report = ParityReport(
         **{"job_id": "job", "attempt": 1, "version": 17, "rollout": "rollout-1", "mean": 0.1},
-        **{"logprobs": tuple(known[0]), "max": 0.2, "most": 1e-3, "same_prompts": True},
+        **{"max": 0.2, "most": 1e-3, "same_prompts": True, "holds": 0},
     )
     words = "rollout-1 answers as version 0; the learner is at 17; the adapter is not loaded"
     assert parity._words(report) == words

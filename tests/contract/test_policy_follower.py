@@ -50,7 +50,7 @@ class SlowEngine:
         await self.end_of_load
         return {"load": 1.0}
 
-    async def score(self, prompts: object, seconds: dict[str, float]) -> list[float]:
+    async def score(self, prompt: object, seconds: dict[str, float]) -> list[float]:
         return [-1.0]
 
     async def sleep(self) -> None:
@@ -228,7 +228,7 @@ async def test_a_refusal_is_reported_until_other_weights_are_served_and_claims_n
     await asyncio.wait_for(served(line.follower, min_version=1), 60)
     assert line.follower.serves(job)
     rendered = digest_of((), None, cast("Tokenizer", None), {})
-    given = {"tasks": (), "rendered": rendered, "token_ids": ((1, 2),), "most": 0.1}
+    given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
     await _announce(line.exchange, line.deployment, 2, Probes(**given, logprobs=(-2.0,)))
     async with asyncio.timeout(60):
         while len(reports := await line.exchange.parity_reports("job", "0", 0.1)) < 3:

@@ -20,7 +20,7 @@ from services.chassis.service import Service, StatusTeller, telling
 from services.chassis.stage import Stage, up_to, work_forever
 from services.gateway.watch.stalls import Edge
 from services.gateway.watch.watchdog import Watchdog
-from tests.builders import a_group, a_recipe, a_request
+from tests.builders import a_group, a_recipe, a_request, a_status
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import DEPLOYMENT, begin, claim_one, record_of, running
@@ -163,3 +163,19 @@ async def test_a_process_stands_still_while_its_work_does_whether_or_not_it_show
         await dog.look(100.0 + 2 * look)
         found.append(dog.seen.processes[0].still_s)
     assert found == [0, 2, 4, 0, 2]
+
+
+async def test_two_stacks_in_one_database_are_told_apart_from_a_process_that_was_replaced(
+    exchange: Exchange, caplog: pytest.LogCaptureFixture
+) -> None:
+    dog = Watchdog(exchange, 15.0)
+
+    async def look(beats: int, *replicas: str) -> int:
+        for replica in replicas:
+            await exchange.show_status(a_status("rollout", replica=replica, beats=beats))
+        await dog.look(float(beats))
+        return caplog.text.count("two stacks")
+
+    assert [await look(n, "rollout-a-1") for n in (1, 2)] == [0, 0]
+    assert [await look(n, "rollout-b-2") for n in (3, 4, 5)] == [0, 0, 0]
+    assert [await look(n, "rollout-a-1", "rollout-b-2") for n in (6, 7, 8)] == [0, 1, 1]

@@ -140,7 +140,7 @@ async def test_a_group_goes_its_way_and_a_failed_one_too(
         await worker.queued(streams_in[0], "job")
     assert await s.rollout.newest_policy("job") == a_policy()
     told = {"version": 0, "rollout": "rollout-1", "mean": 0.0, "max": 0.0, "most": 1e-3}
-    report = ParityReport(job_id="job", attempt=1, logprobs=(), same_prompts=True, **told)
+    report = ParityReport(job_id="job", attempt=1, same_prompts=True, **told)
     await s.rollout.report_parity(report)
     assert [each for _, each in await s.learner.parity_reports("job", "0", 0)] == [report]
     evaluated, trained = await s.rollout.claim(inputs, "job", count=2, wait_s=0)

@@ -35,6 +35,7 @@ from services.rollout.engine import Engine
 from services.rollout.samples import EngineDied, EngineUnfit
 from services.rollout.worker import sample_groups
 from tests.builders import a_recipe, a_request
+from tests.contract.door import Door, a_call
 from tests.contract.valkey_server import Server
 from tests.engine.conftest import ENDLESS, MAX_CONTEXT, TOLERANCE, Reference
 
@@ -49,6 +50,7 @@ class Line:
     weights_dir: Path
     sampling: asyncio.Task[None]
     service: Service
+    door: Door
 
     async def announce(self, number: int, source: Path, attempt: int = 1, **changes: Any) -> None:
         folder = weights.version_folder("job", attempt, number)
@@ -102,6 +104,7 @@ async def line(
         async with (
             connect(server.url, me="learner-1", patience_s=5) as exchange,
             connect(server.url, me="rollout-1", patience_s=5) as own,
+            connect(server.url, me="gateway-1", patience_s=5) as gateway,
         ):
             recipe = a_recipe(model={"max_context": MAX_CONTEXT}, rollout={"group_size": 2})
             await exchange.submit(JobRecord(id="job", created_at=0.0, recipe=recipe))
@@ -109,7 +112,7 @@ async def line(
             await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=recipe))
             service = Service("rollout", deployment, own)
             sampling = asyncio.create_task(sample_groups(service))
-            yield Line(exchange, deployment.weights_dir, sampling, service)
+            yield Line(exchange, deployment.weights_dir, sampling, service, Door(gateway))
             service.stop()
             await asyncio.wait({sampling}, timeout=60)
             assert sampling.done(), "it does not end when it is told to stop"
@@ -163,6 +166,31 @@ async def test_it_answers_follows_the_policy_and_ends_for_one_that_needs_another
     assert error.subgroup(EngineUnfit)
 
 
+async def test_calls_are_answered_beside_groups_by_the_newest_weights_through_their_updates(
+    line: Line, folders: list[Path], reference: Reference
+) -> None:
+    door, sampling = line.door, {"max_tokens": ENDLESS, "seed": 1}
+    async with asyncio.timeout(240):
+        await line.announce(0, folders[0])
+        call = a_call(streams=True, sampling=sampling)
+        await door.ask(call)
+        await door.until_begun(call)
+        assert len((await line.sampled(0)).responses) == 2
+        await line.announce(1, folders[1])
+        assert versions(await line.sampled(1, min_version=1)) == {(1, 1)}
+        await door.until_over(call)
+    tokens, spans = door.tokens(call), door.pieces[call.id][-1].spans
+    ids, logprobs = [token.id for token in tokens], [token.logprob for token in tokens]
+    prompt = door.pieces[call.id][0].prompt_ids
+    assert prompt is not None
+    assert [span.version for span in spans] == [0, 1]
+    assert spans[-1].end == len(ids) == ENDLESS
+    for span in spans:
+        expected = reference(folders[span.version], prompt, np.array(ids))
+        own = slice(span.start, span.end)
+        assert np.abs(expected - logprobs)[own].max() < 1e-4
+
+
 def as_int8(name: str, weight: torch.Tensor) -> torch.Tensor:
     if weight.dim() < 2:
         return weight
@@ -195,10 +223,14 @@ async def test_weights_that_do_not_answer_as_the_learners_do_are_reported_and_sa
     fault: str,
 ) -> None:
     async def announce(number: int, rendered: str = digest_of((), None, None, {})) -> None:  # type: ignore[arg-type]
-        ids = [[1, *(3 + (7 * row + 5 * i) % 40 for i in range(32))] for row in range(4)]
-        logprobs = [reference(folders[number], row[:1], np.array(row[1:])) for row in ids]
+        ids = [1, *(3 + (5 * i + i // 40) % 40 for i in range(50))]
+        own, *earlier = (
+            reference(folders[version], ids[:1], np.array(ids[1:])).tolist()
+            for version in range(number, -1, -1)
+        )
         known = {"tasks": (), "rendered": rendered, "token_ids": ids, "most": 1e-3}
-        probes = Probes(**known, logprobs=tuple(np.concatenate(logprobs).tolist()))
+        known["earlier"] = dict(enumerate(reversed(earlier)))
+        probes = Probes(**known, logprobs=own)
         await line.announce(number, folders[number], probes=probes)
 
     async def reports(count: int) -> list[ParityReport]:
@@ -228,7 +260,7 @@ async def test_weights_that_do_not_answer_as_the_learners_do_are_reported_and_sa
     assert all(report.agrees for report in good)
     assert (bad.version, bad.agrees, done) == (last, False, False)
     assert bad.same_prompts == (fault != "other prompts")
-    assert bad.stays_at == (0 if fault in {"not loaded", "an old slot"} else None)
+    assert bad.holds == (0 if fault in {"not loaded", "an old slot"} else None)
 
 
 async def test_what_it_held_when_its_engine_died_may_have_killed_it(

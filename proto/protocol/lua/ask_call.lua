@@ -1,13 +1,16 @@
 -- Have a call wait for a rollout, unless it waits already, or too many do.
--- KEYS: calls, their bodies      ARGV: what it is for, its id, its body, the most that may wait, seconds
+-- KEYS: calls, their bodies, the calls that its gateway waits for
+-- ARGV: what it is for, its id, its body, the most that may wait, seconds, its tries
 if redis.call('HEXISTS', KEYS[2], ARGV[2]) == 1 then
   return 1
 end
 if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
   return 0
 end
+redis.call('HSET', KEYS[3], ARGV[2], ARGV[6])
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 redis.call('RPUSH', KEYS[1], cjson.encode({ARGV[1], ARGV[2], tonumber(redis.call('TIME')[1])}))
-redis.call('EXPIRE', KEYS[1], ARGV[5])
-redis.call('EXPIRE', KEYS[2], ARGV[5])
+for _, key in ipairs(KEYS) do
+  redis.call('EXPIRE', key, ARGV[5])
+end
 return 1

@@ -25,13 +25,7 @@ from services.gateway.jobs.folders import holds_work, put_aside, with_own_models
 from services.gateway.jobs.refusals import check, check_memory, check_room, refuse_missing_columns
 from services.gateway.models.folders import JOB_ID, facts_of, model_id, remove_model, resolve_model
 from services.gateway.openai.graders import refuse_what_graders_lack
-from services.gateway.openai.job_object import (
-    CANCELLABLE,
-    ENDED,
-    AnyJob,
-    JobFilter,
-    status_of,
-)
+from services.gateway.openai.job_object import AnyJob, JobFilter, status_of
 from services.gateway.openai.submission import GRADER, JobRequest, build_recipe
 
 T = TypeVar("T")
@@ -137,28 +131,10 @@ class JobService:
         await in_time(self.exchange.request_state(job_id, requested))
         return await self.find(job_id)
 
-    async def cancel_all(self, sought: JobFilter) -> tuple[list[AnyJob], bool]:
-        """Cancel the newest 100 that are sought and have not ended; whether more are left."""
-        return await self._each(
-            sought.among(CANCELLABLE), lambda job_id: self.ask(job_id, Requested.CANCEL)
-        )
-
-    async def delete_all(self, sought: JobFilter) -> tuple[dict[str, Path], bool]:
-        """Forget the newest 100 that are sought and have ended.
-
-        Returns:
-            What is left of each, by its id, to be removed; whether more are left.
-        """
-
-        async def delete(job_id: str) -> tuple[str, Path]:
-            return job_id, await self.delete(job_id)
-
-        deleted, has_more = await self._each(sought.among(ENDED), delete)
-        return dict(deleted), has_more
-
-    async def _each(
+    async def for_each(
         self, sought: JobFilter | None, work: Callable[[str], Awaitable[T]]
     ) -> tuple[list[T], bool]:
+        """What work on the newest 100 that are sought returns, and whether more are left."""
         if sought is None:
             return [], False
         found, has_more = await self.page(None, _AT_ONCE, sought)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from protocol.tasks import MAX_DEPTH, unencodable
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -22,20 +22,22 @@ class Part(BaseModel):
 class Body(Part):
     """A whole body; 400 for what could not be written as JSON again, wherever it stands in it."""
 
+    MOST_VALUES: ClassVar[int] = MAX_VALUES
+
     @model_validator(mode="before")
     @classmethod
     def _is_encodable(cls, data: Any) -> Any:
-        if lines := unusable(data):
+        if lines := unusable(data, cls.MOST_VALUES):
             raise from_lines(lines, code="invalid_request")
         return data
 
 
-def unusable(data: Any) -> list[str]:
+def unusable(data: Any, most_values: int = MAX_VALUES) -> list[str]:
     """One line per value of plain data that not every service and client could read again."""
-    return [*_too_much(data)] or [*unencodable(data), *_beyond_64_bits(data)]
+    return [*_too_much(data, most_values)] or [*unencodable(data), *_beyond_64_bits(data)]
 
 
-def _too_much(data: Any) -> Iterator[str]:
+def _too_much(data: Any, most_values: int) -> Iterator[str]:
     level, depth, values = [data], 0, 0
     while level := [each for each in level if isinstance(each, Mapping | list)]:
         depth += 1
@@ -46,8 +48,8 @@ def _too_much(data: Any) -> Iterator[str]:
         if depth > MAX_DEPTH:
             yield f"body: nested deeper than {MAX_DEPTH} levels; make it flatter"
             return
-        if values > MAX_VALUES:
-            yield f"body: more than {MAX_VALUES:,} values; leave some out"
+        if values > most_values:
+            yield f"body: more than {most_values:,} values; leave some out"
             return
 
 

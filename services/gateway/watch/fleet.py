@@ -20,6 +20,7 @@ from protocol.messages import JobRecord
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service, check_server
+from services.gateway.calls.sessions import Sessions
 from services.gateway.errors import Problem, in_time
 from services.gateway.jobs.folders import remove_leftovers
 from services.gateway.jobs.service import JobService
@@ -148,7 +149,7 @@ async def watch_forever(service: Service) -> None:
 
 
 async def tidy_forever(service: Service, jobs: JobService) -> None:
-    """Consumes records of ended jobs, folders of deleted ones, and expired files; produces room.
+    """Consumes records of ended jobs, folders of deleted ones, and what has expired; produces room.
 
     Waits for: the next look. Unblocked by: time, or the service stopping.
     """
@@ -158,6 +159,7 @@ async def tidy_forever(service: Service, jobs: JobService) -> None:
             await asyncio.to_thread(remove_leftovers, service.deployment.jobs_dir)
             await forget_surplus(service)
             await jobs.expire_files()
+            await asyncio.to_thread(Sessions(service.deployment.sessions_dir).expire)
         except Problem:  # Redis is away, as /readyz says
             pass
         except Exception:  # whoever only tidies must not end the gateway

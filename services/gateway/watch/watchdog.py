@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +39,7 @@ OLDEST = Gauge(
     "weir_backlog_oldest_seconds", "Age of the oldest entry of the active job", ["stream"]
 )
 _EVERY_S = 2.0
+_SURE_LOOKS = 2  # after one a process may just have been replaced
 _FORGOTTEN_S = 600.0  # without a sign of life
 _EVENTS = 60  # in which the last steps are
 log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class Watchdog:
         self._mark: Hashable = None
         self._moved = time.monotonic()
         self._stall: Stall | None = None
+        self._doubles: dict[str, int] = {}  # names of several processes, for how many looks
 
     async def watch_forever(self, service: Service) -> None:
         """Consumes the state of the stack; produces events and metrics of stalls.
@@ -125,7 +128,16 @@ class Watchdog:
                 await self.exchange.forget_status(replica)
             is_alive, still_s = silent_s < self.seen.dead_after_s, self._work.silence[replica]
             processes.append(Process(status, silent_s, is_alive, still_s))
+        alive = (process.status for process in processes if not process.silent_s)
+        given = (s.name for s in alive if not s.replica.startswith(f"{s.name}-"))  # by WEIR_NAME
+        self._warn_of_doubles(Counter(given))
         return sorted(processes, key=lambda process: process.status.name)
+
+    def _warn_of_doubles(self, living: Counter[str]) -> None:
+        self._doubles = {n: self._doubles.get(n, 0) + 1 for n, count in living.items() if count > 1}
+        for name in (n for n, looks in self._doubles.items() if looks == _SURE_LOOKS):
+            why = "two stacks share this Redis database; give each one of its own (WEIR_REDIS_URL)"
+            log.error(why, extra={"both_have": name})
 
     async def _first_job(self) -> JobRecord | None:
         active, queue = await self.exchange.active(), await self.exchange.queue()
@@ -157,7 +169,7 @@ class Watchdog:
             "edge": why.edge,
             "services": [
                 _service_object(process) | {"parity": self._parity.get(process.status.name)}
-                for process in self.seen.processes
+                for process in self.seen.present
             ],
             "streams": [_stream_object(*stream) for stream in self.seen.streams.items()],
         }

@@ -16,7 +16,7 @@ from protocol.samples import USED
 from pydantic import BaseModel, ConfigDict, Field
 
 _KEPT_EVALUATIONS = 1000  # and the first
-_KEPT_PROBES = 16  # versions
+_KEPT_PROBES = 8  # versions
 _TOTALS = (
     *("train_seconds", "samples", "tokens", "updates", "parity_max", "parity_tokens"),
     *("empty_steps", "groups_without_signal", "exposed_grading_seconds"),

@@ -1,15 +1,14 @@
 """Parity: each rollout shows for every version that it computes what the learner computes.
 
-At each publish the learner scores a few fixed sequences under the weights that it publishes. A
-rollout scores them before it samples with these weights, and reports. Where the two differ by more
-than the limit it samples nothing, and the job pauses with words that name what the rollout holds.
-Every few steps some of a step's tokens are compared as well, by the weights that sampled them: a
-temperature or a KV cache shows on sampled tokens alone.
+At each publish the learner scores a fixed sequence under the weights that it publishes. A rollout
+scores it once it has loaded them, and reports. Where the two differ by more than the limit nothing
+that it samples counts, and the job pauses with words that name what the rollout holds. Every few
+steps some of a step's tokens are compared as well, by the weights that sampled them: a temperature
+or a KV cache shows on sampled tokens alone.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ import numpy as np
 from protocol.messages import ParityReport, Probes, Task
 from transformers import AutoTokenizer
 
-from services.chassis.parity import Answer, digest_of
+from services.chassis.parity import digest_of
 from services.chassis.prompts import PromptError, rendered
 from services.learner.attempt import Attempt
 from services.learner.durable.progress import Progress
@@ -32,14 +31,13 @@ from services.learner.training.samples import Measured, Sample
 
 _TASKS = 8
 _MOST_CHARS = 2000  # of a task, since every announcement carries them
-_SEQUENCES, _LENGTH = 3, 33
-# Of a dtype: limits of the mean gap, at least and at most, between which the first versions decide.
+_LENGTH = 97
+# Of a dtype: limits of the mean gap, at least and at most, between which the first reports decide.
 _LIMITS = {"float32": (1e-4, 1e-3), "float16": (2e-3, 1e-2), "bfloat16": (1e-2, 5e-2)}
-_MEASURED = 3  # versions
+_FIRST = 3
 _FACTOR = 4.0
 _WAIT_S = 1.0
 LEAST_TOKENS = 100  # of fewer a mean says little
-_KEPT_TOLD = 100
 
 
 class Parity:
@@ -50,9 +48,9 @@ class Parity:
         self.progress = progress
         self.control = control
         self.template: Probes | None = None  # without log-probs; none where no task can be read
-        self._measured: dict[int, float] = {}  # the least mean gap of the first versions
+        self._first: list[float] = []  # mean gaps of the first reports
         self._agreed: set[str] = set()  # rollouts that have agreed once
-        self._news: deque[dict[str, Any]] = deque(maxlen=_KEPT_TOLD)  # since the last step
+        self._news: dict[tuple[str | None, int], dict[str, Any]] = {}  # since the last step
 
     def choose(self, model: Path, tasks: Sequence[Task]) -> None:
         """Make the probes of the prompts of the first tasks."""
@@ -65,43 +63,42 @@ class Parity:
         for task in (Task(id=t.id, prompt=t.prompt, messages=t.messages) for t in tasks[:_TASKS]):
             with suppress(PromptError):  # of which the rollouts tell
                 if len(task.model_dump_json()) < _MOST_CHARS or not asked:
-                    tokens += rendered(task, *read)[:length]
+                    tokens += rendered(task, *read)
                     asked.append(task)
-        if not tokens or length < 2:
-            return
-        endless = cycle(tokens)
-        sequences = tuple(tuple(islice(endless, length)) for _ in range(_SEQUENCES))
-        given = {"rendered": digest_of(asked, *read), "logprobs": (), "most": self.most}
-        self.template = Probes(tasks=tuple(asked), token_ids=sequences, **given)
+        if tokens and length > 1:
+            given = {"rendered": digest_of(asked, *read), "logprobs": (), "most": self.most}
+            ids = tuple(islice(cycle(tokens), length))
+            self.template = Probes(tasks=tuple(asked), token_ids=ids, **given)
 
     @property
     def most(self) -> float:
-        """The limit: the recipe's, or what the first versions had, within those of the dtype."""
+        """The limit: the recipe's, or what the first reports had, within those of the dtype."""
         model, training = self.attempt.recipe.model, self.attempt.recipe.training
         least, most = _LIMITS[model.dtype]
         if training.max_parity is not None:
             return training.max_parity
-        if len(self._measured) < _MEASURED:
+        if len(self._first) < _FIRST:
             return most
-        return min(most, max(least, _FACTOR * min(self._measured.values())))
+        return min(most, max(least, _FACTOR * min(self._first)))
 
     async def probes(self, team: Team, version: int) -> Probes | None:
         """The probes, scored under the weights as they are, which are of this version."""
         if self.template is None:
             return None
-        samples = [_sample_of(ids) for ids in self.template.token_ids]
-        tokens = (await team.score(samples, 1.0)).tokens
-        if "logprobs" not in tokens or not np.isfinite(tokens["logprobs"]).all():
+        scored = await team.score([_sample_of(self.template.token_ids)], 1.0)
+        logprobs = scored.tokens.get("logprobs", np.array([np.nan]))
+        if not np.isfinite(logprobs).all():
             return None  # a loss that is not finite has words of its own
-        self.progress.note_probes(version, tokens["logprobs"].tolist())
+        self.progress.note_probes(version, logprobs.astype(float).round(7).tolist())
         return self.of(version)
 
     def of(self, version: int) -> Probes | None:
         """The probes of a version that was scored, None if it was not."""
-        logprobs = self.progress.probes.get(version)
-        if self.template is None or logprobs is None:
+        known = {n: tuple(logprobs) for n, logprobs in self.progress.probes.items() if n <= version}
+        if self.template is None or version not in known:
             return None
-        return self.template.model_copy(update={"logprobs": tuple(logprobs), "most": self.most})
+        told = {"logprobs": known.pop(version), "earlier": known, "most": self.most}
+        return self.template.model_copy(update=told)
 
     async def watch_forever(self) -> NoReturn:
         """Consumes the rollouts' reports; produces events, and a pause where one does not agree.
@@ -116,31 +113,16 @@ class Parity:
                     await self._take(report)
 
     async def _take(self, report: ParityReport) -> None:
-        self._news.append(told := _row(report))
+        told = report.model_dump(include={"rollout", "version", "mean", "max", "most"})
+        told["agrees"] = report.agrees
+        self._news[report.rollout, report.version] = told
         if not report.agrees:
             words = f"{self._words(report)}; restart {report.rollout}, then resume the job"
-            event_id = f"parity:{report.attempt}:{report.rollout}:{report.version}"
-            await self.attempt.say(event_id, words, level="warn", data={"parity": [told]})
-            await self.control.pause(words)
+            await self._stop(f"{report.rollout}:{report.version}", words, told)
             return
         self._agreed.add(report.rollout)
-        was_open = len(self._measured) < _MEASURED
-        if was_open and report.mean is not None:
-            known = self._measured.get(report.version, report.mean)
-            self._measured[report.version] = min(known, report.mean)
-            if len(self._measured) == _MEASURED:
-                await self._say_limit()
-
-    async def _say_limit(self) -> None:
-        gap, most = min(self._measured.values()), self.most
-        source = "training.max_parity"
-        if self.attempt.recipe.training.max_parity is None:
-            source = f"by model.dtype = {self.attempt.recipe.model.dtype!r} and this"
-        words = (
-            f"log-probs of rollouts and learner differ by {gap:.1e} on average at the first "
-            f"versions; the job pauses above {most:.1e} ({source})"
-        )
-        await self.attempt.say("parity", words, data={"gap": gap, "most": most})
+        if len(self._first) < _FIRST and report.mean is not None:
+            self._first.append(report.mean)
 
     def _words(self, report: ParityReport) -> str:
         """Who holds what, and the likely cause."""
@@ -151,26 +133,21 @@ class Parity:
                 f"{who} reads the tasks' prompts as other tokens than the learner: it has another "
                 "tokenizer or chat template, or other releases of transformers"
             )
-        known = {n: np.array(logprobs) for n, logprobs in self.progress.probes.items()}
-        held = report.stays_at
-        if held is None and now in known:
-            held = Answer(np.array(report.logprobs, float), known[now]).nearest(known)
-        if held is not None and held != now:
+        if report.holds is not None:
             why = "its engine did not take the weights since"
-            if held == 0 and self.attempt.recipe.model.lora is not None:
+            if report.holds == 0 and self.attempt.recipe.model.lora is not None:
                 why = "the adapter is not loaded"
-            elif now - held == 2:
+            elif now - report.holds == 2:
                 why = "the slot that it read had not been filled again"
-            return f"{who} answers as version {held}; {at}; {why}"
+            return f"{who} answers as version {report.holds}; {at}; {why}"
         gap = "not finite" if report.mean is None else f"{report.mean:.1e} on average"
         why = "its engine computes otherwise (quantized, another dtype) or began with other weights"
         if who in self._agreed:
             why = (
                 "some of its weights were not exchanged, or in the wrong place (a layer, the head)"
             )
-        return (
-            f"{who} answers as no version; {at}; the gap is {gap}, above {report.most:.1e}; {why}"
-        )
+        gap = f"the gap is {gap}, above {report.most:.1e}"
+        return f"{who} answers as no version; {at}; {gap}; {why}"
 
     async def check_sampled(self, measured: Measured, version: int, temperature: float) -> bool:
         """Pause if the log-probs that tokens were sampled with are not those of their version.
@@ -185,7 +162,7 @@ class Parity:
         row = {"rollout": None, "version": version, "mean": mean, "most": most}
         row |= {"max": measured.metrics.get("parity_max")}
         row["agrees"] = mean * min(1.0, temperature) <= most
-        self._news.append(row)
+        self._news[None, version] = row
         if row["agrees"]:
             return True
         words = (
@@ -194,15 +171,17 @@ class Parity:
             f"temperature {temperature:g} applied twice or not at all, or a KV cache of other "
             "weights; see to the rollouts, then resume the job"
         )
-        event_id = f"parity:{self.attempt.number}:tokens:{version}"
+        await self._stop(f"tokens:{version}", words, row)
+        return True
+
+    async def _stop(self, what: str, words: str, row: dict[str, Any]) -> None:
+        event_id = f"parity:{self.attempt.number}:{what}"
         await self.attempt.say(event_id, words, level="warn", data={"parity": [row]})
         await self.control.pause(words)
-        return True
 
     def told(self) -> dict[str, Any]:
         """What was compared since this was called last, for the event of a step."""
-        rows = [*self._news]
-        self._news.clear()
+        rows, self._news = [*self._news.values()], {}
         gaps = [row["mean"] for row in rows if row["mean"] is not None]
         return {"parity": rows, **({"probe_gap": max(gaps)} if gaps else {})} if rows else {}
 
@@ -212,8 +191,3 @@ def _sample_of(ids: Sequence[int]) -> Sample:
     tokens, blank = np.array(ids, np.int32), blank_sample(len(ids), len(ids) - 1)
     own = {"prompt_ids": tokens[:1], "token_ids": tokens[1:]}
     return replace(blank, **own, on_version=0 * blank.on_version)
-
-
-def _row(report: ParityReport) -> dict[str, Any]:
-    fields = {"rollout", "version", "mean", "max", "most"}
-    return report.model_dump(include=fields) | {"agrees": report.agrees}

@@ -109,8 +109,7 @@ def test_a_recipe_is_copied_as_toml_and_changed_for_a_job_on_files_that_are_ther
 
 def test_an_example_recipe_can_be_submitted_as_it_is(page: Page) -> None:
     page.goto("/#/submit")
-    page.get_by_role("button", name="begin with an example").click()
-    page.get_by_role("button", name="Check and plan").click()
+    page.get_by_label("begin with an example").select_option("my first")
     expect(page.get_by_role("button", name="Submit my-first")).to_be_visible()
 
 
@@ -219,8 +218,11 @@ def test_an_ended_job_is_forked_downloaded_and_deleted(
     with page.expect_download() as download:
         page.get_by_role("button", name="Download config.json").click()
     assert Path(download.value.path()).read_text() == "{}"
+    page.get_by_label("Its learning rate").fill("0.00003")
     page.get_by_role("button", name="Fork from step 2").click()
     expect(page.get_by_text(f"from {job_id} at step 2")).to_be_visible()
+    fork = http.get(f"/v1/fine_tuning/jobs/{page.url.rsplit('/', 1)[1]}").json()
+    assert fork["weir"]["recipe"]["optimizer"]["learning_rate"] == 0.00003
     page.goto(f"/#/jobs/{job_id}")
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("button", name="Delete the job").click()

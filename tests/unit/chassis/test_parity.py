@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from protocol.messages import Probes
 
-from services.chassis.parity import Answer, digest_of
+from services.chassis.parity import compared, digest_of
 from tests.builders import a_task
 
 EXPECTED = np.linspace(-3.0, -0.5, 96)
@@ -41,5 +42,6 @@ def test_an_engine_that_stands_still_is_stuck_if_the_learner_moved_beyond_roundi
     moved: float, stuck: bool
 ) -> None:
     given = EXPECTED + 2.4e-3  # by other kernels
-    earlier, later = Answer(given, EXPECTED), Answer(given, EXPECTED - moved)
-    assert later.repeats(earlier) == stuck
+    known = {"logprobs": (EXPECTED - moved).tolist(), "earlier": {3: EXPECTED.tolist()}}
+    probes = Probes(tasks=(), rendered="", token_ids=(), most=1.0, **known)
+    assert compared(given.tolist(), probes)["holds"] == (3 if stuck else None)

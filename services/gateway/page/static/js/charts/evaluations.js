@@ -1,7 +1,7 @@
 /** Evaluations on held-out tasks: accuracy with its interval, and each task's share of right answers. */
 import { html, useMemo, useState } from "../shell/dom.js";
 import { number, percent } from "../shell/format.js";
-import { Empty } from "../shell/parts.js";
+import { Empty, Table } from "../shell/parts.js";
 import { Plot } from "./plot.js";
 import { JOBS, get } from "../data/api.js";
 import { usePolled } from "../data/poll.js";
@@ -44,11 +44,16 @@ function File({ name, runs }) {
     ${told.map(
       ({ job: one, history }) =>
         html`<section class="panel" key=${one.id}>
-          <h2>${runs.length > 1 ? one.weir.recipe.name : "Results"}${on}</h2>
+          <h2>${runs.length > 1 ? one.weir.recipe.name : "Results"}${on} <${Best} results=${inOrder(history)} /></h2>
           <${Results} results=${inOrder(history)} label=${`Results${on}`} />
         </section>`,
     )}
   `;
+}
+
+function Best({ results }) {
+  const best = results.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
+  return html`<span class="soft small">best: ${number(best.accuracy)} at step ${best.step}</span>`;
 }
 
 function Chart({ runs }) {
@@ -88,6 +93,7 @@ const withInterval = (stroke) => [
 ];
 
 const withPasses = (passes) => ({
+  step: (one) => one.step,
   tasks: (one) => number(one.tasks),
   responses: (one) => number(one.samples),
   accuracy: (one) => html`<b>${number(one.accuracy)}</b>`,
@@ -108,25 +114,8 @@ function Results({ results, label }) {
     ),
   ];
   passes.sort((a, b) => Number(a.slice(5)) - Number(b.slice(5)));
-  const columns = Object.entries(withPasses(passes));
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
-    <table class="results">
-      <thead>
-        <tr>
-          ${["step", ...columns.map(([name]) => name)].map((name) => html`<th scope="col" class="num">${name}</th>`)}
-        </tr>
-      </thead>
-      <tbody>
-        ${results.map(
-          (one) =>
-            html`<tr key=${one.step}>
-              <th scope="row" class="num" data-label="step">${one.step}</th>
-              ${columns.map(([name, show]) => html`<td class="num" data-label=${name}>${show(one)}</td>`)}
-            </tr>`,
-        )}
-      </tbody>
-    </table>
-  </div>`;
+  const columns = Object.entries(withPasses(passes)).map(([name, show]) => [name, show, "num"]);
+  return html`<${Table} label=${label} className="results" columns=${columns} rows=${results} />`;
 }
 
 function Tasks({ job, results, query }) {
@@ -142,7 +131,8 @@ function Tasks({ job, results, query }) {
   const told = results.filter((one) => one.per_task);
   if (!told.length) return null;
   const rows = useMemo(() => taskRows(told), [told.length]);
-  const shown = rows.filter(({ task }) => !query.find || `${task} ${texts.get(task)}`.includes(query.find));
+  const sought = (query.find ?? "").toLowerCase();
+  const shown = rows.filter(({ task }) => `${task} ${texts.get(task)}`.toLowerCase().includes(sought));
   return html`<section class="panel">
     <div class="bar">
       <h2>Tasks</h2>
@@ -151,7 +141,7 @@ function Tasks({ job, results, query }) {
         >Find<input
           type="search"
           value=${query.find ?? ""}
-          placeholder="task"
+          placeholder="text or id"
           onInput=${(event) => setQuery({ find: event.target.value })}
       /></label>
     </div>

@@ -52,7 +52,7 @@ export async function post(path, body, headers) {
   return reply.json();
 }
 
-export const remove = async (path) => (await request(path, { method: "DELETE" })).json();
+export const remove = async (path, query) => (await request(withQuery(path, query), { method: "DELETE" })).json();
 
 /** Upload a file of tasks; resolves to its description. */
 export async function upload(file) {

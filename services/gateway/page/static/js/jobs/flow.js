@@ -1,12 +1,24 @@
 /** Where a job's time goes, who waits for whom, and the ledger. */
 import { html, useMemo } from "../shell/dom.js";
 import { duration, number, percent, words } from "../shell/format.js";
-import { Empty, Failure, isFinal } from "../shell/parts.js";
+import { Empty, Failure, Table, isFinal } from "../shell/parts.js";
 import { Plot } from "../charts/plot.js";
 import { median, stacked, sum } from "../data/series.js";
 import { useWhy } from "./why.js";
 
 const USUAL_STEPS = 4;
+const SERVICES = [
+  ["Service", (one) => one.name],
+  ["Does", (one) => `${one.ready ? "" : "not ready: "}${one.doing}`],
+  ["For", (one) => duration(one.for_s), "num"],
+  ["Parity gap", ({ parity }) => parity && `${number(parity.mean)} at ${parity.version}`, "num"],
+];
+const STREAMS = [
+  ["Stream", (one) => one.stream],
+  ["Waiting", (one) => one.waiting, "num"],
+  ["Claimed", (one) => one.claimed, "num"],
+  ["Oldest", (one) => duration(one.oldest_s), "num"],
+];
 
 export function Flow({ job, history }) {
   return html`
@@ -77,55 +89,8 @@ function Waiting({ id }) {
           ${why.because ?? (why.moving ? "Everything moves." : "Nothing moves, and no reason is known.")}
           <span class="soft aside">Last movement ${duration(why.still_s)} ago.</span>
         </p>
-        ${
-          why.services.length > 0 &&
-          html`<div class="scroll" tabindex="0" role="region" aria-label="Services">
-            <table>
-              <thead>
-                <tr>
-                  <th scope="col">Service</th>
-                  <th scope="col">Does</th>
-                  <th scope="col" class="num">For</th>
-                  <th scope="col" class="num" title="Mean gap to the learner's log-probs, on the probes of a version">Parity</th>
-                </tr>
-              </thead>
-              <tbody>
-                ${why.services.map(
-                  (one) =>
-                    html`<tr key=${one.name}>
-                      <th scope="row">${one.name}</th>
-                      <td>${one.ready ? "" : "not ready: "}${one.doing}</td>
-                      <td class="num">${duration(one.for_s)}</td>
-                      <td class="num">${one.parity ? `${number(one.parity.mean)} at ${one.parity.version}` : ""}</td>
-                    </tr>`,
-                )}
-              </tbody>
-            </table>
-          </div>`
-        }
-        <div class="scroll" tabindex="0" role="region" aria-label="Streams">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">Stream</th>
-                <th scope="col" class="num">Waiting</th>
-                <th scope="col" class="num">Claimed</th>
-                <th scope="col" class="num">Oldest</th>
-              </tr>
-            </thead>
-            <tbody>
-              ${why.streams.map(
-                (one) =>
-                  html`<tr key=${one.stream}>
-                    <th scope="row">${one.stream}</th>
-                    <td class="num">${one.waiting}</td>
-                    <td class="num">${one.claimed}</td>
-                    <td class="num">${duration(one.oldest_s)}</td>
-                  </tr>`,
-              )}
-            </tbody>
-          </table>
-        </div>`
+        ${why.services.length > 0 && html`<${Table} label="Services" columns=${SERVICES} rows=${why.services} />`}
+        <${Table} label="Streams" columns=${STREAMS} rows=${why.streams} />`
     }
   </section>`;
 }

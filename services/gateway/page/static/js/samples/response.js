@@ -40,14 +40,18 @@ export function ResponseCard({ response, shading, end, chosen }) {
     ${grade && html`<${Score} name="outcome" score=${grade.outcome} />`}
     ${grade?.process && html`<${Score} name="process" score=${grade.process} />`}
     <${Marks} response=${response} />
-    <p class="soft small">
-      ${spans.map(({ version, start, end: last }) => `version ${version}: tokens ${start} to ${last}`).join("; ")}
-    </p>
+    <${Versions} spans=${spans} />
   </article>`;
 }
 
+/** Which weights wrote what. */
+export const Versions = ({ spans }) =>
+  html`<p class="soft small">
+    ${spans.map(({ version, start, end }) => `version ${version}: tokens ${start} to ${end}`).join("; ")}
+  </p>`;
+
 /** A verifier's score with its reason, its criteria, and the judge's words. */
-function Score({ name, score }) {
+export function Score({ name, score }) {
   if (score.kind === "ungradable")
     return html`<section class="score">
       <h4>${name} <b>ungradable</b></h4>
@@ -84,7 +88,7 @@ function Score({ name, score }) {
 /** A reason is a sentence, or a name such as "wrong_equations". */
 const reasonOf = ({ reason }) => (/^\w+$/.test(reason) ? words(reason) : reason);
 
-function Marks({ response }) {
+export function Marks({ response }) {
   const marks = marksOf(response);
   if (!marks.length) return null;
   const characters = [...response.text];

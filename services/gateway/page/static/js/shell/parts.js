@@ -1,5 +1,5 @@
 /** Small pieces that several views show. */
-import { html, useEffect, useRef } from "./dom.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
 
 /** OpenAI's words for a job's state, and Weir's own; the symbol says it without colour. */
 const SYMBOLS = {
@@ -32,6 +32,40 @@ export function Failure({ error, what }) {
   if (error.status === 404 && what) return html`<p class="empty">${what}</p>`;
   return html`<p role="alert" class="error">${error.message}</p>`;
 }
+
+/** What a person asks for now and then: whether it is under way, and how the last one failed. */
+export function useWork() {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const attempt = async (work) => {
+    setBusy(true);
+    setError(null);
+    await work().catch(setError);
+    setBusy(false);
+  };
+  return { busy, error, attempt };
+}
+
+/** @param {[string, (row: object) => any, string?][]} props.columns name, content and class; the first heads a row */
+export const Table = ({ label, columns, rows, className }) =>
+  html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
+    <table class=${className}>
+      <thead>
+        <tr>
+          ${columns.map(([name, , kind]) => html`<th scope="col" class=${kind}>${name}</th>`)}
+        </tr>
+      </thead>
+      <tbody>
+        ${rows.map((row) => {
+          const [[name, head, kind], ...cells] = columns;
+          return html`<tr key=${head(row)}>
+            <th scope="row" class=${kind} data-label=${name}>${head(row)}</th>
+            ${cells.map(([name, show, kind]) => html`<td class=${kind} data-label=${name}>${show(row)}</td>`)}
+          </tr>`;
+        })}
+      </tbody>
+    </table>
+  </div>`;
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 

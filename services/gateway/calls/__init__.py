@@ -1,0 +1,1 @@
+"""Calls of the policies that are trained and of models at rest, in OpenAI's shapes."""

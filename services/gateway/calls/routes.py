@@ -1,0 +1,161 @@
+"""The routes of calls, and of the sessions that record them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
+
+from services.gateway.calls import requests, sessions
+from services.gateway.calls.desk import Answer, Desk
+from services.gateway.calls.served import weights_of
+from services.gateway.calls.sessions import Sessions
+from services.gateway.calls.shapes import Completion, Generated, Json, Shape
+from services.gateway.errors import Problem, openai_error
+from services.gateway.jobs.service import Jobs, JobService
+
+_HEAD_WITHIN_S = 5.0  # a stream's status says what is wrong with a request, if it comes so soon
+_SIGN_OF_LIFE_S = 3.0
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with stream=true server-sent events, at last `[DONE]`",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+SessionName = Annotated[str, Path(pattern=sessions.NAME)]
+
+_calls = APIRouter(tags=["calls"])
+_sessions = APIRouter(prefix="/rollout/{session}", tags=["calls"])
+
+
+def install(app: FastAPI, desk: Desk, kept: Sessions) -> None:
+    app.state.desk, app.state.sessions = desk, kept
+    app.include_router(_calls)
+    app.include_router(_calls, prefix=_sessions.prefix, dependencies=[Depends(_session_name)])
+    app.include_router(_sessions)
+
+
+def _session_name(session: SessionName) -> str:
+    return session
+
+
+@_calls.post("/v1/chat/completions", response_model=None, responses=_STREAM)
+async def chat(body: requests.ChatRequest, request: Request, jobs: Jobs) -> Response:
+    """Answer a chat by a model, or by the policy that is trained."""
+    return await _answer(Shape, body, request, jobs)
+
+
+@_calls.post("/v1/completions", response_model=None, responses=_STREAM)
+async def complete(body: requests.CompletionRequest, request: Request, jobs: Jobs) -> Response:
+    """Go on from a text, or from tokens."""
+    return await _answer(Completion, body, request, jobs)
+
+
+@_calls.post("/inference/v1/generate", response_model=None, responses=_STREAM)
+async def generate(body: requests.GenerateRequest, request: Request, jobs: Jobs) -> Response:
+    """Go on from tokens, with tokens: vLLM's own route."""
+    return await _answer(Generated, body, request, jobs)
+
+
+@_sessions.get("")
+async def get_session(session: SessionName, request: Request) -> Json:
+    """The calls of a session, and their tokens, linked where one goes on from another."""
+    return await asyncio.to_thread(request.app.state.sessions.trace, session)
+
+
+@_sessions.delete("")
+async def delete_session(session: SessionName, request: Request) -> Json:
+    """Delete what was recorded."""
+    await asyncio.to_thread(request.app.state.sessions.delete, session)
+    return {"id": session, "object": "rollout", "deleted": True}
+
+
+async def _answer(
+    kind: type[Shape], body: requests.Request, request: Request, jobs: JobService
+) -> Response:
+    answer_id, resolve = (
+        f"{body.PREFIX}-{secrets.token_hex(12)}",
+        partial(weights_of, body.model, jobs),
+    )
+    calls = body.calls(answer_id, jobs.exchange.me, await resolve())
+    news = asyncio.Event()
+    answers = [Answer(call, resolve, news) for call in calls]
+    looks = request.app.state.desk.answering(answers, _recorder(request))
+    shape = kind(answer_id, body, answers)
+    if not body.stream:
+        await _until(looks, answers, request)
+        return JSONResponse(shape.whole())
+    deadline = time.monotonic() + _HEAD_WITHIN_S
+    await _until(
+        looks, answers, request, lambda: bool(answers[0].prompt_ids) or time.monotonic() > deadline
+    )
+    return StreamingResponse(_events(looks, shape), 200, _HEADERS, media_type="text/event-stream")
+
+
+def _recorder(request: Request) -> Callable[[Answer], None] | None:
+    session = request.path_params.get("session")
+    return session and partial(request.app.state.sessions.record, session)
+
+
+async def _until(
+    looks: AsyncGenerator[None, None],
+    answers: list[Answer],
+    request: Request,
+    is_enough: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until all is there, or enough.
+
+    Raises:
+        Problem: of the first answer that has one.
+        ClientDisconnect: if nobody waits for it any more.
+    """
+    try:
+        async for _ in looks:
+            if problem := _problem_of(answers):
+                raise problem
+            if is_enough():
+                return
+            if await request.is_disconnected():
+                raise ClientDisconnect
+    except BaseException:
+        await looks.aclose()
+        raise
+
+
+def _problem_of(answers: list[Answer]) -> Problem | None:
+    return next((answer.problem for answer in answers if answer.is_done and answer.problem), None)
+
+
+async def _events(looks: AsyncGenerator[None, None], shape: Shape) -> AsyncIterator[str]:
+    """Server-sent events: chunks as they come, and meanwhile comments with what is waited for."""
+    told_at = time.monotonic()
+    yield _sent(*shape.chunks())
+    try:
+        async for _ in looks:
+            if problem := _problem_of([*shape.answers]):
+                yield _sent({"error": openai_error(problem).model_dump()})
+                return
+            if chunks := [*shape.chunks()]:
+                yield _sent(*chunks)
+                told_at = time.monotonic()
+            elif time.monotonic() - told_at > _SIGN_OF_LIFE_S:
+                yield f": {shape.answers[0].doing or 'still here'}\n\n"
+                told_at = time.monotonic()
+    finally:
+        await looks.aclose()
+    if shape.request.stream_options.include_usage:
+        yield _sent(shape.usage_chunk())
+    yield "data: [DONE]\n\n"
+
+
+def _sent(*objects: Json) -> str:
+    return "".join(f"data: {json.dumps(each)}\n\n" for each in objects)

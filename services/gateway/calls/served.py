@@ -1,0 +1,124 @@
+"""Which weights answer to the name of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import get_args
+
+from protocol.calls import Served
+from protocol.messages import ActiveJob, JobRecord, JobState
+from protocol.recipe import Model
+
+from services.chassis.deployment import Deployment
+from services.gateway.errors import Problem, conflict, in_time, wrong
+from services.gateway.jobs.service import JobService
+from services.gateway.models.checkpoints import Checkpoint, checkpoint_of, kept_checkpoints
+from services.gateway.models.folders import (
+    JOB_ID,
+    facts_of,
+    find_folder,
+    model_id,
+    resolve_model,
+)
+from services.gateway.openai.job_object import status_of
+
+_MOST_CONTEXT = 8192  # of a model that no recipe describes
+_DTYPES = get_args(Model.model_fields["dtype"].annotation)
+_AT_STEP = re.compile(rf"({JOB_ID.pattern})@(\d{{1,9}})")
+_RETRY_AFTER_S = 10
+
+
+async def weights_of(name: str, jobs: JobService) -> Served:
+    """The newest weights of the job that trains, or those of a folder.
+
+    Raises:
+        Problem: 404 if there is no such model, 409 if its job has none, 503 while another trains.
+    """
+    deployment = jobs.service.deployment
+    name = _AT_STEP.sub(lambda named: f"ftckpt-{named[1]}-{int(named[2])}", name)
+    name = await asyncio.to_thread(model_id, name, deployment)
+    active = await in_time(jobs.exchange.active())
+    if active is not None and name == active.job_id:
+        return Served(name=name, job_id=name, model=active.recipe.model)
+    checkpoint = checkpoint_of(name, deployment.jobs_dir)
+    record = await _made_by(checkpoint.job_id if checkpoint else name, jobs)
+    if checkpoint is None and record is not None and record.state is not JobState.SUCCEEDED:
+        raise _without_model(record, deployment)
+    served = await asyncio.to_thread(_in_folder, name, record, checkpoint, deployment)
+    if active is not None:
+        raise await _busy(active, jobs)
+    return served
+
+
+async def _made_by(job_id: str, jobs: JobService) -> JobRecord | None:
+    """The record of a job, None of one that is forgotten, or if it is no job's id."""
+    if not JOB_ID.fullmatch(job_id) or await jobs.is_forgotten(job_id):
+        return None
+    return await jobs.get(job_id)
+
+
+def _in_folder(
+    name: str, record: JobRecord | None, checkpoint: Checkpoint | None, deployment: Deployment
+) -> Served:
+    folder = find_folder(name, deployment)
+    is_adapter = folder is not None and (folder / "adapter_config.json").is_file()
+    if record is None or folder is None or not is_adapter:
+        folder = _loadable(name, deployment)
+    if record is None:
+        return Served(name=name, folder=str(folder), model=_as_it_says(folder))
+    model = record.recipe.model
+    return Served(
+        name=name,
+        job_id=record.id,
+        folder=str(folder),
+        base=model.path if is_adapter else "",
+        version=checkpoint.step if checkpoint else record.step,
+        attempt=record.attempt,
+        model=model if is_adapter else model.model_copy(update={"lora": None}),
+    )
+
+
+def _loadable(name: str, deployment: Deployment) -> Path:
+    try:
+        folder = Path(resolve_model(name, deployment))
+    except Problem as problem:
+        raise Problem(404, problem.detail, param="model", code="model_not_found") from problem
+    if not folder.is_absolute():
+        why = "a model on a hub trains, but does not answer; put its folder below WEIR_MODEL_ROOTS"
+        raise wrong("model", why, code="invalid_model")
+    return folder
+
+
+def _as_it_says(folder: Path) -> Model:
+    """How to start an engine on a model that no job has made."""
+    facts = facts_of(str(folder))
+    config = json.loads((folder / "config.json").read_bytes())
+    told = config.get("dtype") or config.get("torch_dtype")
+    return Model(
+        path=str(folder),
+        dtype=told if told in _DTYPES else "bfloat16",
+        max_context=min(facts.context or _MOST_CONTEXT, _MOST_CONTEXT),
+        prompt_template="{prompt}" if facts.has_chat_template is False else None,
+    )
+
+
+def _without_model(record: JobRecord, deployment: Deployment) -> Problem:
+    kept = [f"{record.id}@{each.step}" for each in kept_checkpoints(deployment.job_dir(record.id))]
+    remedy = (
+        f"its checkpoints answer as {' and '.join(kept)}" if kept else "it answers once it runs"
+    )
+    message = f"job {record.id} is {status_of(record)} and has no model; {remedy}"
+    return conflict(message, param="model")
+
+
+async def _busy(active: ActiveJob, jobs: JobService) -> Problem:
+    record = await jobs.get(active.job_id)
+    message = (
+        f"job {record.id} trains (step {record.step} of {record.recipe.training.steps}): its "
+        f"newest weights answer as model {record.id}, others once it has ended"
+    )
+    headers = {"Retry-After": str(_RETRY_AFTER_S)}
+    return Problem(503, message, param="model", code="engine_busy", headers=headers)

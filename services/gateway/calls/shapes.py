@@ -1,0 +1,183 @@
+"""Answers in the shapes that OpenAI's and vLLM's clients read, as a whole and in chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from protocol.calls import Token
+
+from services.gateway.calls.desk import Answer
+from services.gateway.calls.requests import Request
+
+Json = dict[str, Any]
+_HALF_A_CHARACTER = "\ufffd"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is told at once of an answer: all of it, or what has come since the last chunk."""
+
+    answer: Answer
+    start: int = 0  # at the token, ...
+    char: int = 0  # ... and at the character of the text
+    is_first: bool = True
+
+    @property
+    def tokens(self) -> Sequence[Token]:
+        return self.answer.tokens[self.start :]
+
+    @property
+    def text(self) -> str:
+        return self.answer.text[self.char :]
+
+    @property
+    def is_last(self) -> bool:
+        return self.answer.is_done
+
+    def next(self) -> Part:
+        answer = self.answer
+        return Part(answer, len(answer.tokens), len(answer.text), is_first=False)
+
+
+class Shape:
+    """The answer to one request; how a choice looks is that of chats."""
+
+    OBJECTS: ClassVar[tuple[str, str]] = ("chat.completion", "chat.completion.chunk")
+
+    def __init__(self, answer_id: str, request: Request, answers: Sequence[Answer]) -> None:
+        self.id, self.request, self.answers = answer_id, request, answers
+        self.created = int(time.time())
+        self._open = {place: Part(answer) for place, answer in enumerate(answers)}
+
+    def whole(self) -> Json:
+        choices = [self.choice(place, Part(each)) for place, each in enumerate(self.answers)]
+        return self._object(0, choices) | {"usage": self.usage(), "weir": self.facts()}
+
+    def chunks(self) -> Iterator[Json]:
+        """One for each response of which something has come since the last time."""
+        for place, part in list(self._open.items()):
+            if part.is_last:
+                del self._open[place]
+            elif not part.tokens and not part.text:
+                continue
+            else:
+                self._open[place] = part.next()
+            chunk = self._object(1, [self.choice(place, part, "delta")], part.is_first)
+            yield chunk | ({"weir": self.facts()} if part.is_last else {})
+
+    def usage_chunk(self) -> Json:
+        return self._object(1, []) | {"usage": self.usage()}
+
+    def _object(self, which: int, choices: list[Json], with_prompt: bool = True) -> Json:
+        told: Json = {
+            "id": self.id,
+            "object": self.OBJECTS[which],
+            "created": self.created,
+            "model": self.request.model,
+            "choices": choices,
+        }
+        if self.request.return_token_ids and with_prompt and choices:
+            told["prompt_token_ids"] = self.answers[choices[0]["index"]].prompt_ids
+        return told
+
+    def choice(self, place: int, part: Part, key: str = "message") -> Json:
+        said = {"role": "assistant"} if part.is_first else {}
+        return {key: {**said, "content": part.text}, **self._ending(place, part)}
+
+    def _ending(self, place: int, part: Part) -> Json:
+        """What the choices of all shapes have."""
+        answer, has_logprobs = part.answer, self.request.sampled.num_likely is not None
+        return {
+            "index": place,
+            "logprobs": self.logprobs(part) if has_logprobs else None,
+            "finish_reason": answer.finish_reason if part.is_last else None,
+            "stop_reason": answer.stop_reason if part.is_last else None,
+            **({"token_ids": _ids(part)} if self.request.return_token_ids else {}),
+        }
+
+    def logprobs(self, part: Part) -> Json:
+        return {"content": [_likely(token) for token in part.tokens], "refusal": None}
+
+    def usage(self) -> Json:
+        of_prompts = sum(
+            len(answer.prompt_ids) for answer in self.answers[:: self.request.sampled.n]
+        )
+        sampled = sum(len(answer.tokens) for answer in self.answers)
+        told = {"prompt_tokens": of_prompts, "completion_tokens": sampled}
+        return told | {"total_tokens": of_prompts + sampled}
+
+    def facts(self) -> Json:
+        """Which weights sampled which tokens of each choice, and where."""
+        rollouts = (rollout for answer in self.answers for rollout in answer.rollouts)
+        return {
+            "model": self.answers[0].call.served.name,
+            "rollouts": sorted(set(rollouts)),
+            "weight_versions": [_spans(answer) for answer in self.answers],
+        }
+
+
+class Completion(Shape):
+    OBJECTS: ClassVar[tuple[str, str]] = ("text_completion", "text_completion")
+
+    def choice(self, place: int, part: Part, key: str = "") -> Json:
+        told = {"text": part.text, **self._ending(place, part)}
+        if self.request.return_token_ids and part.is_first:
+            told["prompt_token_ids"] = part.answer.prompt_ids
+        return told
+
+    def logprobs(self, part: Part) -> Json:
+        before = sum(len(token.text) for token in part.answer.tokens[: part.start])
+        lengths = (len(token.text) for token in part.tokens)
+        likely = [{text: logprob for _, text, logprob in token.top} for token in part.tokens]
+        return {
+            "tokens": [token.text for token in part.tokens],
+            "token_logprobs": [token.logprob for token in part.tokens],
+            "top_logprobs": likely if self.request.sampled.num_likely else None,
+            "text_offset": [*accumulate(lengths, initial=before)][:-1],
+        }
+
+
+class Generated(Shape):
+    """vLLM's answer in tokens, whose log-probs say the token in both ways that clients read."""
+
+    def choice(self, place: int, part: Part, key: str = "") -> Json:
+        told = {"token_ids": _ids(part), "weight_versions": _spans(part.answer)}
+        return self._ending(place, part) | told
+
+    def logprobs(self, part: Part) -> Json:
+        return {
+            "content": [
+                _by_id(token.id, token.logprob)
+                | {"top_logprobs": [_by_id(known, logprob) for known, _, logprob in token.top]}
+                for token in part.tokens
+            ]
+        }
+
+    def _object(self, which: int, choices: list[Json], with_prompt: bool = True) -> Json:
+        return super()._object(which, choices, with_prompt) | {"request_id": self.id}
+
+
+def _likely(token: Token) -> Json:
+    likely = [_by_text(text, logprob) for _, text, logprob in token.top]
+    return _by_text(token.text, token.logprob) | {"top_logprobs": likely}
+
+
+def _by_text(text: str, logprob: float) -> Json:
+    is_whole = _HALF_A_CHARACTER not in text
+    return {"token": text, "logprob": logprob, "bytes": [*text.encode()] if is_whole else None}
+
+
+def _by_id(token_id: int, logprob: float) -> Json:
+    return {"token": f"token_id:{token_id}", "token_id": token_id, "logprob": logprob}
+
+
+def _ids(part: Part) -> list[int]:
+    return [token.id for token in part.tokens]
+
+
+def _spans(answer: Answer) -> list[Json]:
+    return [span.model_dump() for span in answer.spans]

@@ -1,0 +1,306 @@
+"""Calls of the model door: taken from the queue, answered by the engine, sent piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from protocol.calls import Call, Piece, Pieces, Refusal, Served
+from protocol.exchange import Disconnected
+from protocol.exchange.connection import Refused
+from protocol.messages import Doing, Task
+from pydantic import ValidationError
+
+from services.chassis.faults import NotStarted, Unworkable
+from services.chassis.prompts import PromptError, Tokenizer, chat
+from services.rollout.policy_sync import PolicyFollower
+from services.rollout.samples import EngineDied, EngineError, EngineUnfit
+
+log = logging.getLogger(__name__)
+_LOOK_S = 0.05
+_LIFE_S = 1.0  # between two signs of life, and two looks at what is wanted
+_PARTING_S = 2.0
+_SHARE = 8  # one of so many places is for calls while a job trains
+_AT_FIRST = 64  # calls that weights are loaded for
+_LET_OTHERS_S = 0.5  # take calls, who have their weights
+_ALL = 1000
+_FOREVER_S = 1e9
+_MOVED = Refusal(
+    status=409, code="moved", message="other weights are in the engine now", again=True
+)
+
+
+class CallRefused(Unworkable):
+    """A call that no rollout can answer; the text says what to change."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(eq=False)
+class _Held:
+    call: Call
+    task: asyncio.Task[None] | None = None
+    piece: Piece | None = None  # yet to be sent
+
+    def add(self, piece: Piece) -> None:
+        if (last := self.piece) is not None:
+            joined = {"tokens": last.tokens + piece.tokens, "text": last.text + piece.text}
+            ids = piece.prompt_ids if last.prompt_ids is None else last.prompt_ids
+            spans = piece.spans or last.spans
+            piece = piece.model_copy(update={**joined, "prompt_ids": ids, "spans": spans})
+        self.piece = piece
+
+    def refuse(self, refusal: Refusal) -> None:
+        own = {"call_id": self.call.id, "tries": self.call.tries}
+        self.add(Piece(**own, refusal=refusal))
+        if self.task is not None:
+            self.task.cancel()
+
+
+@dataclass
+class Answering:
+    """Answers calls: of the active job a few beside its groups, or as many as the engine takes."""
+
+    follower: PolicyFollower
+    held: list[_Held] = field(default_factory=list)
+    _told: dict[str, float] = field(default_factory=dict)  # gateways, and when they were told last
+    _looked_at: float = 0.0
+    _next: tuple[str, float] = ("", 0.0)  # the weights that the oldest call is for, and since when
+    _bringing: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.service = self.follower.service
+        self.exchange = self.service.exchange
+
+    async def answer_forever(self) -> None:
+        """Consumes calls; produces their answers.
+
+        Waits for: calls that the weights in the engine answer. Unblocked by: gateways.
+
+        Raises:
+            EngineUnfit: if calls are for weights that need another engine.
+            EngineDied: if the engine dies of loading some.
+        """
+        try:
+            while not await self.service.pause(_LOOK_S):
+                if self._bringing is not None and self._bringing.done():
+                    self._bringing = self._bringing.result()
+                await self.follower.look()
+                self._cut()
+                await self._take()
+                await self._send()
+                await self._drop_unwanted()
+        finally:
+            await self._give_back()
+
+    def _cut(self) -> None:
+        """A job that begins has the engine at once, and one that ends takes its weights along."""
+        for held in self.held:
+            if not self.follower.may_answer(held.call.served.key) and not _is_over(held):
+                held.refuse(_MOVED)
+
+    async def _take(self) -> None:
+        key = self.follower.answers
+        if key and self._room > 0:
+            self._begin(await self.exchange.take_calls(key, self._room))
+        if (served := await self.exchange.next_served()) is None:
+            self._next = ("", 0.0)
+            return
+        if served.key != self._next[0]:
+            self._next = served.key, time.monotonic()
+        job = self.follower.active
+        if job is None and served.folder:
+            await self._turn_to(served)
+        elif job is None or served.key != f"job:{job.job_id}":
+            await self._leave(served)
+
+    async def _turn_to(self, served: Served) -> None:
+        """Load other weights if nothing is answered, and no rollout that has them takes calls."""
+        is_free = not self.held and self._bringing is None and served.key != self.follower.answers
+        if not is_free or time.monotonic() < self._next[1] + _LET_OTHERS_S:
+            return
+        if calls := await self.exchange.take_calls(served.key, _AT_FIRST, _FOREVER_S):
+            self._begin(calls)
+            self._bringing = asyncio.create_task(self._bring(calls[0].served))
+
+    async def _bring(self, served: Served) -> None:
+        try:
+            await self.follower.serve(served)
+        except (EngineUnfit, EngineDied):
+            raise
+        except (EngineError, NotStarted, OSError, ValueError, LookupError) as error:
+            log.warning("a model is not served", extra={"model": served.name, "why": str(error)})
+            why = self.exchange.shown(f"model {served.name} cannot be served: {error}")
+            for held in self.held:
+                if held.call.served.key == served.key:
+                    held.refuse(Refusal(status=500, code="model_not_served", message=why))
+
+    async def _leave(self, served: Served) -> None:
+        """Have the gateway look again where these weights are."""
+        for call in await self.exchange.take_calls(served.key, _ALL, _FOREVER_S):
+            (held := _Held(call)).refuse(_MOVED)
+            self.held.append(held)
+
+    @property
+    def _room(self) -> int:
+        engine = self.follower.engine
+        if engine is None or engine.sleeps:
+            return 0
+        most = engine.places if self.follower.active is None else max(1, engine.places // _SHARE)
+        return most - len(self.held)
+
+    def _begin(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            held = _Held(call)
+            held.task = asyncio.create_task(self._answer(held))
+            self.held.append(held)
+
+    async def _answer(self, held: _Held) -> None:
+        try:
+            await self._sample(held)
+        except EngineDied:
+            pass  # which ends this process: the call may have killed it, so nobody is told
+        except Unworkable as error:
+            code = error.code if isinstance(error, CallRefused) else "invalid_request"
+            held.refuse(Refusal(status=400, code=code, message=str(error)))
+        except Exception as error:
+            log.exception("a call failed", extra={"call": held.call.id})
+            held.refuse(Refusal(status=500, code="engine_error", message=str(error)))
+
+    def _said(self) -> AbstractContextManager[None]:
+        """Beside training a few calls are not what the rollout does."""
+        is_beside = self.follower.active is not None
+        return (
+            nullcontext()
+            if is_beside
+            else self.service.activity.during(Doing.ANSWERS, timed="sampling")
+        )
+
+    async def _sample(self, held: _Held) -> None:
+        call, key = held.call, held.call.served.key
+        engine = await self.follower.engine_that_answers(key)
+        ids = await asyncio.to_thread(prompt_of, call, engine.tokenizer)
+        left = tokens_left(call, len(ids), engine.settings.max_context)
+        engine = await self.follower.engine_that_answers(key)
+        with self._said():
+            async with aclosing(engine.answer(call, ids, left)) as pieces:
+                async for piece in pieces:
+                    await self.follower.engine_that_answers(key)
+                    held.add(piece)
+
+    async def _send(self) -> None:
+        """Tell each gateway what came, or else at times that its calls are held."""
+        now = time.monotonic()
+        for gateway, those in groupby(sorted(self.held, key=_gateway), _gateway):
+            own = list(those)
+            pieces = tuple(held.piece for held in own if held.piece is not None)
+            if not pieces and now < self._told.get(gateway, 0.0) + _LIFE_S:
+                continue
+            self.held = [held for held in self.held if not (held in own and _is_over(held))]
+            for held in own:
+                held.piece = None
+            ids, self._told[gateway] = tuple(held.call.id for held in own), now
+            told = {"rollout": self.service.called, "doing": self._doing, "held": ids}
+            await self.exchange.send_pieces(gateway, Pieces(**told, pieces=pieces))
+
+    @property
+    def _doing(self) -> str:
+        """What the calls wait for, if they do."""
+        if self.follower.answers:
+            return ""
+        if self.follower.coming is not None:
+            return f"loads {self.follower.coming.name}"
+        work = self.service.activity.now
+        return f"{work.doing} {'' if work.number is None else work.number}".replace(
+            "_", " "
+        ).strip()
+
+    async def _drop_unwanted(self) -> None:
+        if time.monotonic() < self._looked_at + _LIFE_S:
+            return
+        self._looked_at = time.monotonic()
+        for gateway, those in groupby(sorted(self.held, key=_gateway), _gateway):
+            own = list(those)
+            wanted = await self.exchange.wanted_calls(gateway, [held.call for held in own])
+            for held in own:
+                if held.call.id not in wanted:
+                    self._drop(held)
+
+    def _drop(self, held: _Held) -> None:
+        if held.task is not None:
+            held.task.cancel()
+        self.held = [each for each in self.held if each is not held]
+
+    async def _give_back(self) -> None:
+        """Have others answer what is held, unless it may have killed the engine."""
+        if self._bringing is not None:
+            self._bringing.cancel()
+        if self.follower.has_died():
+            return
+        for held in self.held:
+            if not _is_over(held):
+                held.refuse(_MOVED)
+        with suppress(TimeoutError, Refused, *Disconnected):
+            async with asyncio.timeout(_PARTING_S):
+                await self._send()
+
+
+def _gateway(held: _Held) -> str:
+    return held.call.gateway
+
+
+def _is_over(held: _Held) -> bool:
+    return held.piece is not None and held.piece.is_last
+
+
+def prompt_of(call: Call, tokenizer: Tokenizer) -> list[int]:
+    """The token ids of a call's prompt, as those of a task are made.
+
+    Raises:
+        CallRefused: if the messages are none of this model.
+    """
+    model = call.served.model
+    if call.token_ids is not None:
+        return list(call.token_ids)
+    if call.text is not None:
+        return list(tokenizer(call.text).input_ids)
+    if model.prompt_template is not None:
+        text = model.prompt_template.replace("{prompt}", _problem(call))
+        return list(tokenizer(text).input_ids)
+    try:
+        return chat(call.messages or (), tokenizer, model.chat_template_options, call.tools)
+    except PromptError as error:
+        raise CallRefused("invalid_messages", f"messages: {error}") from error
+
+
+def _problem(call: Call) -> str:
+    """What takes the place of {prompt}, as in a task with these messages."""
+    if call.tools:
+        raise CallRefused("invalid_messages", "tools: the model's prompt_template has no place")
+    try:
+        return Task.model_validate({"id": call.id, "messages": call.messages}).problem
+    except ValidationError as error:
+        raise CallRefused("invalid_messages", f"messages: {error.errors()[0]['msg']}") from error
+
+
+def tokens_left(call: Call, num_prompt_tokens: int, max_context: int) -> int:
+    """How many tokens may follow those so far.
+
+    Raises:
+        CallRefused: if the context leaves fewer than the call asks for, or none.
+    """
+    asked, left = call.sampling.max_tokens, max_context - num_prompt_tokens
+    if left < (asked or 1):
+        raise CallRefused(
+            "context_length_exceeded",
+            f"the prompt has {num_prompt_tokens} of the context's {max_context} tokens, so it "
+            f"leaves {max(0, left)}, but max_tokens is {asked or 1}; lower one of them",
+        )
+    return (asked or left) - len(call.so_far)

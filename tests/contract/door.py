@@ -1,0 +1,65 @@
+"""Who asks calls and hears their answers, as a gateway does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.calls import Call, CallSampling, Piece, Pieces, Served, Token
+from protocol.exchange import Exchange
+from protocol.recipe import Model
+
+JOB = Served(name="job", job_id="job", model=Model(path="p"))
+
+
+def a_call(call_id: str = "call-0", *, served: Served = JOB, **changes: Any) -> Call:
+    values = {"id": call_id, "gateway": "gateway-1", "served": served}
+    if not changes.keys() & {"messages", "token_ids"}:
+        values["text"] = "1+1="
+    values["sampling"] = CallSampling(**changes.pop("sampling", {}))
+    return Call.model_validate(values | changes)
+
+
+@dataclass
+class Door:
+    """Reads all that comes to ``gateway-1``, and waits for every call until its answer is over."""
+
+    exchange: Exchange
+    told: list[Pieces] = field(default_factory=list)
+    pieces: dict[str, list[Piece]] = field(default_factory=lambda: defaultdict(list))
+    waiting: dict[str, int] = field(default_factory=dict)
+
+    async def ask(self, *calls: Call) -> None:
+        for call in calls:
+            self.waiting[call.id] = call.tries
+            assert await self.exchange.ask_call(call, most=100)
+
+    async def listen(self) -> None:
+        await self.exchange.keep_calls(self.waiting)
+        for told in await self.exchange.pieces(0.05):
+            self.told.append(told)
+            for piece in told.pieces:
+                self.pieces[piece.call_id].append(piece)
+                if piece.is_last:
+                    self.waiting.pop(piece.call_id, None)
+
+    async def until_over(self, call: Call) -> list[Piece]:
+        """All pieces of the call's last try."""
+        async with asyncio.timeout(120):
+            while call.id in self.waiting:
+                await self.listen()
+        return [piece for piece in self.pieces[call.id] if piece.tries == call.tries]
+
+    async def until_begun(self, call: Call) -> None:
+        async with asyncio.timeout(120):
+            while not self.tokens(call):
+                await self.listen()
+
+    def tokens(self, call: Call) -> list[Token]:
+        return [token for piece in self.pieces[call.id] for token in piece.tokens]
+
+    async def answered(self, call: Call) -> list[Piece]:
+        await self.ask(call)
+        return await self.until_over(call)

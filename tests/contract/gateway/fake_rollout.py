@@ -1,0 +1,152 @@
+"""A rollout without an engine, on the real exchange: its model counts, "0 1 2 …"."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread
+
+from protocol.calls import Call, Piece, Pieces, Refusal, Token
+from protocol.exchange import Exchange, connect
+from protocol.messages import Doing, FinishReason, Status, VersionSpan
+
+from tests.contract.gateway.stack import Stack
+
+COUNTED = 1000  # the id of the token "0 "
+_UNTIL = 5
+_EVERY_S = 0.02
+
+
+def tokens_of(text: str) -> tuple[int, ...]:
+    """Numbers are tokens, and so is every other character."""
+    parts = re.findall(r"\d+ |.", text, re.DOTALL)
+    return tuple(
+        COUNTED + int(part) if part[0].isdigit() and part[-1] == " " else ord(part[0])
+        for part in parts
+    )
+
+
+def the_token(number: int, top: int) -> Token:
+    others = (
+        (COUNTED + number + place, f"{number + place} ", -1.0 - place) for place in range(top)
+    )
+    return Token(id=COUNTED + number, text=f"{number} ", logprob=-0.5, top=tuple(others))
+
+
+@dataclass
+class FakeRollout:
+    url: str
+    name: str = "rollout-1"
+    version: int = 7
+    room: int = 100
+    most: float = float("inf")  # tokens in all, after which it falls silent
+    refuse: Callable[[Call], Refusal | None] = lambda _: None
+    begins: Callable[[Call], bool] = lambda _: True
+    taken: list[Call] = field(default_factory=list)
+    held: dict[str, Call] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
+    stopping: Event = field(default_factory=Event)
+    is_up: Event = field(default_factory=Event)
+
+    async def run(self) -> None:
+        async with connect(self.url, me=f"{self.name}.1") as exchange:
+            beats, counts = 0, dict[str, int]()
+            while not self.stopping.is_set():
+                beats += 1
+                if self.most > 0:
+                    await self._work(exchange, counts, beats)
+                self.is_up.set()
+                await asyncio.sleep(_EVERY_S)
+            await exchange.forget_status(self.name)
+
+    async def _work(self, exchange: Exchange, counts: dict[str, int], beats: int) -> None:
+        await exchange.show_status(
+            Status(
+                name=self.name,
+                service="rollout",
+                replica=self.name,
+                beats=beats,
+                ready=True,
+                doing=Doing.IDLE,
+                for_s=0,
+            )
+        )
+        for call in await exchange.take_calls(None, self.room) if self.room else ():
+            self.taken.append(call)
+            self.held[call.id], counts[call.id] = call, len(call.so_far)
+        if beats % 10 == 0:
+            for gateway in {call.gateway for call in self.held.values()}:
+                of_gateway = [call for call in self.held.values() if call.gateway == gateway]
+                wanted = await exchange.wanted_calls(gateway, of_gateway)
+                self.dropped |= {call.id for call in of_gateway} - wanted
+        for call in list(self.held.values()):
+            await self._continue(exchange, call, counts)
+
+    async def _continue(self, exchange: Exchange, call: Call, counts: dict[str, int]) -> None:
+        piece = self._piece(call, counts)
+        if call.id in self.dropped or (piece is not None and piece.is_last):
+            del self.held[call.id]
+        held = tuple(each for each in self.held if self.held[each].gateway == call.gateway)
+        sent = Pieces(
+            rollout=self.name, doing="counts", held=held, pieces=(piece,) if piece else ()
+        )
+        await exchange.send_pieces(call.gateway, sent)
+
+    def _piece(self, call: Call, counts: dict[str, int]) -> Piece | None:
+        if refusal := self.refuse(call):
+            return Piece(call_id=call.id, tries=call.tries, refusal=refusal)
+        if not self.begins(call) or self.most <= 0 or call.id in self.dropped:
+            return None
+        self.most -= 1
+        number, before = counts[call.id], len(call.so_far)
+        counts[call.id] = end = number + 1
+        token = the_token(number, call.sampling.top_logprobs)
+        stop = next((text for text in call.sampling.stop if text in token.text), None)
+        finish = FinishReason.STOP if stop or end == _UNTIL else None
+        if end == call.sampling.max_tokens:
+            finish = FinishReason.LENGTH
+        span = VersionSpan(attempt=1, version=self.version, start=0, end=end - before)
+        said = "".join(str(turn["content"]) for turn in call.messages or ())
+        prompt = call.token_ids or tokens_of(call.text or json.dumps(call.tools)[2:-2] + said)
+        return Piece(
+            call_id=call.id,
+            tries=call.tries,
+            prompt_ids=prompt if number == before else None,
+            tokens=(token,),
+            text="" if stop else token.text,
+            spans=(span,),
+            finish_reason=finish,
+            stop_reason=stop,
+        )
+
+
+@contextmanager
+def a_rollout(stack: Stack, **behaviour: object) -> Iterator[FakeRollout]:
+    """One that takes calls; whether the gateway sees its status yet is open."""
+    rollout = FakeRollout(stack.server.url, **behaviour)  # type: ignore[arg-type]
+    thread = Thread(target=lambda: asyncio.run(rollout.run()))
+    thread.start()
+    try:
+        assert rollout.is_up.wait(60)
+        yield rollout
+    finally:
+        rollout.stopping.set()
+        thread.join()
+
+
+@contextmanager
+def a_seen_rollout(stack: Stack, **behaviour: object) -> Iterator[FakeRollout]:
+    """One by which the gateway has answered a call, which is forgotten."""
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "Are you there?"}]}
+    with a_rollout(stack, **behaviour) as rollout, stack.http() as http:
+        deadline = time.monotonic() + 60
+        while http.post("/v1/chat/completions", json=asked).status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        rollout.taken.clear()
+        yield rollout
