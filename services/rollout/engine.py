@@ -245,7 +245,8 @@ class Engine:
         self._num_begun += 1
         with _errors_named():
             ids, parameters = [*prompt_ids, *call.so_far], parameters_of(call, max_tokens)
-            async with self._outputs(ids, parameters, name) as outputs:
+            # What a job asks for goes first, and takes the KV blocks of calls if there are no others.
+            async with self._outputs(ids, parameters, name, priority=1) as outputs:
                 async for output in outputs:
                     (only,) = output.outputs
                     piece = answer.piece(only)

@@ -204,9 +204,12 @@ class PolicyFollower:
 
     async def _have(self, served: Served, serving: Serving) -> None:
         folder, base = Path(served.folder), Path(served.base) if served.base else None
-        if self.engine is None:
+        if self.engine is None or self._started_with is None:
             await self._start(folder, serving, base)
         else:
+            started = self._started_with.settings
+            if not served.job_id and not started.lora_rank:  # no recipe asks for others
+                serving = replace(serving, settings=started)
             await self._load(folder, serving, keep_kv=False)
         async with self._changed:
             self.at_hand, self._last_job, self._refused = served, "", None
