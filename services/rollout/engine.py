@@ -245,7 +245,7 @@ class Engine:
         self._num_begun += 1
         with _errors_named():
             ids, parameters = [*prompt_ids, *call.so_far], parameters_of(call, max_tokens)
-            # What a job asks for goes first, and takes the KV blocks of calls if there are no others.
+            # What a job asks for goes first, and takes KV blocks of calls where there are none.
             async with self._outputs(ids, parameters, name, priority=1) as outputs:
                 async for output in outputs:
                     (only,) = output.outputs
