@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ import httpx
 from protocol.recipe import Recipe
 
 JOBS = "/v1/fine_tuning/jobs"
+_AT_STEP = re.compile(r"(?P<job>ftjob-[0-9a-f]+)@(?P<step>[0-9]+)")
 _PATIENCE_S = 60.0
 _PAUSE_S = 1.0
 _JOBS_A_PAGE, _EVENTS_A_PAGE = 100, 1000
@@ -192,13 +194,44 @@ class WeirClient:
             self._sleep(_PAUSE_S)
         raise self._silent()
 
+    def chat(
+        self, body: Mapping[str, Any], on_wait: Callable[[str], None] = lambda _: None
+    ) -> Iterator[Json]:
+        """The chunks of a chat completion as they come; ``body`` is that of the route.
+
+        Args:
+            on_wait: told what the answer waits for, in words.
+
+        Raises:
+            WeirError: naming the field that is wrong, or saying why there is no answer.
+        """
+        content = {**body, "stream": True}
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=content) as reply:
+                if not reply.headers.get("content-type", "").startswith("text/event-stream"):
+                    reply.read()
+                    raise _refused(reply)
+                for line in reply.iter_lines():
+                    if line.startswith(":"):
+                        on_wait(line.removeprefix(":").strip())
+                    elif line.startswith("data: {"):
+                        yield _chunk(line.removeprefix("data: "))
+        except httpx.ConnectError as error:
+            raise self._nobody(error) from error
+        except httpx.TransportError as error:
+            raise WeirError(f"{self.url}: {error}") from error
+
+    def model_files(self, made_by: str) -> list[Json]:
+        """The files of the model of a job that has succeeded, or of ``JOB@STEP``."""
+        return self._request("GET", _path(made_by, "model"))["data"]
+
     def fetch_model(
-        self, job_id: str, folder: Path, on_progress: OnProgress = lambda *_: None
+        self, made_by: str, folder: Path, on_progress: OnProgress = lambda *_: None
     ) -> None:
         """Bring a job's model here. A fetch that was interrupted goes on where it was.
 
         Args:
-            job_id: a job that has succeeded.
+            made_by: a job that has succeeded, or ``JOB@STEP``: a checkpoint that it has kept.
             folder: made if it is missing; a file in it is replaced when the new one is whole.
             on_progress: told the file at hand, the bytes that are here, the bytes of the model.
 
@@ -206,13 +239,13 @@ class WeirClient:
             WeirError: saying why the job has no model, why the disk does not take it, or that the
                 gateway was away for a minute.
         """
-        listed = self._request("GET", _path(job_id, "model"))["data"]
+        listed = self.model_files(made_by)
         total, before = sum(file["bytes"] for file in listed), 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for file in listed:
                 part = PartFile(_within(folder, file["name"]), file["bytes"], file["modified_us"])
-                for here in self._download(_path(job_id, "model", file["name"]), part):
+                for here in self._download(_path(made_by, "model", file["name"]), part):
                     on_progress(file["name"], before + here, total)
                 before += part.size
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
@@ -266,6 +299,9 @@ class WeirClient:
                 raise WeirError(f"{reply.url} has changed since it was listed; fetch it again")
             yield from part.write(reply.iter_raw(_CHUNK), start)
 
+    def _nobody(self, error: httpx.ConnectError) -> WeirError:
+        return WeirError(f"nothing answers at {self.url} ({error}); `weir up` starts a stack")
+
     def _silent(self) -> WeirError:
         return WeirError(f"{self.url} has not answered for {_PATIENCE_S:g} s")
 
@@ -299,9 +335,7 @@ class WeirClient:
         try:
             reply = self._http.request(method, path, **content)
         except httpx.ConnectError as error:
-            raise WeirError(
-                f"nothing answers at {self.url} ({error}); `weir up` starts a stack"
-            ) from error
+            raise self._nobody(error) from error
         except httpx.TransportError as error:
             if tries == 1:
                 raise WeirError(f"{self.url}: {error}") from error
@@ -377,6 +411,9 @@ class PartFile:
 
 
 def _path(job_id: str, *parts: str) -> str:
+    """Where a job is, or the checkpoint that ``JOB@STEP`` names."""
+    if named := _AT_STEP.fullmatch(job_id):
+        job_id = f"ftckpt-{named['job']}-{int(named['step'])}"
     if "/" in job_id or job_id in {"", ".", ".."}:  # a server would take it for another path
         raise WeirError(f"{job_id!r} is no id of a job; `weir jobs` lists those there are")
     return "/".join([JOBS, *(quote(part, safe="") for part in (job_id, *parts))])
@@ -393,6 +430,13 @@ def _content(reply: httpx.Response) -> Json:
         return reply.json()
     except ValueError as error:
         raise WeirError(f"{reply.url} answered no JSON; is it a Weir gateway?") from error
+
+
+def _chunk(text: str) -> Json:
+    chunk = json.loads(text)
+    if error := chunk.get("error"):
+        raise WeirError(error["message"], param=error.get("param"))
+    return chunk
 
 
 def _refused(reply: httpx.Response) -> WeirError:

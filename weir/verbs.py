@@ -19,8 +19,10 @@ from rich.console import Console, Group
 from typer.main import get_command
 
 from services.chassis.command import BAD_INPUT, INTERRUPTED
+from weir import chat as chats
 from weir import views
 from weir.client import WeirClient, WeirError
+from weir.serving import how_to_serve
 from weir.stack import NoStack, connected, find_stack, model_for
 from weir.trackers import BadTarget, BegunJobs, Target
 from weir.trackers import track as track_jobs
@@ -55,6 +57,7 @@ verbs = typer.Typer(
     "130 Ctrl-C, 141 nobody reads the output.",
 )
 
+AnyModel: TypeAlias = Annotated[str, typer.Argument(metavar="JOB[@STEP]")]
 JobId: TypeAlias = Annotated[str, typer.Argument(metavar="JOB")]
 OneJob: TypeAlias = Annotated[str | None, typer.Argument(metavar="JOB")]
 RecipeFile: TypeAlias = Annotated[Path, typer.Argument(metavar="RECIPE")]
@@ -273,7 +276,33 @@ def samples(
 
 
 @verbs.command()
-def fetch(job_id: JobId, folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> int:
+def chat(
+    model: AnyModel,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="T", min=0)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of an answer; else what fits.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N")] = None,
+) -> None:
+    """Talk to what a job has learned, or to a model by its name; a pipe asks one question."""
+    sampling = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+    settings = {name: value for name, value in sampling.items() if value is not None}
+    begins_with = [{"role": "system", "content": system}] if system else []
+    with connected() as weir:
+        conversation = chats.Conversation(weir, {"model": model, **settings}, begins_with)
+        (chats.talk if sys.stdin.isatty() else chats.answer_once)(conversation)
+
+
+@verbs.command()
+def serve(name: AnyModel) -> None:
+    """Show the command by which vLLM serves a job's model elsewhere; it starts nothing."""
+    with connected() as weir:
+        say(how_to_serve(weir, name))
+
+
+@verbs.command()
+def fetch(job_id: AnyModel, folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> int:
     """Bring the model that a job has trained to this machine."""
     try:
         with connected() as weir, views.download_bar(Console()) as on_progress:

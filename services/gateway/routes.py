@@ -330,8 +330,9 @@ async def validate_grader(body: GraderToValidate, jobs: Jobs) -> Json:
 
 @_graders.post("/run")
 async def run_grader(body: GraderToRun, jobs: Jobs) -> Json:
-    """Grade one response with this grader, as a job would."""
-    return run_object(body.grader, await run_trial(jobs.exchange, body.trial()))
+    """Grade one response with this grader, or those of a job, as a job would."""
+    reward = None if body.job is None else (await jobs.get(body.job)).recipe.reward
+    return run_object(body.grader, await run_trial(jobs.exchange, body.trial(reward)))
 
 
 # ---------------------------------------------------------------------- models

@@ -43,11 +43,7 @@ async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grad
 
 async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) -> Grade:
     outcome, _ = await grade_outcome(reward, task, text, tools)
-    checks = process_checks(reward, outcome)
-    if not checks:
-        return Grade(outcome=outcome)
-    parts = await _scored(checks, task, text, tools)
-    return Grade(outcome=outcome, process=combined(parts, of=len(reward.process)))
+    return Grade(outcome=outcome, process=await grade_process(reward, outcome, task, text, tools))
 
 
 async def grade_outcome(
@@ -55,6 +51,16 @@ async def grade_outcome(
 ) -> tuple[Score, tuple[Scored, ...]]:
     parts = await _scored(reward.outcome, task, text, tools, at_once=at_once)
     return combined(parts, of=len(reward.outcome), formula=reward.formula), parts
+
+
+async def grade_process(
+    reward: Reward, outcome: Score, task: Task, text: str, tools: Tools
+) -> Score | None:
+    """None if the recipe asks for no score of such a response's steps."""
+    if not (checks := process_checks(reward, outcome)):
+        return None
+    parts = await _scored(checks, task, text, tools)
+    return combined(parts, of=len(reward.process))
 
 
 def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:

@@ -228,10 +228,14 @@ async def tried(trial: Trial, tools: Tools, limit_s: float = _TRIAL_LIMIT_S) -> 
             outcome, parts = await grading.grade_outcome(
                 trial.reward, trial.task, trial.text, tools, at_once=False
             )
+            process = await grading.grade_process(
+                trial.reward, outcome, trial.task, trial.text, tools
+            )
     except TimeoutError:
-        outcome, parts = Ungradable(reason="not_in_time"), ()
+        outcome, process, parts = Ungradable(reason="not_in_time"), None, ()
     return TrialResult(
         outcome=outcome,
+        process=process,
         scores={part.check.label: part.score for part in parts},
         details=record.details,
         tokens=record.tokens,

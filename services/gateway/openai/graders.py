@@ -293,13 +293,16 @@ async def refuse_what_graders_lack(exchange: Exchange, reward: Reward, grader: s
 class GraderToRun(Body):
     """The body of ``POST /v1/fine_tuning/alpha/graders/run``."""
 
-    grader: AnyGrader
+    grader: AnyGrader | None = None
+    job: str | None = Field(default=None, description="whose reward grades, if no grader is given")
     model_sample: str = Field(description="{{sample.output_text}}")
     item: Mapping[str, JsonValue] | None = Field(default=None, description="{{item.…}}")
 
-    def trial(self) -> Trial:
+    def trial(self, of_job: Reward | None = None) -> Trial:
         """What a grader is asked; 400 if it is wrong, or asks for a column that the item lacks."""
-        reward = reward_of(self.grader, "grader")
+        reward = of_job if self.grader is None else reward_of(self.grader, "grader")
+        if reward is None or (of_job is not None and self.grader is not None):
+            raise wrong("grader", "give either a grader or the id of a job")
         task = _task(self.item or {})
         for check in reward.outcome:
             if check.verifier == "math_answer" and task.answer is None:
@@ -342,17 +345,18 @@ async def _result(exchange: Exchange, trial: Trial, within_s: float) -> TrialRes
     return None
 
 
-def run_object(grader: AnyGrader, result: TrialResult) -> dict[str, Any]:
+def run_object(grader: AnyGrader | None, result: TrialResult) -> dict[str, Any]:
     """What became of it in OpenAI's shape, and in Weir's own under ``weir``.
 
     What could not be graded has no number: its reward is null.
     """
     values = {label: _value(score) for label, score in result.scores.items()}
+    kind = "job" if grader is None else grader.type
     return {
         "reward": _value(result.outcome),
         "metadata": {
-            "name": grader.name or grader.type,
-            "type": grader.type,
+            "name": (grader and grader.name) or kind,
+            "type": kind,
             "errors": _errors(result),
             "execution_time": result.seconds,
             "scores": values,
@@ -361,7 +365,7 @@ def run_object(grader: AnyGrader, result: TrialResult) -> dict[str, Any]:
         },
         "model_grader_token_usage_per_model": dict(result.tokens),
         "sub_rewards": values if isinstance(grader, MultiGrader) else {},
-        "weir": result.model_dump(mode="json", include={"outcome", "scores", "details"}),
+        "weir": result.model_dump(mode="json", include={"outcome", "process", "scores", "details"}),
     }
 
 

@@ -166,7 +166,7 @@ class Watchdog:
             "still_s": round(why.still_s, 1),
             "because": why.because,
             "edge": why.edge,
-            "services": [_service_object(process, job.id) for process in self.seen.processes],
+            "services": [_service_object(process, job.id) for process in self.seen.present],
             "streams": [_stream_object(*stream) for stream in self.seen.streams.items()],
         }
 

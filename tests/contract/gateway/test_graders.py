@@ -15,6 +15,7 @@ from tests.contract.gateway.stack import (
     Stack,
     a_body,
     a_grader,
+    a_job,
     assert_refused,
     reinforcement,
 )
@@ -22,6 +23,7 @@ from tests.fuzz.bodies import TRIALS, try_bodies
 
 pytestmark = pytest.mark.redis
 
+RUN = "/v1/fine_tuning/alpha/graders/run"
 SOURCE = {
     "type": "python",
     "name": "own",
@@ -62,6 +64,18 @@ def test_a_grader_is_run_in_the_shape_of_the_sdk(sdk: openai.OpenAI) -> None:
     result = run(sdk, BOTH, r"\boxed{\frac{4}{2}}", answer="2")
     assert (result.reward, result.sub_rewards) == (0.75, {"exact": 0, "maths": 1})
     assert run(sdk, SOURCE, "ab", most=8).reward == 0.25
+
+
+def test_a_response_is_graded_as_a_job_does(http: httpx.Client) -> None:
+    trial = {"model_sample": r"1+1=2; 2+1=4; \boxed{2}", "item": {"prompt": "1+1=?", "answer": "2"}}
+    by_job = trial | {"job": a_job(http)["id"]}
+    result = http.post(RUN, json=by_job).json()
+    assert (result["reward"], result["metadata"]["type"]) == (1, "job")
+    assert result["weir"]["outcome"]["marks"]
+    assert 0 < result["weir"]["process"]["value"] < 1
+    for body in (trial, by_job | {"grader": EXACT}):
+        assert_refused(http.post(RUN, json=body), 400, "grader")
+    assert_refused(http.post(RUN, json=trial | {"job": "ftjob-none"}), 404, "id")
 
 
 @pytest.mark.parametrize(

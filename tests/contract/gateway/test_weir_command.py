@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +17,9 @@ from typing import Any
 
 import httpx
 import pytest
+from protocol.calls import Call, Refusal
 
+from tests.contract.gateway.fake_rollout import a_seen_rollout
 from tests.contract.gateway.stack import (
     JOBS,
     KEY,
@@ -24,6 +29,7 @@ from tests.contract.gateway.stack import (
     a_checkpoint,
     a_job,
     a_learner,
+    a_model,
     an_event,
     know,
     start_weir,
@@ -292,6 +298,85 @@ def test_it_says_what_to_do_when_nothing_runs_or_the_key_is_wrong(
 def test_words_that_make_no_command_are_named(weir: Weir, words: str, complaint: str) -> None:
     status, _, err = weir(*words.split())
     assert (status, complaint in err) == (2, True), err
+
+
+# ---------------------------------------------------------------------- models that answer
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def said_to(call: Call) -> list[str]:
+    return [str(turn["content"]) for turn in call.messages or ()]
+
+
+def test_a_question_through_a_pipe_is_answered_and_nothing_else_is_said(
+    stack: Stack, weir: Weir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--system", "Count.", "--max-tokens", "5", "--temperature", "0", "--seed", "3")
+    with a_seen_rollout(stack) as rollout:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("To four?\n"))
+        status, out, err = weir("chat", "tiny", *options)
+    assert (status, out) == (0, "0 1 2 3 4 \n")
+    assert "cut off" in err
+    (call,) = rollout.taken
+    assert said_to(call) == ["Count.", "To four?"]
+    assert (call.sampling.max_tokens, call.sampling.temperature, call.sampling.seed) == (5, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "second"), [("chat", ["One", "0 1 2 3 4 ", "Two"]), ("tiny", ["Two"])]
+)
+def test_a_conversation_goes_on_after_a_refusal_and_is_begun_again(
+    stack: Stack, weir: Weir, monkeypatch: pytest.MonkeyPatch, model: str, second: list[str]
+) -> None:
+    long = Refusal(status=400, code="context_length_exceeded", message="too long")
+
+    def refuse(call: Call) -> Refusal | None:
+        return long if said_to(call)[-1] == "long" else None
+
+    lines = "One\nlong\nTwo\n/reset\nThree\n/quit\nFour\n"
+    monkeypatch.setattr(sys, "stdin", Terminal(lines))
+    with a_seen_rollout(stack, refuse=refuse) as rollout:
+        status, out, err = weir("chat", model)
+    assert (status, out.count("0 1 2 3 4 \n")) == (0, 3)
+    assert ("weir: too long\n" in err, err.count("stands alone")) == (True, len(second) == 1)
+    answered = [said_to(call) for call in rollout.taken if said_to(call)[-1] != "long"]
+    assert answered == [["One"], second, ["Three"]]
+
+
+def test_a_model_that_is_not_there_is_told_where_a_chat_or_a_server_asks_for_it(
+    stack: Stack, http: httpx.Client, weir: Weir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
+    job_id = a_job(http)["id"]
+    a_checkpoint(stack, job_id, 4)
+    for verb, named in (("chat", f"{job_id}@4"), ("serve", job_id)):
+        status, out, err = weir(verb, job_id)
+        assert (status, out, named in err) == (2, "", True), err
+
+
+def test_serve_prints_what_fetches_a_model_and_serves_it(
+    stack: Stack, http: httpx.Client, here: Path, weir: Weir
+) -> None:
+    recipe = RECIPE | {"model": RECIPE["model"] | {"lora": {"rank": 24}}}
+    job_id = a_job(http, recipe=recipe)["id"]
+    a_checkpoint(stack, job_id, 4)
+    made = a_model(stack.data_dir / "jobs" / job_id / "model")
+    take_up(stack, job_id, state="succeeded", result={"model": str(made)})
+    fetch, serve = weir("serve", f"{job_id}@4")[1].splitlines()[-1].split(" && ")
+    assert weir(*shlex.split(fetch)[1:])[0] == 0
+    assert (here / f"{job_id}-4/model.safetensors").read_text() == "weights of step 4"
+    limits = "--max-model-len 64 --dtype float32"
+    named = f"--served-model-name {job_id}@4"
+    assert serve == f"vllm serve ./{job_id}-4 {named} {limits}"
+    (made / "adapter_config.json").write_text("{}")
+    copy, _, command = weir("serve", job_id)[1].splitlines()
+    assert copy.startswith(f"# {stack.models / 'tiny'} is a folder of the stack")
+    modules = f"--enable-lora --lora-modules {job_id}=./{job_id} --max-lora-rank 32"
+    assert command.endswith(f" && vllm serve {stack.models / 'tiny'} {modules} {limits}")
 
 
 # ---------------------------------------------------------------------- odd servers

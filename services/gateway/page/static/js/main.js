@@ -1,5 +1,6 @@
 /** The shell: who may look, which view is open, light or dark. */
 import { html, render, useEffect, useState } from "./shell/dom.js";
+import { Chat } from "./chat/chat.js";
 import { Jobs } from "./jobs/jobs.js";
 import { Job } from "./jobs/job.js";
 import { KeyQuestion } from "./shell/keyQuestion.js";
@@ -14,6 +15,7 @@ function View() {
   const [place, id, ...rest] = path;
   useEffect(() => scrollTo(0, 0), [path.join("/")]);
   if (place === "submit") return html`<${Submit} query=${query} />`;
+  if (place === "chat") return html`<${Chat} query=${query} />`;
   if (place === "jobs" && id) return html`<${Job} key=${id} id=${id} path=${rest} query=${query} />`;
   if (place && place !== "jobs") return html`<${Empty}>There is no such view.<//><a class="button" href=${href([])}>All jobs</a>`;
   return html`<${Jobs} query=${query} />`;
@@ -41,7 +43,7 @@ function Shell() {
   return html`
     <header class="top">
       <a class="brand" href=${href([])}><img src="static/icon.svg" alt="" width="24" height="24" />Weir</a>
-      ${key && html`<nav><a href=${href([])}>Jobs</a><a href=${href(["submit"])}>Submit</a></nav>`}
+      ${key && html`<nav><a href=${href([])}>Jobs</a><a href=${href(["chat"])}>Chat</a><a href=${href(["submit"])}>Submit</a></nav>`}
       <span class="grow"></span>
       ${key && html`<button class="quiet" onClick=${forgetKey}>Forget key</button>`}
       <${ThemeButton} />

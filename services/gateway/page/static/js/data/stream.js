@@ -52,14 +52,15 @@ function lineWhileSeen(signal) {
   return AbortSignal.any([signal, line.signal]);
 }
 
-/** What each chunk of a stream completes: parsed events, or DONE. */
-async function* batches(body) {
+/** What each chunk of a stream completes: parsed events, or DONE. Signs of life may tell what is waited for. */
+export async function* batches(body, onComment = () => {}) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
     yield blocks.flatMap(parse);
+    blocks.filter((block) => block.startsWith(":")).forEach((block) => onComment(block.slice(1).trim()));
   }
 }
 

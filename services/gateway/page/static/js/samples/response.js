@@ -2,10 +2,12 @@
 import { html } from "../shell/dom.js";
 import { number, signed, words } from "../shell/format.js";
 import { verdictOf } from "./samples.js";
+import { isForeign } from "./shading.js";
 import { MARK_SYMBOLS, Tokens, marksOf } from "./tokens.js";
 
 export function ResponseCard({ response, shading, end, chosen }) {
   const { grade, index, spans } = response;
+  const own = response.tokens.filter((_, token) => !isForeign(response, token)).length;
   const verdict = verdictOf({ index, accuracy: grade?.outcome.kind === "graded" ? grade.outcome.value : null });
   const parts = [
     ["A_out", response.outcome_advantage],
@@ -18,7 +20,7 @@ export function ResponseCard({ response, shading, end, chosen }) {
       <span class="verdict ${verdict.kind}"><i aria-hidden="true">${verdict.symbol}</i>${verdict.text}</span>
       <span class="grow"></span>
       <span class="soft small"
-        >${number(response.tokens.length)} tokens${response.finish_reason === "length" ? ", cut off" : ""}</span
+        >${number(own)} tokens${response.finish_reason === "length" ? ", cut off" : ""}</span
       >
     </header>
     <dl class="advantages">
@@ -38,14 +40,18 @@ export function ResponseCard({ response, shading, end, chosen }) {
     ${grade && html`<${Score} name="outcome" score=${grade.outcome} />`}
     ${grade?.process && html`<${Score} name="process" score=${grade.process} />`}
     <${Marks} response=${response} />
-    <p class="soft small">
-      ${spans.map(({ version, start, end: last }) => `version ${version}: tokens ${start} to ${last}`).join("; ")}
-    </p>
+    <${Versions} spans=${spans} />
   </article>`;
 }
 
+/** Which weights wrote what. */
+export const Versions = ({ spans }) =>
+  html`<p class="soft small">
+    ${spans.map(({ version, start, end }) => `version ${version}: tokens ${start} to ${end}`).join("; ")}
+  </p>`;
+
 /** A verifier's score with its reason, its criteria, and the judge's words. */
-function Score({ name, score }) {
+export function Score({ name, score }) {
   if (score.kind === "ungradable")
     return html`<section class="score">
       <h4>${name} <b>ungradable</b></h4>
@@ -82,7 +88,7 @@ function Score({ name, score }) {
 /** A reason is a sentence, or a name such as "wrong_equations". */
 const reasonOf = ({ reason }) => (/^\w+$/.test(reason) ? words(reason) : reason);
 
-function Marks({ response }) {
+export function Marks({ response }) {
   const marks = marksOf(response);
   if (!marks.length) return null;
   const characters = [...response.text];
