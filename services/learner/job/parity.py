@@ -82,16 +82,14 @@ class Parity:
             return most
         return min(most, max(least, _FACTOR * min(self._first)))
 
-    async def probes(self, team: Team, version: int) -> Probes | None:
-        """The probes, scored under the weights as they are, which are of this version."""
+    async def score(self, team: Team, version: int) -> None:
+        """Score the probes under the weights as they are, which are of this version."""
         if self.template is None:
-            return None
+            return
         scored = await team.score([_sample_of(self.template.token_ids)], 1.0)
         logprobs = scored.tokens.get("logprobs", np.array([np.nan]))
-        if not np.isfinite(logprobs).all():
-            return None  # a loss that is not finite has words of its own
-        self.progress.note_probes(version, logprobs.astype(float).round(7).tolist())
-        return self.of(version)
+        if np.isfinite(logprobs).all():  # a loss that is not has words of its own
+            self.progress.note_probes(version, logprobs.astype(float).round(7).tolist())
 
     def of(self, version: int) -> Probes | None:
         """The probes of a version that was scored, None if it was not."""
