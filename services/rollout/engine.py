@@ -248,7 +248,8 @@ class Engine:
         began_under, name = self.label, f"call-{next(self._numbers)}"
         with _errors_named():
             ids, parameters = [*prompt_ids, *call.so_far], parameters_of(call, max_tokens)
-            async with self._outputs(ids, parameters, name) as outputs:
+            # What a job asks for goes first, and takes KV blocks of calls where there are none.
+            async with self._outputs(ids, parameters, name, priority=1) as outputs:
                 async for output in outputs:
                     (only,) = output.outputs
                     piece = answer.piece(only)

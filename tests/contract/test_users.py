@@ -14,7 +14,7 @@ from protocol.calls import Pieces
 from protocol.exchange import Delivery, Exchange, connect
 from protocol.exchange.jobs import Sought
 from protocol.exchange.server import server_problems
-from protocol.messages import ActiveJob, JobRef, ParityReport, Requested, Trial, TrialResult
+from protocol.messages import ActiveJob, JobRef, Requested, Trial, TrialResult
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, FAILED, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS
 
@@ -143,10 +143,7 @@ async def test_a_group_goes_its_way_and_a_failed_one_too(
         await worker.bury(group, "another", 0, streams_in, "job")
         await worker.queued(streams_in[0], "job")
     assert await s.rollout.newest_policy("job") == a_policy()
-    told = {"version": 0, "rollout": "rollout-1", "mean": 0.0, "max": 0.0, "most": 1e-3}
-    report = ParityReport(job_id="job", attempt=1, same_prompts=True, **told)
-    await s.rollout.report_parity(report)
-    assert [each for _, each in await s.learner.parity_reports("job", "0", 0)] == [report]
+    assert await s.learner.statuses() == await s.gateway.statuses()
     evaluated, trained = await s.rollout.claim(inputs, "job", count=2, wait_s=0)
     await s.rollout.release(evaluated, "failures")
     (again,) = await s.rollout.reclaim(EVAL_REQUESTS, "job", count=1)
@@ -212,7 +209,7 @@ async def test_a_call_goes_to_a_rollout_and_its_answer_back(services: Services) 
     call = a_call(gateway=gateway.me)
     assert await gateway.ask_call(call, most=1)
     assert await gateway.keep_calls({call.id: 0}) == {call.id}
-    assert await rollout.next_served() == call.served
+    assert await rollout.next_weights() == call.served.key
     assert await rollout.take_calls(call.served.key, 1) == [call]
     assert await rollout.wanted_calls(gateway.me, [call]) == {call.id}
     await rollout.send_pieces(gateway.me, Pieces(rollout="rollout-1"))
