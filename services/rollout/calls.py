@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from services.chassis.faults import NotStarted, Unworkable
 from services.chassis.prompts import PromptError, Tokenizer, chat
+from services.chassis.service import failure_of
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineDied, EngineError, EngineUnfit
 
@@ -137,10 +138,14 @@ class Answering:
             raise
         except (EngineError, NotStarted, OSError, ValueError, LookupError) as error:
             log.warning("a model is not served", extra={"model": served.name, "why": str(error)})
-            why = self.exchange.shown(f"model {served.name} cannot be served: {error}")
+            why = f"model {served.name} cannot be served: {failure_of(error).words}"
             for held in self.held:
                 if held.call.served.key == served.key:
-                    held.refuse(Refusal(status=500, code="model_not_served", message=why))
+                    held.refuse(
+                        Refusal(
+                            status=500, code="model_not_served", message=self.exchange.shown(why)
+                        )
+                    )
 
     async def _leave(self, key: str) -> None:
         """Have the gateways look again where these weights are."""

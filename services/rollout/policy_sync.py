@@ -78,14 +78,15 @@ def why_unfit(serving: Serving, newer: Serving) -> str | None:
     return "; ".join(serving.shape.differences(newer.shape)) or None
 
 
-def serving_of(served: Served) -> Serving:
-    """The weights of a folder, as if they were a version of a policy.
+def serving_of(served: Served, last: Serving | None = None) -> Serving:
+    """The weights of a folder, as if they were a version of a policy, that came after ``last``.
 
     Raises:
         OSError: if there is no model in it.
     """
     folder, settings = Path(served.folder), EngineSettings.from_environment(served.model)
     rank = json.loads((folder / "adapter_config.json").read_bytes())["r"] if served.base else 0
+    is_of_last = last is not None and served.base and last.policy.job_id == served.job_id
     policy = PolicyVersion(
         job_id=served.job_id,
         attempt=served.attempt,
@@ -93,7 +94,7 @@ def serving_of(served: Served) -> Serving:
         folder=served.folder,
         digest="",
         base=served.base,
-        base_digest=served.base,
+        base_digest=last.policy.base_digest if last and is_of_last else served.base,
     )
     return Serving(policy, shape_of(folder), replace(settings, lora_rank=rank))
 
@@ -193,7 +194,9 @@ class PolicyFollower:
         """
         self.coming, during = served, self.service.activity.during
         try:
-            serving = await asyncio.to_thread(serving_of, served)
+            serving = await asyncio.to_thread(
+                serving_of, served, self.serving or self._started_with
+            )
             async with self._gpu:
                 if await self.service.exchange.active() is not None:
                     return

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from protocol import weights
+from protocol.calls import Served
 from protocol.messages import PolicyVersion
+from protocol.recipe import Lora, Model
 from protocol.weights import WeightsError, WeightsGone
 from safetensors.numpy import save_file
 
 from services.chassis.deployment import DeploymentError
 from services.rollout.fetching import shape_of, verified_shape
-from services.rollout.policy_sync import Serving, why_unfit
+from services.rollout.policy_sync import Serving, serving_of, why_unfit
 from services.rollout.settings import EngineSettings
 from tests.builders import a_recipe
 
@@ -84,6 +86,17 @@ def test_an_adapter_follows_one_of_its_own_shape_for_the_same_model(tmp_path: Pa
     assert "config r: 2 became 4" in str(wider)
     policy = second.policy.model_copy(update={"base": "job/2.base", "base_digest": "other"})
     assert why_unfit(first, replace(second, policy=policy))
+
+
+def test_the_adapter_that_a_job_has_made_goes_into_the_engine_of_that_job(tmp_path: Path) -> None:
+    adapter = an_adapter(tmp_path / "adapter", rank=2)
+    model = Model(path="p", dtype="float32", max_context=64, lora=Lora(rank=2))
+    served = Served(name="job", job_id="job", folder=str(adapter), base="/base", model=model)
+    policy = serving(adapter).policy.model_copy(update={"base": "b", "base_digest": "b's"})
+    last = Serving(policy, shape_of(adapter), EngineSettings.from_environment(model))
+    assert why_unfit(last, serving_of(served, last)) is None
+    others = served.model_copy(update={"job_id": "another"})
+    assert why_unfit(last, serving_of(others, last)) is not None
 
 
 def test_a_shape_is_read_only_from_what_was_announced(tmp_path: Path) -> None:
