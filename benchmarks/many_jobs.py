@@ -50,7 +50,7 @@ def fill(http: httpx.Client, server: Server, count: int) -> None:
     with server.client() as client:
         record: Any = client.hgetall(streams.job_key(source))
         newest: Any = client.zscore(_INDEX, source)
-        (entry,) = cast(Any, client.xrange(streams.JOBS.key()))
+        *_, entry = cast(Any, client.xrange(streams.JOBS.key()))
         pipe = client.pipeline(transaction=False)
         for number in range(1, count):
             job_id = f"ftjob-{number:024x}"

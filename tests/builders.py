@@ -80,12 +80,12 @@ def a_group(
         request = a_request(group_size=2 if lengths is None else len(lengths))
     lengths = [2] * request.group_size if lengths is None else lengths
     texts = texts or [f"response {index}" for index in range(len(lengths))]
-    num_tokens = sum(lengths)
+    num_tokens, own = sum(lengths), changes.get("own", True)
     values: dict[str, Any] = {
         "request": request,
         "prompt_ids": np.array([1, 2, 3]),
         "token_ids": np.arange(100, 100 + num_tokens),
-        "behavior_logprobs": np.linspace(-2.0, -0.5, num_tokens),
+        "behavior_logprobs": np.where(own, np.linspace(-2.0, -0.5, num_tokens), 0),
         "lengths": np.array(lengths, dtype=np.int32),
         "responses": [
             Response.model_validate(

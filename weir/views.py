@@ -371,7 +371,8 @@ def _response(response: Json) -> Iterator[RenderableType]:
     parts += [
         f"{name} {number(response[name], _NUMBERS[name])}" for name in ("reward", "advantage")
     ]
-    parts += [f"{len(response['tokens']):,} tokens", response["finish_reason"]]
+    own = sum(logprob is not None for logprob in response["behavior_logprobs"])
+    parts += [f"{own:,} tokens", response["finish_reason"]]
     yield _text(f"\nresponse {response['index']}: {', '.join(parts)}", "bold")
     text = _text(response["text"])
     for score in scores.values():

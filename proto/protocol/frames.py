@@ -44,7 +44,7 @@ class _Header(BaseModel):
     type: str
     version: int
     body: dict[str, Any]
-    arrays: dict[str, Literal["<i4", "<f4"]]
+    arrays: dict[str, Literal["<i4", "<f4", "|u1"]]
 
 
 def encode(message: Message) -> dict[bytes, bytes]:

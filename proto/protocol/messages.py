@@ -47,6 +47,7 @@ def _array_of(dtype: str) -> PlainValidator:
 
 
 Int32Array = Annotated[np.ndarray, _array_of("<i4")]
+Uint8Array = Annotated[np.ndarray, _array_of("|u1")]
 Float32Array = Annotated[np.ndarray, _array_of("<f4")]
 NOT_GIVEN = "(not given)"  # the prompt of a task that is only for a trial, and has none
 
@@ -132,7 +133,7 @@ class RolloutRequest(Message):
 
 
 class VersionSpan(Message):
-    """Tokens ``[start, end)`` of a response were sampled under one version of the policy."""
+    """The policy's own tokens in ``[start, end)`` of a response were sampled under one version."""
 
     attempt: int
     version: int
@@ -154,12 +155,19 @@ class Response(Message):
 
 
 class RolloutGroup(Message):
-    """G responses to one request, with the log-probability each token had when it was sampled."""
+    """G responses to one request, with the log-probability each token had when it was sampled.
+
+    A response may hold tokens of tools or of an environment between the policy's own. They are
+    context: nothing learns from them. Spans cover them too, so that a response has no gaps, and
+    each span has a token of the policy's own. ``lengths`` count all tokens, as do the limit of the
+    context, memory and work; rewards, losses, staleness and metrics count the policy's own.
+    """
 
     request: RolloutRequest
     prompt_ids: Int32Array  # [prompt_token]
     token_ids: Int32Array  # [token], all responses one after another
-    behavior_logprobs: Float32Array  # [token], nats, after temperature
+    behavior_logprobs: Float32Array  # [token], nats, after temperature; 0 where not its own
+    own: Uint8Array | None = None  # [token], 1 if the policy sampled it, else 0; None: all 1
     lengths: Int32Array  # [group], tokens per response
     responses: tuple[Response, ...]  # [group]
     sampling_seconds: float = Field(ge=0)
@@ -171,6 +179,18 @@ class RolloutGroup(Message):
     def bounds(self) -> list[tuple[int, int]]:
         ends = np.cumsum(self.lengths).tolist()
         return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    @property
+    def is_own(self) -> np.ndarray:
+        """Which tokens the policy sampled, [token] bool."""
+        return np.ones(len(self.token_ids), bool) if self.own is None else self.own == 1
+
+    @property
+    def own_lengths(self) -> np.ndarray:
+        """The policy's own tokens per response, [group] int."""
+        if self.own is None:
+            return self.lengths
+        return np.array([self.own[start:end].sum() for start, end in self.bounds()], dtype=int)
 
     @model_validator(mode="after")
     def _arrays_agree(self) -> Self:
@@ -199,6 +219,31 @@ class RolloutGroup(Message):
                 edge = span.end
             if edge != length:
                 raise ValueError(f"responses[{index}].spans cover {edge} of {length} tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _own_says_whose_each_token_is(self) -> Self:
+        if self.own is None:
+            return self
+        if len(self.own) != len(self.token_ids) or (self.own > 1).any():
+            raise ValueError(
+                f"own must hold a 0 or a 1 for each of the {len(self.token_ids)} tokens; leave it "
+                "out if all are the policy's"
+            )
+        if self.behavior_logprobs[self.own == 0].any():
+            raise ValueError("behavior_logprobs must be 0 where own is 0: the policy sampled none")
+        for index, (first, end) in enumerate(self.bounds()):
+            if not self.own[first:end].any():
+                raise ValueError(
+                    f"responses[{index}] has no token of the policy's own; let the group fail"
+                )
+            for span in self.responses[index].spans:
+                own = self.own[first + span.start : first + span.end]
+                if span.start < span.end and not own.any():
+                    raise ValueError(
+                        f"responses[{index}].spans: the policy sampled nothing in [{span.start}, "
+                        f"{span.end}); make it part of the span before or after it"
+                    )
         return self
 
 
@@ -340,7 +385,7 @@ class PolicyVersion(Message):
     """New weights lie in ``folder``, in the learner's memory, and their manifest has ``digest``."""
 
     job_id: str
-    attempt: int = Field(ge=1)
+    attempt: int = Field(ge=0)  # 0: of no job
     number: int = Field(ge=0)
     folder: str
     digest: str

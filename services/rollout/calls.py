@@ -16,16 +16,18 @@ from protocol.exchange.connection import Refused
 from protocol.messages import Doing, Task
 from pydantic import ValidationError
 
-from services.chassis.faults import Unworkable
+from services.chassis.faults import NotStarted, Unworkable
 from services.chassis.prompts import PromptError, Tokenizer, chat
 from services.rollout.policy_sync import PolicyFollower
-from services.rollout.samples import EngineDied
+from services.rollout.samples import EngineDied, EngineError, EngineUnfit
 
 log = logging.getLogger(__name__)
 _LOOK_S = 0.05
 _LIFE_S = 1.0  # between two signs of life, and two looks at what is wanted
 _PARTING_S = 2.0
 _SHARE = 8  # one of so many places is for calls while a job trains
+_AT_FIRST = 64  # calls that weights are loaded for
+_LET_OTHERS_S = 0.5  # take calls, who have their weights
 _ALL = 1000
 _FOREVER_S = 1e9
 _MOVED = Refusal(
@@ -70,6 +72,8 @@ class Answering:
     held: list[_Held] = field(default_factory=list)
     _told: dict[str, float] = field(default_factory=dict)  # gateways, and when they were told last
     _looked_at: float = 0.0
+    _next: tuple[str, float] = ("", 0.0)  # the weights that the oldest call is for, and since when
+    _bringing: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self.service = self.follower.service
@@ -79,9 +83,16 @@ class Answering:
         """Consumes calls; produces their answers.
 
         Waits for: calls that the weights in the engine answer. Unblocked by: gateways.
+
+        Raises:
+            EngineUnfit: if calls are for weights that need another engine.
+            EngineDied: if the engine dies of loading some.
         """
         try:
             while not await self.service.pause(_LOOK_S):
+                if self._bringing is not None and self._bringing.done():
+                    self._bringing = self._bringing.result()
+                await self.follower.look()
                 self._cut()
                 await self._take()
                 await self._send()
@@ -99,10 +110,37 @@ class Answering:
         key = self.follower.answers
         if key and self._room > 0:
             self._begin(await self.exchange.take_calls(key, self._room))
-        served = await self.exchange.next_served()
+        if (served := await self.exchange.next_served()) is None:
+            self._next = ("", 0.0)
+            return
+        if served.key != self._next[0]:
+            self._next = served.key, time.monotonic()
         job = self.follower.active
-        if served is not None and job is not None and served.key != f"job:{job.job_id}":
+        if job is None and served.folder:
+            await self._turn_to(served)
+        elif job is None or served.key != f"job:{job.job_id}":
             await self._leave(served)
+
+    async def _turn_to(self, served: Served) -> None:
+        """Load other weights if nothing is answered, and no rollout that has them takes calls."""
+        is_free = not self.held and self._bringing is None and served.key != self.follower.answers
+        if not is_free or time.monotonic() < self._next[1] + _LET_OTHERS_S:
+            return
+        if calls := await self.exchange.take_calls(served.key, _AT_FIRST, _FOREVER_S):
+            self._begin(calls)
+            self._bringing = asyncio.create_task(self._bring(calls[0].served))
+
+    async def _bring(self, served: Served) -> None:
+        try:
+            await self.follower.serve(served)
+        except (EngineUnfit, EngineDied):
+            raise
+        except (EngineError, NotStarted, OSError, ValueError, LookupError) as error:
+            log.warning("a model is not served", extra={"model": served.name, "why": str(error)})
+            why = self.exchange.shown(f"model {served.name} cannot be served: {error}")
+            for held in self.held:
+                if held.call.served.key == served.key:
+                    held.refuse(Refusal(status=500, code="model_not_served", message=why))
 
     async def _leave(self, served: Served) -> None:
         """Have the gateway look again where these weights are."""
@@ -126,8 +164,7 @@ class Answering:
 
     async def _answer(self, held: _Held) -> None:
         try:
-            with self._said():
-                await self._sample(held)
+            await self._sample(held)
         except EngineDied:
             pass  # which ends this process: the call may have killed it, so nobody is told
         except Unworkable as error:
@@ -140,7 +177,11 @@ class Answering:
     def _said(self) -> AbstractContextManager[None]:
         """Beside training a few calls are not what the rollout does."""
         is_beside = self.follower.active is not None
-        return nullcontext() if is_beside else self.service.activity.during(Doing.ANSWERS)
+        return (
+            nullcontext()
+            if is_beside
+            else self.service.activity.during(Doing.ANSWERS, timed="sampling")
+        )
 
     async def _sample(self, held: _Held) -> None:
         call, key = held.call, held.call.served.key
@@ -148,10 +189,11 @@ class Answering:
         ids = await asyncio.to_thread(prompt_of, call, engine.tokenizer)
         left = tokens_left(call, len(ids), engine.settings.max_context)
         engine = await self.follower.engine_that_answers(key)
-        async with aclosing(engine.answer(call, ids, left)) as pieces:
-            async for piece in pieces:
-                await self.follower.engine_that_answers(key)
-                held.add(piece)
+        with self._said():
+            async with aclosing(engine.answer(call, ids, left)) as pieces:
+                async for piece in pieces:
+                    await self.follower.engine_that_answers(key)
+                    held.add(piece)
 
     async def _send(self) -> None:
         """Tell each gateway what came, or else at times that its calls are held."""
@@ -171,8 +213,14 @@ class Answering:
     @property
     def _doing(self) -> str:
         """What the calls wait for, if they do."""
-        doing = self.service.activity.now.doing
-        return "" if self.follower.answers else doing.replace("_", " ")
+        if self.follower.answers:
+            return ""
+        if self.follower.coming is not None:
+            return f"loads {self.follower.coming.name}"
+        work = self.service.activity.now
+        return f"{work.doing} {'' if work.number is None else work.number}".replace(
+            "_", " "
+        ).strip()
 
     async def _drop_unwanted(self) -> None:
         if time.monotonic() < self._looked_at + _LIFE_S:
@@ -192,6 +240,8 @@ class Answering:
 
     async def _give_back(self) -> None:
         """Have others answer what is held, unless it may have killed the engine."""
+        if self._bringing is not None:
+            self._bringing.cancel()
         if self.follower.has_died():
             return
         for held in self.held:

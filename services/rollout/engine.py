@@ -203,12 +203,13 @@ class Engine:
         return self._sample(output.outputs[0], began_under)
 
     async def _output(
-        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, **options: Any
+        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, *, is_probe: bool = False
     ) -> RequestOutput:
         final: RequestOutput | None = None
         with _errors_named():
-            parameters = _parameters(sampling, seed, **options)
-            async with self._outputs(prompt_ids, parameters) as outputs:
+            parameters = _parameters(sampling, seed, prompt_logprobs=0 if is_probe else None)
+            # First: a load sends running requests back to wait, and not all may find room again.
+            async with self._outputs(prompt_ids, parameters, priority=-is_probe) as outputs:
                 async for output in outputs:
                     final = output
         if final is None:
@@ -216,11 +217,16 @@ class Engine:
         return final
 
     def _outputs(
-        self, prompt_ids: Sequence[int], parameters: SamplingParams, name: str = ""
+        self,
+        prompt_ids: Sequence[int],
+        parameters: SamplingParams,
+        name: str = "",
+        priority: int = 0,
     ) -> aclosing[AsyncGenerator[RequestOutput]]:
         prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
         name = name or f"response-{next(self._numbers)}"
-        return aclosing(self.llm.generate(prompt, parameters, name, lora_request=self._adapter))
+        place = {"lora_request": self._adapter, "priority": priority}
+        return aclosing(self.llm.generate(prompt, parameters, name, **place))
 
     async def answer(
         self, call: Call, prompt_ids: Sequence[int], max_tokens: int
@@ -267,7 +273,7 @@ class Engine:
             LoadError: if that fails or passes its deadline.
         """
         async with self._phase("probe", seconds):
-            output = await self._output(prompt, _ONE_TOKEN, 0, prompt_logprobs=0)
+            output = await self._output(prompt, _ONE_TOKEN, 0, is_probe=True)
         return cast(FlatLogprobs, output.prompt_logprobs).logprobs
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
@@ -429,6 +435,7 @@ def _arguments(folder: Path, settings: EngineSettings) -> AsyncEngineArgs:
         enable_chunked_prefill=not on_cpu,
         max_num_batched_tokens=max(settings.max_context, _CPU_BATCH_TOKENS) if on_cpu else None,
         enable_prefix_caching=True,
+        scheduling_policy="priority",
         enable_sleep_mode=settings.takes_turns and not on_cpu,
         logprobs_mode="processed_logprobs",
         load_format="safetensors",

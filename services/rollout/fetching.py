@@ -149,8 +149,9 @@ def verified_shape(folder: Path, digest: str) -> ModelShape:
 
 
 def shape_of(folder: Path) -> ModelShape:
-    paths = sorted(folder.iterdir())
-    config = json.loads(next(p for p in paths if p.name in _CONFIGS).read_bytes())
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    configs = [path for path in paths if path.name in _CONFIGS] or [folder / "config.json"]
+    config = json.loads(configs[0].read_bytes())
     return ModelShape(
         config={name: value for name, value in config.items() if name not in _NO_MATTER},
         tensors={

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from services.chassis.parity import compared, digest_of
 from services.chassis.service import Service
 from services.chassis.turns import Turns
 from services.rollout.demand import Demand
-from services.rollout.fetching import Fetcher, ModelShape, verified_shape
+from services.rollout.fetching import Fetcher, ModelShape, shape_of, verified_shape
 from services.rollout.samples import (
     EngineDied,
     EngineError,
@@ -77,6 +78,26 @@ def why_unfit(serving: Serving, newer: Serving) -> str | None:
     return "; ".join(serving.shape.differences(newer.shape)) or None
 
 
+def serving_of(served: Served) -> Serving:
+    """The weights of a folder, as if they were a version of a policy.
+
+    Raises:
+        OSError: if there is no model in it.
+    """
+    folder, settings = Path(served.folder), EngineSettings.from_environment(served.model)
+    rank = json.loads((folder / "adapter_config.json").read_bytes())["r"] if served.base else 0
+    policy = PolicyVersion(
+        job_id=served.job_id,
+        attempt=served.attempt,
+        number=served.version,
+        folder=served.folder,
+        digest="",
+        base=served.base,
+        base_digest=served.base,
+    )
+    return Serving(policy, shape_of(folder), replace(settings, lora_rank=rank))
+
+
 def _same_weights(policy: PolicyVersion, other: PolicyVersion) -> bool:
     may_differ = {"evaluated", "links", "probes"}
     return policy.model_dump(exclude=may_differ) == other.model_dump(exclude=may_differ)
@@ -92,6 +113,7 @@ class PolicyFollower:
         self.serving: Serving | None = None  # None while the engine's weights are of no version
         self.active: ActiveJob | None = None  # at the last look
         self.at_hand: Served | None = None  # what the engine serves instead, while none is
+        self.coming: Served | None = None  # what it will
         self.demand = Demand()
         self._started_with: Serving | None = None
         self._last_job = ""
@@ -148,6 +170,10 @@ class PolicyFollower:
         if self.serving is None:
             raise NotNow
 
+    async def look(self) -> ActiveJob | None:
+        self.active = await self.service.exchange.active()
+        return self.active
+
     @property
     def answers(self) -> str:
         """The key of the calls that the engine answers now: none while its weights change."""
@@ -159,8 +185,39 @@ class PolicyFollower:
     def may_answer(self, key: str) -> bool:
         """Whether the engine answers calls of this key now, or soon without a look elsewhere."""
         if self.active is None:
-            return key == self.answers
+            return key in {self.answers, self.coming.key if self.coming is not None else ""}
         return key == f"job:{self.active.job_id}" and self._refused is None
+
+    async def serve(self, served: Served) -> None:
+        """Have the weights of a folder at hand, unless a job is active.
+
+        Raises:
+            EngineUnfit: if they need another engine.
+            NotStarted: if vLLM cannot serve them.
+            EngineError: if they are not loaded.
+            OSError: if they cannot be read.
+        """
+        self.coming, during = served, self.service.activity.during
+        try:
+            serving = await asyncio.to_thread(serving_of, served)
+            async with self._gpu:
+                if await self.service.exchange.active() is not None:
+                    return
+                with during(Doing.LOADS_MODEL, timed="loading"):
+                    await self._have(served, serving)
+        finally:
+            self.coming = None
+
+    async def _have(self, served: Served, serving: Serving) -> None:
+        folder, base = Path(served.folder), Path(served.base) if served.base else None
+        if self.engine is None:
+            await self._start(folder, serving, base)
+        else:
+            await self._load(folder, serving, keep_kv=False)
+        async with self._changed:
+            self.at_hand, self._last_job, self._refused = served, "", None
+            self._changed.notify_all()
+        self.service.readiness.set(True)
 
     async def engine_that_answers(self, key: str) -> Engine:
         """The engine, once it has the weights for calls of a key, which are proven to be those."""
@@ -226,7 +283,7 @@ class PolicyFollower:
 
     async def _follow_once(self) -> float:
         """Look for a newer policy and take it; returns how long to wait before the next look."""
-        job = self.active = await self.service.exchange.active()
+        job = await self.look()
         newest = await self.service.exchange.newest_policy(job.job_id) if job else None
         if job is None or newest is None:
             if self.engine is None:
@@ -309,7 +366,8 @@ class PolicyFollower:
             if self.engine is None:
                 await self._start(folder, serving, base)
             else:
-                seconds |= await self._load(folder, serving, job)
+                keep_kv = job.recipe.rollout.kv_after_sync == "keep"
+                seconds |= await self._load(folder, serving, keep_kv=keep_kv)
             async with self._changed:  # it may sample meanwhile: what it makes waits to be proven
                 self.demand.serving = newest
                 self._changed.notify_all()
@@ -330,15 +388,15 @@ class PolicyFollower:
         self._started_with = serving
         DEVICES.set(serving.settings.num_gpus)
 
-    async def _load(self, folder: Path, serving: Serving, job: ActiveJob) -> dict[str, float]:
+    async def _load(self, folder: Path, serving: Serving, *, keep_kv: bool) -> dict[str, float]:
         assert self.engine is not None
         assert self._started_with is not None
         reason = why_unfit(self._started_with, serving)
         if reason is not None:
             raise EngineUnfit(f"the new policy needs another engine, so this one ends: {reason}")
         label = version_label(serving.policy.attempt, serving.policy.number)
-        keep_kv = job.recipe.rollout.kv_after_sync == "keep"
         self.serving = self.demand.serving = None  # requests wait until a load has succeeded
+        self.at_hand = None  # which ends the calls for it
         return await self.engine.load(folder, label, keep_kv=keep_kv)
 
     async def _answers_probes(

@@ -5,9 +5,6 @@ model a quarter as much work as sampling it. Here a response's first token is se
 that it has begun; then `_TOKENS` at a time, or those of `_LATE_S`, which tell that it goes on; the
 rest when it ends; and all when the engine pauses, since vLLM counts the tokens of a message to the
 version of the weights at that time. Those of a call that is streamed leave one by one.
-
-A version's probes, which alone ask for log-probs of their prompt, go before all that waits: a load
-sends running requests back to prefill, and they may not all find room in the KV cache again.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
@@ -35,13 +31,6 @@ class _Batching(Scheduler if TYPE_CHECKING else object):
         super().__init__(*args, **kwargs)
         self._held: dict[str, list[EngineCoreOutput]] = {}
         self._late_at = 0.0
-
-    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        waiting = ((request, request.sampling_params) for request in self.waiting)
-        if probes := [r for r, given in waiting if given and given.prompt_logprobs is not None]:
-            self.waiting.remove_requests(probes)
-            self.waiting.prepend_requests(probes)
-        return super().schedule(throttle_prefills)
 
     def update_from_output(
         self, scheduler_output: Any, model_runner_output: Any

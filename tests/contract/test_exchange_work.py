@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 from protocol import streams
 from protocol.exchange import Backlog, Delivery, Exchange, Fenced, queue
@@ -88,7 +89,7 @@ async def test_work_moves_unchanged_and_leaves_nothing_behind(
 ) -> None:
     attempt = await begin(exchange)
     request = a_request(group_size=8)
-    group = a_group(request, lengths=[20_000] * 8)
+    group = a_group(request, lengths=[20_000] * 8, own=np.arange(160_000) % 9 < 6)
     await exchange.ask(request)
     await exchange.release(await claim_one(exchange), "failures")
     (delivery,) = await exchange.reclaim(REQUESTS, "job", count=1)
@@ -102,6 +103,7 @@ async def test_work_moves_unchanged_and_leaves_nothing_behind(
     received = result.message()
     assert (result.key, received.request) == (request.key, request)
     assert received.token_ids.tobytes() == group.token_ids.tobytes()
+    assert received.is_own.tobytes() == group.is_own.tobytes()
     await exchange.hand_off(result, GRADED, a_graded_group(group))
     (graded,) = await exchange.claim((GRADED,), "job", count=1, wait_s=0)
     assert await exchange.under_way("job") == {"train:0"}

@@ -50,7 +50,7 @@ class PlainVapo:
 
     def pretrain(self, samples: Sequence[Sample]) -> None:
         for mini_batch in halves(samples):
-            tokens = sum(len(s.token_ids) for s in mini_batch)
+            tokens = sum(s.num_own for s in mini_batch)
 
             def loss(s: Sample, tokens: int = tokens) -> Tensor:
                 return 0.5 * (self.values(s) - s.reward).square().sum() / tokens
@@ -62,8 +62,8 @@ class PlainVapo:
             prepared = {id(s): self.prepare(s) for s in samples}
         whiten([prepared[id(s)] for s in samples])
         for mini_batch in halves(samples):
-            tokens = sum(len(s.token_ids) for s in mini_batch)
-            positive = sum(len(s.token_ids) for s in mini_batch if s.correct)
+            tokens = sum(s.num_own for s in mini_batch)
+            positive = sum(s.num_own for s in mini_batch if s.correct)
 
             def critic_loss(s: Sample, tokens: int = tokens) -> Tensor:
                 return self.critic_loss(s, prepared[id(s)]) / tokens
@@ -116,7 +116,7 @@ class PlainVapo:
 
     def values(self, sample: Sample) -> Tensor:
         hidden = self.body(ids_of(sample)).last_hidden_state[0]
-        return self.head(hidden)[len(sample.prompt_ids) - 1 : -1, 0]
+        return self.head(hidden)[len(sample.prompt_ids) - 1 : -1, 0][sample.own_places]
 
     def parameters(self) -> dict[str, Tensor]:
         """By the names under which the learner exports them."""
@@ -151,10 +151,10 @@ class Learns:
 
 
 def logprobs(model: PreTrainedModel, sample: Sample) -> tuple[Tensor, Tensor]:
-    """Of the response's tokens, [token], and of all tokens, [token, vocabulary]."""
+    """Of the policy's own tokens, [token], and of all tokens there, [token, vocabulary]."""
     logits = model(ids_of(sample)).logits[0, len(sample.prompt_ids) - 1 : -1]
-    distribution = torch.log_softmax(logits / TEMPERATURE, -1)
-    return distribution[range(len(sample.token_ids)), sample.token_ids], distribution
+    distribution = torch.log_softmax(logits / TEMPERATURE, -1)[sample.own_places]
+    return distribution[range(sample.num_own), sample.token_ids[sample.own_places]], distribution
 
 
 def ids_of(sample: Sample) -> Tensor:

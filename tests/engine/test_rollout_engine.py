@@ -20,7 +20,6 @@ import pytest
 from protocol.messages import FinishReason
 from protocol.recipe import Sampling
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists
 
@@ -362,17 +361,16 @@ def test_tokens_leave_the_engine_many_at_a_time_or_after_a_while(
     assert sent(4) == [1, 2]
 
 
-def test_probes_go_before_all_that_waits() -> None:
-    class Told:
-        def schedule(self, _: bool) -> list[Any]:
-            return list(scheduler.waiting)
-
-    scheduler: Any = type("Scheduler", (_Batching, Told), {})()
-    asked = [Mock(sampling_params=Mock(prompt_logprobs=asks)) for asks in (None, 0, None)]
-    scheduler.waiting = FCFSRequestQueue([Mock(sampling_params=None), *asked])
-    first, *others = scheduler.schedule()
-    assert first is asked[1]
-    assert others[1:] == [asked[0], asked[2]]
+async def test_probes_go_before_all_that_waits(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = Mock(wraps=engine.llm.generate)
+    monkeypatch.setattr(engine.llm, "generate", generate)
+    await engine.score(SHORT_PROMPT, {})
+    await sample_one(engine, SHORT_PROMPT)
+    probe, other = (call.kwargs["priority"] for call in generate.call_args_list)
+    assert probe < other
+    assert engine.llm.vllm_config.scheduler_config.policy == "priority"
 
 
 async def test_after_a_failed_load_nothing_is_sampled_until_a_load_succeeds(

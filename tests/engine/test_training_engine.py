@@ -48,7 +48,7 @@ def test_the_update_is_that_of_plain_torch(ranks: Ranks, model: Path, tmp_path: 
     before = of_tokens(plain, samples_of_step(0))
     for update, groups in enumerate((range(3), range(3, 6))):
         samples = [s for s in samples_of_step(0) if s.group in groups]
-        num_tokens = sum(len(s.token_ids) for s in samples)
+        num_tokens = sum(s.num_own for s in samples)
         optimizer.zero_grad()
         for sample in samples:
             (surrogate_of(plain, sample) / num_tokens).backward()
@@ -66,7 +66,7 @@ def test_the_update_is_that_of_plain_torch(ranks: Ranks, model: Path, tmp_path: 
 def assert_told_of_each_token(out: Path, before: dict[str, np.ndarray]) -> None:
     """What the first update learns from is as before it; the second one's log-probs are not had."""
     tokens = tokens_of(out)
-    first = sum(len(s.token_ids) for s in samples_of_step(0) if s.group < 3)
+    first = sum(s.num_own for s in samples_of_step(0) if s.group < 3)
     for name in ("logprobs", "entropies"):
         told, expected = tokens[f"0 {name}"], before[name]
         assert told[:first] == pytest.approx(expected[:first], abs=TOLERANCE)
@@ -77,32 +77,47 @@ def assert_told_of_each_token(out: Path, before: dict[str, np.ndarray]) -> None:
 
 
 def of_tokens(model: torch.nn.Module, samples: list[Sample]) -> dict[str, np.ndarray]:
-    """Log-probs, entropies and advantages of all tokens, from their definitions."""
+    """Log-probs, entropies and advantages of all own tokens, from their definitions."""
     found: dict[str, list[torch.Tensor]] = {"logprobs": [], "entropies": [], "advantages": []}
     for sample in samples:
         with torch.no_grad():
             logprobs = logprobs_of(model, sample)
-        found["logprobs"].append(logprobs[range(len(sample.token_ids)), sample.token_ids])
+        found["logprobs"].append(logprobs[range(sample.num_own), own_ids(sample)])
         found["entropies"].append(-(logprobs.exp() * logprobs).sum(-1))
-        found["advantages"].append(torch.full([len(sample.token_ids)], sample.advantage))
+        found["advantages"].append(torch.full([sample.num_own], sample.advantage))
     return {name: torch.cat(values).numpy() for name, values in found.items()}
 
 
 def logprobs_of(model: torch.nn.Module, sample: Sample) -> torch.Tensor:
-    """Of every token of the vocabulary, where one of the response was sampled."""
+    """Of every token of the vocabulary, where the policy sampled one."""
     ids = torch.tensor([*sample.prompt_ids.tolist(), *sample.token_ids.tolist()])
     logits = model(ids[None]).logits[0, len(sample.prompt_ids) - 1 : -1]
-    return torch.log_softmax(logits / 0.9, -1)
+    return torch.log_softmax(logits / 0.9, -1)[sample.own_places]
+
+
+def own_ids(sample: Sample) -> np.ndarray:
+    return sample.token_ids[sample.own_places]
 
 
 def surrogate_of(model: torch.nn.Module, sample: Sample) -> torch.Tensor:
     """The sum over tokens of PPO's clipped loss, from its definition."""
-    logprobs = logprobs_of(model, sample)[range(len(sample.token_ids)), sample.token_ids]
+    logprobs = logprobs_of(model, sample)[range(sample.num_own), own_ids(sample)]
     ratio = (logprobs - torch.from_numpy(sample.behavior_logprobs)).exp()
     gain = torch.minimum(
         ratio * sample.advantage, ratio.clamp(1 - 0.2, 1 + 0.28) * sample.advantage
     )
     return -gain.sum()
+
+
+def test_a_token_that_is_not_the_policys_and_context_of_none_changes_no_bit(
+    ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    settings = {"vapo": True, "pretrain": 1, "steps": 1, "micro_batch_tokens": 120}
+    for name in ("one", "other"):
+        ranks.run(
+            train, model=model, out=tmp_path / name, other_endings=name == "other", **settings
+        )
+    assert largest_gap(parameters_in(tmp_path / "one"), parameters_in(tmp_path / "other")) == 0
 
 
 @pytest.mark.parametrize(("zero_stage", "micro_batch_tokens"), [(2, 120), (3, 1)])

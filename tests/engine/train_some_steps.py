@@ -38,7 +38,10 @@ VAPO = {
 
 
 def samples_of_step(step: int) -> list[Sample]:
-    """Six groups of four responses of odd lengths, one lost, the same in every process."""
+    """Six groups of four responses of odd lengths, one lost, the same in every process.
+
+    Every other response has tokens that are not the policy's.
+    """
     random = np.random.default_rng(step)
     samples = [
         Sample(
@@ -53,7 +56,25 @@ def samples_of_step(step: int) -> list[Sample]:
         )
         for index, length in enumerate(random.integers(1, 30, 23).tolist())
     ]
-    return placed(samples)
+    return placed([_with_turns(s, index) if index % 2 else s for index, s in enumerate(samples)])
+
+
+def _with_turns(sample: Sample, index: int) -> Sample:
+    """Before, between or after its own tokens others have some."""
+    length = len(sample.token_ids)
+    own = np.unique([length // 2, *np.flatnonzero((np.arange(length) + index) % 5 < 3)])
+    of_own = {n: getattr(sample, n)[own] for n in ("behavior_logprobs", "on_version")}
+    return replace(sample, own=own, **of_own)
+
+
+def with_other_endings(samples: Sequence[Sample]) -> list[Sample]:
+    """Other tokens after the last own one of each: they are the context of none."""
+    return [
+        replace(
+            s, token_ids=np.where(np.arange(len(s.token_ids)) > s.own_places[-1], 7, s.token_ids)
+        )
+        for s in samples
+    ]
 
 
 def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
@@ -105,8 +126,8 @@ def train(model: str, out: str, steps: int = 3, **settings: Any) -> None:
             into before and after), ``pretrain`` (steps of the critic alone, first), ``save_at``
             (save to OUT/checkpoint after so many steps), ``hold_at`` (keep the weights before that
             step, and score them after it), ``load_from``, ``broken_step`` (whose first sample's
-            advantage is no number), ``slow_rank`` (which computes something else in each forward
-            pass).
+            advantage is no number), ``other_endings``, ``slow_rank`` (which computes something else
+            in each forward pass).
     """
     init_ranks()
     torch.use_deterministic_algorithms(True)
@@ -126,6 +147,8 @@ def train(model: str, out: str, steps: int = 3, **settings: Any) -> None:
         samples = samples_of_step(step)
         if settings.get("broken_step") == step:
             samples[0] = replace(samples[0], advantage=math.nan)
+        if settings.get("other_endings"):
+            samples = with_other_endings(samples)
         with _held(trainer, samples, beside=settings.get("hold_at") == step):
             measured.append(trainer.train(samples))
         if settings.get("save_at") == step + 1:

@@ -25,6 +25,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",  # asks each time whether it has changed: a release has no build
 }
+_RECIPES = Path("recipes")  # where the gateway runs, as `weir run recipes/demo.toml` names them
 _AT_ONCE = 100
 _FURTHEST = 1000  # events; an evaluation longer ago is not looked for
 _CURVE = 40  # steps
@@ -68,6 +69,15 @@ def parse_recipe_text(body: RecipeText) -> dict[str, Any]:
         "changed": recipe.model_dump(mode="json", exclude_defaults=True),
         "plan": [{"name": name, "value": value} for name, value in arithmetic(recipe)],
     }
+
+
+@page.get("/v1/page/recipes")
+def example_recipes() -> dict[str, Any]:
+    """The recipes in the folder `recipes` where the gateway runs, if there is one."""
+    files = sorted(_RECIPES.rglob("*.toml"), key=lambda path: (len(path.parts), path))
+    named = {path.relative_to(_RECIPES).as_posix(): path for path in files}
+    texts = [{"name": name, "text": path.read_text("utf-8")} for name, path in named.items()]
+    return {"object": "list", "data": texts}
 
 
 @page.get("/v1/page/jobs/{job_id}/latest")

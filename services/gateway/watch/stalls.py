@@ -69,6 +69,12 @@ class Snapshot:
         return [process for process in self.of(service) if process.is_alive]
 
     @property
+    def present(self) -> list[Process]:
+        """All but the dead whose place a living one has: by its name, or as the learner."""
+        taken = {_place(process) for process in self.processes if process.is_alive}
+        return [each for each in self.processes if each.is_alive or _place(each) not in taken]
+
+    @property
     def certain_s(self) -> float:
         """The patience where nothing can move: as long as a process is given to restart."""
         return self.dead_after_s * 5 / 3
@@ -87,6 +93,12 @@ class Snapshot:
             Edge.GRADING: any(each.startswith(Purpose.EVAL) for each in held),  # with no steps
         }
         return self.usual_s(_LONG_WORK_S if takes_long.get(edge) else _SHORTEST_S)
+
+
+def _place(process: Process) -> str:
+    """What one process at a time can be: one learner works, whatever name its container has."""
+    status = process.status
+    return status.service if status.service == "learner" else status.name
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ class Watchdog:
             "edge": why.edge,
             "services": [
                 _service_object(process) | {"parity": self._parity.get(process.status.name)}
-                for process in self.seen.processes
+                for process in self.seen.present
             ],
             "streams": [_stream_object(*stream) for stream in self.seen.streams.items()],
         }

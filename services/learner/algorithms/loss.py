@@ -1,7 +1,7 @@
 """The loss: what each token adds to it, and the weights that make the tokens' losses one number.
 
-An objective maps the response tokens of a micro-batch to their losses and to the bound that held
-each of them: -1 the lower, 1 the upper, 0 none.
+An objective maps the policy's own tokens of a micro-batch to their losses and to the bound that
+held each of them: -1 the lower, 1 the upper, 0 none.
 
 A correction maps the learner's own log-probs of the sampling policy and the sampler's to a weight
 per token, without a gradient. The two engines compute slightly different log-probs for the same
@@ -33,7 +33,7 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The response tokens of a micro-batch, flat. All tensors are [token]."""
+    """The policy's own tokens of a micro-batch, flat. All tensors are [token]."""
 
     logprobs: Tensor  # float, under the policy being trained; carries the gradient
     old_logprobs: Tensor  # float, under the policy that the ratio is taken against
@@ -182,9 +182,9 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 class Totals:
     """What a mini-batch holds, over all micro-batches and all ranks."""
 
-    tokens: int  # response tokens
+    tokens: int  # the policy's own
     sequences: int  # responses
-    positive_tokens: int  # response tokens of correct responses
+    positive_tokens: int  # the policy's own of correct responses
 
 
 def token_mean(lengths: Tensor, totals: Totals) -> Tensor:

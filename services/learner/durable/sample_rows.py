@@ -61,13 +61,14 @@ SCHEMA = pa.schema(
         "outcome_advantage": pa.float32(),  # null unless the advantage has such a part
         "process_advantage": pa.float32(),  # likewise, before its weight
         "token_advantage": pa.float64(),  # the mean of those that its tokens trained with
-        "length": pa.int64(),  # tokens
+        "length": pa.int64(),  # tokens of the policy's own
         "truncated": pa.bool_(),
         "surprise": pa.float64(),  # nats per token: the mean of -log p under the sampler
         "parity_gap": pa.float64(),  # nats: the largest of |learner - sampler| at equal weights
         # of its tokens; NaN for one, and null for all, of which the learner computed nothing
         "token_ids": pa.list_(pa.int32()),
-        "behavior_logprobs": pa.list_(pa.float32()),  # nats, of the sampler
+        # nats, of the sampler; NaN for a token of a tool or an environment, as in all that follow
+        "behavior_logprobs": pa.list_(pa.float32()),
         "logprobs": pa.list_(pa.float32()),  # nats, of the learner before the step's first update
         "entropies": pa.list_(pa.float32()),  # nats
         "token_advantages": pa.list_(pa.float32()),  # that were trained with
@@ -86,8 +87,8 @@ def rows_of(
     """The rows of each group that a step used or dropped.
 
     Args:
-        tokens: what the step measured for each token of its samples, in their order, by the names
-            of the columns.
+        tokens: what the step measured for each own token of its samples, in their order, by the
+            names of the columns.
     """
     ends = np.cumsum([_tokens_in_loss(group).sum() for group in groups], dtype=int)
     parts = {name: np.split(values, ends) for name, values in tokens.items()}
@@ -137,7 +138,7 @@ def write_groups(path: Any, groups: Iterable[list[Row]], batch_tokens: int = 2**
         batch: list[Row] = []
         for group in groups:
             batch += group
-            if sum(row.get("length", 0) for row in batch) >= batch_tokens:
+            if sum(len(row.get("token_ids", ())) for row in batch) >= batch_tokens:
                 writer.write_table(pa.Table.from_pylist(batch, SCHEMA))
                 batch = []
         writer.write_table(pa.Table.from_pylist(batch, SCHEMA))
@@ -168,10 +169,12 @@ def _responses(group: ScoredGroup, whose: Row, tokens: Mapping[str, np.ndarray])
         return
     values = _values(group)
     trains = group.fate == USED and group.graded.purpose is not Purpose.EVAL
+    sampled = np.where(rollout.is_own, rollout.behavior_logprobs, math.nan)
+    lengths = rollout.own_lengths.tolist()
     for index, (start, end) in enumerate(rollout.bounds()):
         response, grade = rollout.responses[index], group.graded.grades[index]
-        behavior = rollout.behavior_logprobs[start:end]
-        own = {name: of_group[start:end] for name, of_group in tokens.items()}
+        behavior = sampled[start:end]
+        measured = {name: of_group[start:end] for name, of_group in tokens.items()}
         yield {
             "index": index,
             "text": response.text,
@@ -182,14 +185,14 @@ def _responses(group: ScoredGroup, whose: Row, tokens: Mapping[str, np.ndarray])
             "process": grade.process_score,
             "in_loss": trains and bool(group.in_loss[index]),
             **{name: _known(of_group[index]) for name, of_group in values.items()},
-            "token_advantage": _mean(own.get("token_advantages", behavior[:0])),
-            "length": end - start,
+            "token_advantage": _mean(measured.get("token_advantages", behavior[:0])),
+            "length": lengths[index],
             "truncated": response.finish_reason is FinishReason.LENGTH,
             "surprise": 0.0 - (_mean(behavior) or 0.0),
-            "parity_gap": _parity_gap(response, whose, behavior, own.get("logprobs")),
+            "parity_gap": _parity_gap(response, whose, behavior, measured.get("logprobs")),
             "token_ids": rollout.token_ids[start:end],
             "behavior_logprobs": behavior,
-            **own,
+            **measured,
         }
 
 
@@ -220,11 +223,11 @@ def _parity_gap(
 
 
 def _tokens_in_loss(group: ScoredGroup) -> np.ndarray:
-    """Which tokens of a group are those of samples, [token] bool; none of one that is dropped."""
+    """Which tokens of a group samples learn from, [token] bool; none of one that is dropped."""
     rollout = group.graded.group
     if rollout is None or group.fate != USED:
         return np.zeros(0, dtype=bool)
-    return np.repeat(group.in_loss, rollout.lengths)
+    return np.repeat(group.in_loss, rollout.lengths) & rollout.is_own
 
 
 def _spread(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -247,14 +250,15 @@ def _mean(values: np.ndarray) -> float | None:
 
 def _rollout_of(rows: Sequence[Row]) -> RolloutGroup:
     head = rows[0]
+    sampled = np.array([p for row in rows for p in row["behavior_logprobs"]], dtype=np.float32)
+    is_own = np.isfinite(sampled)
     return RolloutGroup(
         request=RolloutRequest.model_validate_json(head["request"]),
         prompt_ids=np.array(head["prompt_ids"], dtype=np.int32),
         token_ids=np.array([t for row in rows for t in row["token_ids"]], dtype=np.int32),
-        behavior_logprobs=np.array(
-            [p for row in rows for p in row["behavior_logprobs"]], dtype=np.float32
-        ),
-        lengths=np.array([row["length"] for row in rows], dtype=np.int32),
+        behavior_logprobs=np.where(is_own, sampled, 0),
+        own=None if is_own.all() else is_own,
+        lengths=np.array([len(row["token_ids"]) for row in rows], dtype=np.int32),
         responses=tuple(
             Response.model_validate({name: row[name] for name in Response.model_fields})
             for row in rows

@@ -118,9 +118,7 @@ class Parity:
         self._news[report.rollout, report.version] = told
         if not report.agrees:
             words = f"{self._words(report)}; restart {report.rollout}, then resume the job"
-            event_id = f"parity:{report.attempt}:{report.rollout}:{report.version}"
-            await self.attempt.say(event_id, words, level="warn", data={"parity": [told]})
-            await self.control.pause(words)
+            await self._stop(f"{report.rollout}:{report.version}", words, told)
             return
         self._agreed.add(report.rollout)
         if len(self._first) < _FIRST and report.mean is not None:
@@ -148,9 +146,8 @@ class Parity:
             why = (
                 "some of its weights were not exchanged, or in the wrong place (a layer, the head)"
             )
-        return (
-            f"{who} answers as no version; {at}; the gap is {gap}, above {report.most:.1e}; {why}"
-        )
+        gap = f"the gap is {gap}, above {report.most:.1e}"
+        return f"{who} answers as no version; {at}; {gap}; {why}"
 
     async def check_sampled(self, measured: Measured, version: int, temperature: float) -> bool:
         """Pause if the log-probs that tokens were sampled with are not those of their version.
@@ -174,10 +171,13 @@ class Parity:
             f"temperature {temperature:g} applied twice or not at all, or a KV cache of other "
             "weights; see to the rollouts, then resume the job"
         )
-        event_id = f"parity:{self.attempt.number}:tokens:{version}"
+        await self._stop(f"tokens:{version}", words, row)
+        return True
+
+    async def _stop(self, what: str, words: str, row: dict[str, Any]) -> None:
+        event_id = f"parity:{self.attempt.number}:{what}"
         await self.attempt.say(event_id, words, level="warn", data={"parity": [row]})
         await self.control.pause(words)
-        return True
 
     def told(self) -> dict[str, Any]:
         """What was compared since this was called last, for the event of a step."""

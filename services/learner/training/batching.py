@@ -25,16 +25,19 @@ from services.learner.training.samples import Sample
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples one after another in a row without padding, and where their response tokens are."""
+    """Samples one after another in a row without padding, and where the policy's own tokens are.
+
+    Every position is read; a token of a tool or an environment is a position and no [token].
+    """
 
     input_ids: Tensor  # [position] int64, prompt and response of each sample
     position_ids: Tensor  # [position] int64, from 0 in each sample
     bounds: Tensor  # [sample + 1] int32, where each sample begins and ends
     max_length: int  # positions of the longest sample
-    sample_of: Tensor  # [token] int64, the sample of each response token
+    sample_of: Tensor  # [token] int64, the sample of each own token
     predictors: Tensor  # [token] int64, the position whose logits predict it
     targets: Tensor  # [token] int64
-    places: Tensor  # [token] int64, where each is among the response tokens of the step
+    places: Tensor  # [token] int64, where each is among the own tokens of the step
     behavior_logprobs: Tensor  # [token] float32
     advantages: Tensor  # [token] float32
     on_version: Tensor  # [token] bool
@@ -48,7 +51,7 @@ class MicroBatch:
 
     @property
     def num_samples(self) -> int:
-        """How many samples it has; an empty one has one without response tokens."""
+        """How many samples it has; an empty one has one without tokens of its own."""
         return len(self.rewards)
 
     def by_sample(self, values: Tensor, width: int) -> Tensor:
@@ -62,17 +65,17 @@ class MicroBatch:
 
     @property
     def last_tokens(self) -> Tensor:
-        """Whether a token is its response's last, [token] bool."""
+        """Whether a token is its response's last own one, [token] bool."""
         return self._places == self._lengths[self.sample_of] - 1
 
     @property
     def _lengths(self) -> Tensor:
-        """Response tokens of each sample, [sample]."""
+        """Own tokens of each sample, [sample]."""
         return torch.bincount(self.sample_of, minlength=self.num_samples)
 
     @property
     def _places(self) -> Tensor:
-        """How many tokens of its response come before each, [token]."""
+        """How many own tokens of its response come before each, [token]."""
         starts = self._lengths.cumsum(0) - self._lengths
         return (
             torch.arange(len(self.sample_of), device=self.sample_of.device) - starts[self.sample_of]
@@ -164,9 +167,11 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
     lengths = np.array([_length(sample) for sample in samples] or [1])
     bounds = np.concatenate([[0], lengths.cumsum()])
     input_ids = [ids for sample in samples for ids in (sample.prompt_ids, sample.token_ids)]
-    sizes = [len(sample.token_ids) for sample in samples]
+    own = [sample.own_places for sample in samples]
+    sizes = [len(places) for places in own]
     predictors = [
-        np.arange(end - size - 1, end - 1) for end, size in zip(bounds[1:], sizes, strict=False)
+        end - len(sample.token_ids) - 1 + places
+        for end, sample, places in zip(bounds[1:], samples, own, strict=False)
     ]
     return MicroBatch(
         input_ids=_tensor(input_ids or [[0]], torch.int64),
@@ -177,12 +182,12 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
             torch.tensor(sizes, dtype=torch.int64)
         ),
         predictors=_tensor(predictors, torch.int64),
-        places=_tensor([s.first_token + np.arange(len(s.token_ids)) for s in samples], torch.int64),
-        targets=_tensor([s.token_ids for s in samples], torch.int64),
-        behavior_logprobs=_tensor([s.behavior_logprobs for s in samples], torch.float32),
-        advantages=_tensor(
-            [np.full(len(s.token_ids), s.advantage) for s in samples], torch.float32
+        places=_tensor([s.first_token + np.arange(s.num_own) for s in samples], torch.int64),
+        targets=_tensor(
+            [s.token_ids[places] for s, places in zip(samples, own, strict=True)], torch.int64
         ),
+        behavior_logprobs=_tensor([s.behavior_logprobs for s in samples], torch.float32),
+        advantages=_tensor([np.full(s.num_own, s.advantage) for s in samples], torch.float32),
         on_version=_tensor([s.on_version for s in samples], torch.bool),
         rewards=_tensor([[s.reward for s in samples] or [0.0]], torch.float32),
         correct=_tensor([[s.correct for s in samples] or [False]], torch.bool),
@@ -233,13 +238,14 @@ def smaller_token_budget(recipe: Recipe) -> int | None:
 def totals_of(samples: Sequence[Sample]) -> Totals:
     """What a mini-batch holds: the denominators of its losses."""
     return Totals(
-        tokens=sum(len(sample.token_ids) for sample in samples),
+        tokens=sum(sample.num_own for sample in samples),
         sequences=len(samples),
-        positive_tokens=sum(len(sample.token_ids) for sample in samples if sample.correct),
+        positive_tokens=sum(sample.num_own for sample in samples if sample.correct),
     )
 
 
 def _length(sample: Sample) -> int:
+    """Positions in a row: all tokens take memory and work."""
     return len(sample.prompt_ids) + len(sample.token_ids)
 
 

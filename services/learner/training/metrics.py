@@ -23,7 +23,7 @@ class StepMetrics:
     """
 
     def __init__(self, device: torch.device, num_tokens: int = 0, copies: int = 1) -> None:
-        """``copies`` ranks have the same micro-batches; responses have ``num_tokens`` in all."""
+        """``copies`` ranks have the same micro-batches; samples have ``num_tokens`` own in all."""
         self._copies = copies
         self._device = device
         self._num_tokens = num_tokens

@@ -46,7 +46,7 @@ _REWARD_HEAD = "score.weight"  # of transformers' models for sequence classifica
 
 
 class Policy(nn.Module):
-    """A causal LM as the training step sees it: log-probability and entropy per response token."""
+    """A causal LM as the training step sees it: log-probability and entropy per own token."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: MicroBatch) -> Tensor:
-        """The value of the state before each response token, [token] float32."""
+        """The value of the state before each own token, [token] float32."""
         part = Slice(self.group, batch)
         return part.whole(self.head(part.hidden(self.model)).squeeze(-1))
 

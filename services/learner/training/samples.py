@@ -16,22 +16,37 @@ from services.learner.training.scoring import ScoredGroup
 
 @dataclass(frozen=True)
 class Sample:
+    """A response as it is trained on: all its tokens are read, and the policy's own learned from.
+
+    Everything but ``token_ids`` is of the policy's own tokens alone, so that no loss, ratio, value
+    or metric has a place for the others. Micro-batches are filled by all tokens.
+    """
+
     prompt_ids: np.ndarray  # [prompt_token] int32
-    token_ids: np.ndarray  # [token] int32
-    behavior_logprobs: np.ndarray  # [token] float32
-    on_version: np.ndarray  # [token] int32, 1 where the learner's own version sampled it
+    token_ids: np.ndarray  # [token of the response] int32
+    behavior_logprobs: np.ndarray  # [own token] float32
+    on_version: np.ndarray  # [own token] int32, 1 where the learner's own version sampled it
     advantage: float  # 0 where a critic estimates it per token
     reward: float  # which the advantage compares; NaN where it leaves the response out
     correct: bool  # by raw accuracy
     group: int
-    first_token: int = 0  # its place among the response tokens of the step: see `placed`
+    first_token: int = 0  # its place among the own tokens of the step: see `placed`
+    own: np.ndarray | None = None  # [own token] int, their places in ``token_ids``; None: all
+
+    @property
+    def own_places(self) -> np.ndarray:
+        return np.arange(len(self.token_ids)) if self.own is None else self.own
+
+    @property
+    def num_own(self) -> int:
+        return len(self.behavior_logprobs)
 
 
 @dataclass(frozen=True)
 class Measured:
     """What the ranks measured together.
 
-    ``tokens`` has what was computed for each response token of the samples, in their order, each
+    ``tokens`` has what was computed for each own token of the samples, in their order, each
     [token] float32: ``logprobs`` in nats, before the first update of the step; ``entropies`` in
     nats, before that of the token's own mini-batch; and ``token_advantages``. What was computed for
     some tokens only is NaN for the others.
@@ -43,7 +58,10 @@ class Measured:
 
 @dataclass
 class GroupFacts:
-    """What a step's groups were like; sums, to be turned into means where they are reported."""
+    """What a step's groups were like; sums, to be turned into means where they are reported.
+
+    Tokens are the policy's own, but for ``trained_lengths``: all tokens are work.
+    """
 
     responses: int = 0
     correct: int = 0
@@ -136,15 +154,19 @@ def _samples_of_group(
     assert rollout is not None
     for i, (start, end) in enumerate(rollout.bounds()):
         if group.in_loss[i]:
+            own = None if rollout.own is None else rollout.own[start:end].nonzero()[0]
+            kept = slice(None) if own is None else own
+            on_version = _on_version(rollout.responses[i], end - start, wanted, whole=whole)
             yield Sample(
                 prompt_ids=rollout.prompt_ids,
                 token_ids=rollout.token_ids[start:end],
-                behavior_logprobs=rollout.behavior_logprobs[start:end],
-                on_version=_on_version(rollout.responses[i], end - start, wanted, whole=whole),
+                behavior_logprobs=rollout.behavior_logprobs[start:end][kept],
+                on_version=on_version[kept],
                 advantage=float(group.advantages[i]),
                 reward=float(group.rewards[i]),
                 correct=grades[i].accuracy == 1.0,
                 group=index,
+                own=own,
             )
 
 
@@ -160,15 +182,16 @@ def _on_version(
 
 
 def placed(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a step, each with the place of its first response token among all of them."""
-    ends = accumulate((len(sample.token_ids) for sample in samples), initial=0)
+    """The samples of a step, each with the place of its first own token among all of them."""
+    ends = accumulate((sample.num_own for sample in samples), initial=0)
     return [replace(s, first_token=first) for s, first in zip(samples, ends, strict=False)]
 
 
 def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
     assert graded.group is not None
-    lengths = graded.group.lengths.tolist()
-    for response, length, grade in zip(graded.group.responses, lengths, graded.grades, strict=True):
+    group = graded.group
+    of_each = zip(group.responses, group.own_lengths.tolist(), graded.grades, strict=True)
+    for (response, length, grade), (first, end) in zip(of_each, group.bounds(), strict=True):
         if isinstance(grade.outcome, Ungradable):
             facts.dropped_responses[grade.outcome.reason] += 1
             continue
@@ -180,11 +203,14 @@ def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
         facts.truncated += response.finish_reason is FinishReason.LENGTH
         if grade.process_score is not None:
             (facts.process if is_correct else facts.process_wrong).append(grade.process_score)
-        _note_staleness(facts, response, version)
+        _note_staleness(facts, response, group.is_own[first:end], version)
 
 
-def _note_staleness(facts: GroupFacts, response: Response, version: int) -> None:
+def _note_staleness(
+    facts: GroupFacts, response: Response, is_own: np.ndarray, version: int
+) -> None:
     for span in response.spans:
-        facts.tokens += span.end - span.start
-        facts.staleness_token_sum += (span.end - span.start) * (version - span.version)
+        tokens = int(is_own[span.start : span.end].sum())
+        facts.tokens += tokens
+        facts.staleness_token_sum += tokens * (version - span.version)
         facts.staleness_max = max(facts.staleness_max, version - span.version)

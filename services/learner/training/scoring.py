@@ -67,7 +67,7 @@ class Scoring:
 
         Args:
             grades: one per response.
-            lengths: tokens of each response.
+            lengths: the policy's own tokens of each response: others are not its to shorten.
         """
         accuracy = torch.tensor([grade.accuracy for grade in grades], dtype=torch.float64)
         process = [math.nan if g.process_score is None else g.process_score for g in grades]
@@ -125,9 +125,8 @@ class ScoredGroup:
     @cached_property
     def scores(self) -> GroupScores:
         grades = [grade for grade in self.graded.grades if grade.accuracy is not None]
-        lengths = (
-            [] if self.graded.group is None else self.graded.group.lengths[self.is_graded].tolist()
-        )
+        rollout = self.graded.group
+        lengths = [] if rollout is None else rollout.own_lengths[self.is_graded].tolist()
         return self.scoring.scores(grades, lengths)
 
     @cached_property

@@ -67,7 +67,7 @@ def attention_over(group: RankGroup, config: PretrainedConfig) -> str:
 
 @dataclass(frozen=True)
 class Slice:
-    """This rank's slice of a row, and which of its response tokens that predicts."""
+    """This rank's slice of a row, and which of its own tokens that predicts."""
 
     group: RankGroup
     batch: MicroBatch
@@ -104,7 +104,7 @@ class Slice:
 
     @property
     def is_own(self) -> Tensor:
-        """Which response tokens are predicted from this rank's positions, [token] bool."""
+        """Which tokens are predicted from this rank's positions, [token] bool."""
         return self.batch.predictors // self._width == self.group.rank
 
     def whole(self, own: Tensor) -> Tensor:

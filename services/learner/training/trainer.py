@@ -129,7 +129,7 @@ class Trainer:
         return Measured(metrics.reduced(0), metrics.tokens())
 
     def _metrics_of(self, samples: Sequence[Sample]) -> StepMetrics:
-        num_tokens = sum(len(sample.token_ids) for sample in samples)
+        num_tokens = sum(sample.num_own for sample in samples)
         return StepMetrics(self.device, num_tokens, copies=self.models.group.size)
 
     def _improve_policy(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:

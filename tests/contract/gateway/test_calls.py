@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
 import pytest
+from protocol import streams
 from protocol.calls import Refusal
-from protocol.messages import ActiveJob
+from protocol.exchange import Exchange, connect
+from protocol.messages import ActiveJob, JobState
 
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout, tokens_of
@@ -22,14 +25,16 @@ from tests.contract.gateway.stack import (
     a_checkpoint,
     a_gateway,
     a_job,
+    a_model,
     assert_refused,
-    take_up,
 )
 from tests.contract.valkey_server import Server
 
 pytestmark = pytest.mark.redis
 CHAT = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "Hello"}]
+COUNT = [COUNTED + number for number in range(5)]
+TEXTS = [f"{number} " for number in range(5)]
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -78,6 +83,44 @@ def ask(sdk: openai.OpenAI, **values: Any) -> Any:
     return sdk.chat.completions.create(**{"model": "tiny", "messages": HELLO, **values})
 
 
+def body_of(**values: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [dict(HELLO[0])], **values}
+
+
+def a_client(stack: Stack) -> httpx.AsyncClient:
+    headers, limits = {"Authorization": f"Bearer {KEY}"}, httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=stack.url, headers=headers, limits=limits, timeout=120)
+
+
+async def wait_for_calls(exchange: Exchange, count: int) -> None:
+    async with asyncio.timeout(60):
+        while await cast(Awaitable[int], exchange.writer.hlen(streams.CALL_BODIES)) != count:
+            await asyncio.sleep(0.02)
+
+
+def begin(stack: Stack, job_id: str) -> None:
+    """Be a learner that trains a job."""
+
+    async def activate(exchange: Exchange) -> None:
+        attempt = await exchange.begin_attempt(job_id)
+        await exchange.update_job(job_id, attempt, state=JobState.RUNNING, step=1)
+        record = await exchange.job(job_id)
+        assert record is not None
+        await exchange.activate(ActiveJob(job_id=job_id, attempt=attempt, recipe=record.recipe))
+
+    stack.exchange(activate)
+
+
+def end(stack: Stack, job_id: str) -> None:
+    a_model(stack.data_dir / "jobs" / job_id / "model")
+
+    async def close(exchange: Exchange) -> None:
+        await exchange.update_job(job_id, 1, state=JobState.SUCCEEDED, step=3)
+        await exchange.writer.delete(streams.ACTIVE)
+
+    stack.exchange(close)
+
+
 def test_a_chat_is_answered(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
     answer = ask(sdk, logprobs=True, top_logprobs=2, temperature=0, extra_body={"top_k": 5})
     assert answer.model == "tiny"
@@ -94,3 +137,266 @@ def test_a_chat_is_answered(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
     (call,) = rollout.taken
     assert call.served.folder.endswith("/models/tiny")
     assert (call.sampling.temperature, call.sampling.top_k, call.streams) == (0, 5, False)
+
+
+def test_a_chat_is_streamed_as_it_comes(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
+    told = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
+    chunks = list(ask(sdk, **told, n=2, extra_body={"return_token_ids": True}))
+    *parts, usage = chunks
+    assert (usage.choices, usage.usage.completion_tokens) == ([], 10)
+    assert len(parts) > 2
+    for place in range(2):
+        own = [chunk for chunk in parts if chunk.choices[0].index == place]
+        choices = [chunk.choices[0] for chunk in own]
+        assert "".join(choice.delta.content for choice in choices) == "0 1 2 3 4 "
+        assert [choice.delta.role for choice in choices] == ["assistant"] + [None] * (len(own) - 1)
+        assert choices[-1].finish_reason == "stop"
+        assert own[0].prompt_token_ids == [*tokens_of("Hello")]
+        assert [token_id for choice in choices for token_id in choice.token_ids] == COUNT
+        assert [each.token for choice in choices for each in choice.logprobs.content] == TEXTS
+    assert parts[-1].weir["weight_versions"][1][0]["end"] == 5
+
+
+def test_responses_are_calls_of_their_own_and_end_where_they_are_told_to(
+    sdk: openai.OpenAI, rollout: FakeRollout
+) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    answer = ask(sdk, n=3, seed=8, stop=["3"], tools=tools, extra_body={"return_token_ids": True})
+    assert [choice.message.content for choice in answer.choices] == ["0 1 2 "] * 3
+    assert {choice.stop_reason for choice in answer.choices} == {"3"}
+    assert [choice.token_ids for choice in answer.choices] == [COUNT[:4]] * 3
+    assert sorted(call.sampling.seed or 0 for call in rollout.taken) == [8, 9, 10]
+    assert [dict(tool) for tool in rollout.taken[0].tools] == tools
+    assert answer.usage.prompt_tokens == len(answer.prompt_token_ids)
+    cut = ask(sdk, max_completion_tokens=2).choices[0]
+    assert (cut.message.content, cut.finish_reason) == ("0 1 ", "length")
+
+
+def test_texts_and_tokens_are_continued(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
+    asked: Any = {"model": "tiny", "logprobs": 1, "max_tokens": 2}
+    answer = sdk.completions.create(**asked, prompt=["a", "bc"], n=2)
+    assert [choice.text for choice in answer.choices] == ["0 1 "] * 4
+    assert sorted(call.text or "" for call in rollout.taken) == ["a", "a", "bc", "bc"]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 8)
+    told: Any = answer.choices[0].logprobs
+    assert (told.tokens, told.token_logprobs, told.text_offset) == (
+        ["0 ", "1 "],
+        [-0.5] * 2,
+        [0, 2],
+    )
+    assert told.top_logprobs == [{"0 ": -1.0}, {"1 ": -1.0}]
+    streamed = list(sdk.completions.create(**asked, prompt=[104, 105], stream=True))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == "0 1 "
+    assert rollout.taken[-1].token_ids == (104, 105)
+
+
+def test_tokens_are_generated_as_vllm_does(http: httpx.Client, rollout: FakeRollout) -> None:
+    sampling = {"max_tokens": 2, "logprobs": 1, "stop_token_ids": [2], "skip_special_tokens": False}
+    body = {"model": "tiny", "token_ids": [7] * 30_000, "sampling_params": sampling}
+    answer = http.post("/inference/v1/generate", json=body | {"return_token_ids": True}).json()
+    (choice,) = answer["choices"]
+    assert (choice["token_ids"], choice["finish_reason"]) == (COUNT[:2], "length")
+    entry = {"token": f"token_id:{COUNTED}", "token_id": COUNTED}
+    likely = [entry | {"logprob": -1.0}]
+    assert choice["logprobs"]["content"][0] == {**entry, "logprob": -0.5, "top_logprobs": likely}
+    assert choice["weight_versions"] == [{"attempt": 1, "version": 7, "start": 0, "end": 2}]
+    assert answer["prompt_token_ids"] == [7] * 30_000
+    assert answer["request_id"]
+    assert rollout.taken[0].sampling.stop_token_ids == (2,)
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+def test_another_rollout_goes_on_where_one_falls_silent(stack: Stack, sdk: openai.OpenAI) -> None:
+    with a_rollout(stack, name="first", most=5) as first, ThreadPoolExecutor() as pool:
+        whole = pool.submit(ask, sdk, n=2, logprobs=True)
+        stream = pool.submit(lambda: list(ask(sdk, stream=True)))
+        wait_for(lambda: len(first.taken) == 3 and first.most == 0)
+        with a_rollout(stack, name="second", version=8) as second:
+            answer, chunks = whole.result(60), stream.result(60)
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "0 1 2 3 4 "
+    for choice, spans in zip(answer.choices, answer.weir["weight_versions"], strict=True):
+        assert choice.message.content == "0 1 2 3 4 "
+        assert [entry.token for entry in choice.logprobs.content] == TEXTS
+        assert [span["version"] for span in spans] == [7, 8]
+        assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 5)
+    assert answer.weir["rollouts"] == ["first", "second"]
+    assert {call.tries for call in second.taken} == {1}
+    assert sum(len(call.so_far) for call in second.taken) == 5
+
+
+def test_a_call_that_is_given_back_is_asked_again(stack: Stack, sdk: openai.OpenAI) -> None:
+    moved = Refusal(status=409, code="moved", message="a job has begun", again=True)
+    with a_rollout(stack, refuse=lambda call: moved if call.tries < 2 else None) as rollout:
+        assert ask(sdk).choices[0].message.content == "0 1 2 3 4 "
+        assert [call.tries for call in rollout.taken] == [0, 1, 2]
+
+
+def test_a_refusal_is_the_answer_also_in_the_middle_of_a_stream(
+    stack: Stack, sdk: openai.OpenAI, http: httpx.Client
+) -> None:
+    told = Refusal(status=400, code="context_length_exceeded", message="too long")
+    with a_rollout(stack, refuse=lambda _: told):
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match="too long") as caught:
+                ask(sdk, stream=stream)
+            assert caught.value.code == "context_length_exceeded"
+    broken = Refusal(status=500, code="engine_died", message="it broke")
+    with a_rollout(stack, refuse=lambda call: broken if call.id in begun else None) as rollout:
+        begun = set[str]()
+        with http.stream("POST", CHAT, json=body_of(stream=True)) as reply:
+            events = reply.iter_lines()
+            assert json.loads(next(events)[6:])["choices"][0]["delta"]["content"]
+            begun |= {call.id for call in rollout.taken}
+            *_, last = filter(None, events)
+        if last != "data: [DONE]":  # else all had come before
+            assert json.loads(last[6:])["error"]["code"] == "engine_died"
+
+
+def test_a_stream_says_what_it_waits_for(stack: Stack, http: httpx.Client) -> None:
+    body = body_of(stream=True)
+    with a_rollout(stack, begins=lambda _: False), http.stream("POST", CHAT, json=body) as reply:
+        assert ": counts" in reply.iter_lines()
+
+
+@pytest.mark.anyio
+async def test_a_call_whose_client_leaves_is_withdrawn(stack: Stack) -> None:
+    async with a_client(stack) as http:
+        with a_rollout(stack, begins=lambda _: False) as rollout:
+            for number, stream in enumerate((False, True), start=1):
+                leaving = asyncio.create_task(http.post(CHAT, json=body_of(stream=stream)))
+                await asyncio.to_thread(wait_for, lambda n=number: len(rollout.taken) == n)
+                leaving.cancel()
+                await asyncio.to_thread(wait_for, lambda n=number: len(rollout.dropped) == n)
+        leaving = asyncio.create_task(http.post(CHAT, json=body_of()))
+        async with connect(stack.server.url, me="test") as exchange:
+            await wait_for_calls(exchange, 1)
+            leaving.cancel()
+            await wait_for_calls(exchange, 0)
+
+
+@pytest.mark.anyio
+async def test_others_are_answered_while_hundreds_wait_and_too_many_are_refused(
+    stack: Stack,
+) -> None:
+    async with a_client(stack) as http, connect(stack.server.url, me="test") as exchange:
+        waiting = [asyncio.create_task(http.post(CHAT, json=body_of(n=4))) for _ in range(200)]
+        await wait_for_calls(exchange, 800)
+        assert (await http.get("/v1/models")).status_code == 200
+        assert not any(each.done() for each in waiting)
+        replies = [asyncio.create_task(http.post(CHAT, json=body_of(n=128))) for _ in range(2)]
+        done, others = await asyncio.wait(replies, return_when=asyncio.FIRST_COMPLETED)
+        refused = done.pop().result()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_calls")
+        assert refused.headers["Retry-After"]
+        with a_rollout(stack, room=1000):
+            answers = await asyncio.gather(*waiting, *others)
+    assert {answer.status_code for answer in answers} == {200}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("frequency_penalty", 0.5),
+        ("tool_choice", "required"),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("temprature", 1),
+        ("temperature", -1),
+        ("n", 0),
+        ("top_logprobs", 3),
+        ("max_tokens", "5"),
+        ("messages.0.content", [{"type": "image_url", "image_url": {"url": "x"}}]),
+        ("messages.0.role", "narrator"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(http: httpx.Client, field: str, value: Any) -> None:
+    body = body_of()
+    *path, name = field.split(".")
+    part: Any = body["messages"][0] if path else body
+    part[name] = value
+    assert_refused(http.post(CHAT, json=body), 400, field)
+
+
+def test_what_means_nothing_is_passed_over(http: httpx.Client, rollout: FakeRollout) -> None:
+    idle: Any = {"user": "me", "frequency_penalty": 0, "tool_choice": "auto", "seed": None}
+    assert http.post(CHAT, json=body_of(**idle)).status_code == 200
+    sampling = {"sampling_params": {"prompt_logprobs": 1}, "token_ids": [1], "model": "tiny"}
+    refused = http.post("/inference/v1/generate", json=sampling)
+    assert_refused(refused, 400, "sampling_params.prompt_logprobs")
+
+
+# ---------------------------------------------------------------------- which weights answer
+
+
+def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
+    stack: Stack, sdk: openai.OpenAI, http: httpx.Client
+) -> None:
+    job = a_job(http)["id"]
+
+    def refusal(model: str) -> tuple[int, str]:
+        reply = http.post(CHAT, json=body_of(model=model))
+        return reply.status_code, reply.json()["error"]["code"]
+
+    assert refusal(job) == (409, "conflict")
+    a_checkpoint(stack, job, 2)
+    assert f"{job}@2" in http.post(CHAT, json=body_of(model=job)).json()["detail"]
+    begin(stack, job)
+    with a_rollout(stack) as rollout:
+        for other in ("tiny", f"{job}@2"):
+            assert refusal(other) == (503, "engine_busy")
+        assert refusal("none") == (404, "model_not_found")
+        assert ask(sdk, model=job).weir["model"] == job
+        end(stack, job)
+        (stack.data_dir / f"jobs/{job}/checkpoints/step-000002/model/adapter_config.json").touch()
+        for model in (job, f"{job}@2", f"ftckpt-{job}-2", "tiny"):
+            ask(sdk, model=model)
+        newest, result, kept, same, base = [call.served for call in rollout.taken]
+    assert (newest.key, newest.model.max_context) == (f"job:{job}", 64)
+    assert (result.folder, result.base) == (str(stack.data_dir / f"jobs/{job}/model"), "")
+    assert (kept.key, kept.version, kept.base) == (same.key, 2, newest.model.path)
+    assert (base.job_id, base.model.prompt_template, base.model.dtype) == (
+        "",
+        "{prompt}",
+        "bfloat16",
+    )
+
+
+# ---------------------------------------------------------------------- sessions
+
+
+def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: httpx.Client) -> None:
+    failing = Refusal(status=500, code="engine_died", message="it broke")
+    with (
+        openai.OpenAI(base_url=f"{stack.url}/rollout/s-1/v1", api_key=KEY, max_retries=0) as sdk,
+        a_rollout(stack, refuse=lambda call: failing if call.sampling.seed == 1 else None),
+    ):
+        messages = [*HELLO]
+        for number in range(2):
+            reply = ask(sdk, messages=messages).choices[0].message
+            assert reply.content == "0 1 2 3 4 "
+            more = {"role": "user", "content": f"again {number}"}
+            messages += [{"role": "assistant", "content": reply.content}, more]
+        list(sdk.completions.create(model="tiny", prompt="other", stream=True, max_tokens=2))
+        with pytest.raises(openai.InternalServerError):
+            ask(sdk, seed=1)
+    url = "/rollout/s-1"
+    body = {"model": "tiny", "token_ids": [*tokens_of("other"), *COUNT[:2]]}
+    with a_rollout(stack):
+        assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 200
+    trace = http.get(url).json()
+    assert [(call.get("error") or {}).get("code") for call in trace["calls"]] == [
+        *(None, None, None, "engine_died", None)
+    ]
+    chat, other = trace["branches"]
+    assert trace["num_branches"] == 2
+    sampled = [token for token, own in zip(chat["token_ids"], chat["own"], strict=True) if own]
+    assert sampled == COUNT * 2
+    assert [logprob is None for logprob in chat["logprobs"]] == [not own for own in chat["own"]]
+    assert chat["token_ids"] == [*tokens_of("Hello"), *COUNT, *tokens_of("again 0"), *COUNT]
+    assert other["token_ids"] == [*tokens_of("other"), *COUNT[:2], *COUNT]
+    assert http.delete(url).json()["deleted"]
+    assert http.get(url).status_code == 404
+    assert http.get("/rollout/.hidden").status_code == 400

@@ -60,7 +60,9 @@ def test_the_reference_has_every_route(stack: Stack) -> None:
         for path, methods in paths.items()
         for method in methods
     }
-    named = re.findall(r"`((?:GET|POST|DELETE) /v1[^`]*)`", REFERENCE.read_text("utf-8"))
+    named = re.findall(
+        r"`((?:GET|POST|DELETE) /(?:v1|inference|rollout)[^`]*)`", REFERENCE.read_text("utf-8")
+    )
     assert {re.sub("{[^}]*}", "{}", route) for route in named} == routes
 
 

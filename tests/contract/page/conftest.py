@@ -47,6 +47,11 @@ class Site:
         """Record events of the job."""
         _aside(tell, self.stack, *events)
 
+    def end(self, job_id: str) -> None:
+        """Be the learner that has trained a model."""
+        model = a_model(self.stack.data_dir / "jobs" / job_id / "model")
+        self.take_up(job_id, state="succeeded", result={"model": str(model)})
+
     def a_run(
         self, name: str, *, steps: int = 40, done: int = 30, state: str = "running", seed: int = 1
     ) -> str:
@@ -58,9 +63,12 @@ class Site:
         self.tell(job_id, story.evaluation_event(job_id, done, 0.7))
         return job_id
 
-    def keep_samples(self, job_id: str, groups: int) -> None:
+    def keep_samples(
+        self, job_id: str, groups: int, *, first: int = 0, purpose: str = "train"
+    ) -> None:
         """Fill the job's sample store."""
-        story.write_samples(self.stack.data_dir / "jobs" / job_id / "samples", job_id, groups)
+        folder = self.stack.data_dir / "jobs" / job_id / "samples"
+        story.write_samples(folder, job_id, range(first, first + groups), purpose=purpose)
 
 
 def _aside(work: Callable[..., Any], *args: Any, **values: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from protocol.messages import Grade, Graded, JobEvent, Mark, Task, Ungradable
+from protocol.recipe import Purpose
 from protocol.samples import TOKENIZER, USED
 from tokenizers import Tokenizer
 
@@ -68,23 +69,25 @@ def an_event(job_id: str, name: str, message: str, *, at: float = 0, **values: A
     return JobEvent(id=name, job_id=job_id, created_at=_BEGAN + 0.6 * at, message=message, **values)
 
 
-def write_samples(folder: Path, job_id: str, groups: int, *, size: int = 8) -> None:
-    """Fill a job's sample store with groups of three-step sums."""
+def write_samples(folder: Path, job_id: str, numbers: range, *, purpose: str = "train") -> None:
+    """Fill a job's sample store with groups of three-step sums, 16 to a step."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TOKENIZER).write_bytes((BASE_MODEL / TOKENIZER).read_bytes())
     chance = random.Random(7)
-    samples = [_sample(job_id, number, size, chance) for number in range(groups)]
+    samples = [_sample(job_id, number, Purpose(purpose), chance) for number in numbers]
     sample_stores.write_samples(folder, *samples)
 
 
-def _sample(job_id: str, number: int, size: int, chance: random.Random) -> list[Row]:
-    step, task = number // 16, _task(number % 24)
-    answers = [_response(task, 0.2 + min(0.7, step / 40), chance) for _ in range(size)]
+def _sample(job_id: str, number: int, purpose: Purpose, chance: random.Random) -> list[Row]:
+    step, task, size = number // 16, _task(number % 24), 8
+    answers = [_response(task, 0.2 + min(0.6, step / 40), chance) for _ in range(size)]
     ids = [_CODER.encode(text, add_special_tokens=False).ids for text, _ in answers]
     lengths = [len(one) for one in ids]
     tokens = sum(lengths)
+    own = np.concatenate([np.arange(length) % 9 < (6 if number == 21 else 9) for length in lengths])
     request = a_request(
         **{"job_id": job_id, "number": number, "step": step, "task": task, "group_size": size},
+        purpose=purpose,
         prompt_template="{prompt}",
     )
     rollout = a_group(
@@ -94,13 +97,14 @@ def _sample(job_id: str, number: int, size: int, chance: random.Random) -> list[
         version=step,
         prompt_ids=_CODER.encode(task.prompt or "").ids,
         token_ids=[token for one in ids for token in one],
-        behavior_logprobs=[-abs(chance.gauss(0, 0.4)) for _ in range(tokens)],
+        behavior_logprobs=np.array([-abs(chance.gauss(0, 0.4)) for _ in range(tokens)]) * own,
+        own=own,
     )
     graded = a_graded_group(rollout, grades=[grade for _, grade in answers])
     fate = "stale" if number % 29 == 28 else USED
     group = ScoredGroup(graded, sample_stores.SCORING, fate)
     surprises = [chance.random() for _ in range(size)]
-    in_loss = np.repeat(group.in_loss, lengths)
+    in_loss = np.repeat(group.in_loss, lengths) & own
     tokens = {
         "logprobs": (rollout.behavior_logprobs + 1e-5)[in_loss],
         "entropies": np.abs([chance.gauss(0, 0.5) for _ in in_loss])[in_loss],

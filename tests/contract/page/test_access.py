@@ -8,6 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import BrowserContext, Page, expect
 
+from tests.contract.page import story
 from tests.contract.page.conftest import Site
 
 pytestmark = pytest.mark.redis
@@ -34,6 +35,7 @@ VIEWS = {
 @pytest.fixture(scope="module")
 def jobs(site: Site) -> dict[str, str]:
     job = site.a_run("seen-by-all", state="failed")
+    site.tell(job, *(story.evaluation_event(job, step, 0.5) for step in range(1, 30)))
     site.keep_samples(job, 8)
     return {"job": job, "other": site.a_run("beside-it", done=12, state="succeeded")}
 

@@ -109,8 +109,7 @@ def test_a_recipe_is_copied_as_toml_and_changed_for_a_job_on_files_that_are_ther
 
 def test_an_example_recipe_can_be_submitted_as_it_is(page: Page) -> None:
     page.goto("/#/submit")
-    page.get_by_role("button", name="begin with an example").click()
-    page.get_by_role("button", name="Check and plan").click()
+    page.get_by_label("begin with an example").select_option("my first")
     expect(page.get_by_role("button", name="Submit my-first")).to_be_visible()
 
 
@@ -219,8 +218,11 @@ def test_an_ended_job_is_forked_downloaded_and_deleted(
     with page.expect_download() as download:
         page.get_by_role("button", name="Download config.json").click()
     assert Path(download.value.path()).read_text() == "{}"
+    page.get_by_label("Its learning rate").fill("0.00003")
     page.get_by_role("button", name="Fork from step 2").click()
     expect(page.get_by_text(f"from {job_id} at step 2")).to_be_visible()
+    fork = http.get(f"/v1/fine_tuning/jobs/{page.url.rsplit('/', 1)[1]}").json()
+    assert fork["weir"]["recipe"]["optimizer"]["learning_rate"] == 0.00003
     page.goto(f"/#/jobs/{job_id}")
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("button", name="Delete the job").click()
@@ -285,6 +287,22 @@ def test_tokens_are_coloured_by_what_is_chosen_and_tell_their_numbers(page: Page
         expect(reading).to_contain_text(name)
     text.locator(".mark.wrong, .mark.right").first.hover()
     expect(reading).to_contain_text(re.compile("right|wrong"))
+
+
+def test_what_is_not_the_policys_own_is_shown_apart_and_without_numbers(
+    page: Page, run: str
+) -> None:
+    page.goto(f"/#/jobs/{run}/samples/train:21?colour=surprise")
+    text = page.get_by_role("group", name=re.compile("Text of response 0"))
+    foreign, reading = text.locator(".foreign"), page.locator(".reading:not(:empty)")
+    expect(foreign.first).to_be_visible()
+    shown = {int(each.get_attribute("data-token") or -1) for each in foreign.all()}
+    count = int(text.locator("[data-token]").last.get_attribute("data-token") or 0) + 1
+    assert shown == {token for token in range(count) if token % 9 >= 6}
+    foreign.first.hover()
+    expect(reading).to_contain_text("of a tool or the environment")
+    expect(reading).not_to_contain_text("nats")
+    expect(page.get_by_role("article").first).to_contain_text(f"{count - len(shown)} tokens")
 
 
 def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page, run: str) -> None:

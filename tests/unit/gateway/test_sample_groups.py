@@ -112,7 +112,8 @@ def test_a_group_is_shown_with_every_number_of_every_token(
         texts=texts,
         token_ids=[*ids[0], *ids[1]],
         prompt_ids=ids_of(tokenizer, f"1+1={END}"),
-        behavior_logprobs=-np.arange(7) / 8,
+        behavior_logprobs=-np.arange(7) / 8 * [1, 1, 1, 1, 1, 1, 0],
+        own=[1, 1, 1, 1, 1, 1, 0],
     )
     rows = a_sample(3, step=2, graded=a_graded_group(group, [1.0, 0.0]))
     rows[0] |= {"logprobs": [math.nan, 0, -1, -2, -3]}
@@ -135,6 +136,8 @@ def test_a_group_is_shown_with_every_number_of_every_token(
     assert of_response.items() <= first.items()
     assert (second["reward"], second["advantage"]) == (0.1, None)
     assert (second["logprobs"], second["tokens"]) == ([-0.1, -4], ["n", "o"])
+    assert second["behavior_logprobs"] == [-0.625, None]  # the last is a tool's
+    assert "1 tokens" in printed(answer)
 
 
 def printed(group: dict[str, Any], *, color: bool = False) -> str:

@@ -198,6 +198,17 @@ def test_the_words_say_who_waits_for_what_since_when_and_who_has_it() -> None:
     )
 
 
+def test_a_dead_process_is_listed_unless_a_living_one_has_its_place() -> None:
+    dead = [
+        a_process("learner", "waits", name="learner-3f2a", replica="learner-3f2a", silent_s=20.0),
+        a_process("rollout", "samples_groups", silent_s=20.0),
+    ]
+    other = a_process("rollout", "is_idle", name="rollout-1", replica="rollout-1")
+    living = [LEARNER, a_process("rollout", **STARTING), other]
+    assert a_snapshot(*dead, *living).present == living
+    assert a_snapshot(*dead, other).present == [*dead, other]
+
+
 def test_a_paused_job_is_no_stall_and_says_who_must_act() -> None:
     by_user = a_snapshot(job=a_job_record(state="paused", requested="pause"))
     assert why_first(by_user, 9999).edge is None

@@ -1,5 +1,6 @@
 """Splitting a step's samples loses none, repeats none, and keeps every token beside its numbers."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -99,6 +100,22 @@ def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
     assert batch.input_ids[batch.predictors + 1].equal(batch.targets)
     assert batch.advantages.tolist() == [2, 2, -1, -1, -1, -1]
     assert batch.behavior_logprobs.tolist() == [-1, -2, -1, -2, -3, -4]
+
+
+def test_a_token_that_is_not_the_policys_is_a_position_and_nothing_else() -> None:
+    own = np.array([0, 1, 4])
+    turns = replace(a_sample(2, 6), own=own, behavior_logprobs=-own, on_version=own > 0)
+    batch = collate(placed([a_sample(1, 1), turns, a_sample(1, 1)]))
+    assert (batch.bounds.tolist(), batch.max_length) == ([0, 2, 10, 12], 8)
+    assert batch.sample_of.tolist() == [0, 1, 1, 1, 2]
+    assert batch.targets.tolist() == [50, 50, 51, 54, 50]
+    assert batch.input_ids[batch.predictors + 1].equal(batch.targets)
+    assert batch.predictors.tolist() == [0, 3, 4, 7, 10]
+    assert batch.places.tolist() == [0, 1, 2, 3, 4]
+    assert batch.behavior_logprobs.tolist() == [-1, 0, -1, -4, -1]
+    assert batch.last_tokens.tolist() == [True, False, False, True, True]
+    assert totals_of([turns]).tokens == 3
+    assert [len(part) for part in micro_batches([turns, turns], 15, 1)] == [1, 1]
 
 
 def test_an_empty_micro_batch_has_no_token_and_attends_to_something() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import numpy as np
 import pytest
 from protocol.messages import Grade, Graded, GradedGroup, Response, Ungradable
 from protocol.recipe import Purpose
@@ -127,9 +128,10 @@ def test_length_and_truncation_are_over_all_responses() -> None:
         for length, reason in ((2, "stop"), (4, "stop"), (6, "stop"), (8, "length"))
     ]
     request = a_request(purpose=Purpose.EVAL, group_size=4)
-    group = a_group(request, [2, 4, 6, 8], responses=responses)
-    result = summarize(0, [a_graded_group(group, [1, 0, 0, 0])])
-    assert (result["response_length"], result["truncated"]) == (5.0, 0.25)
+    for own, length in ((np.ones(20), 5.0), (np.arange(20) % 2, 2.5)):
+        group = a_group(request, [2, 4, 6, 8], responses=responses, own=own)
+        result = summarize(0, [a_graded_group(group, [1, 0, 0, 0])])
+        assert (result["response_length"], result["truncated"]) == (length, 0.25)
 
 
 def test_groups_that_failed_are_counted_beside_those_that_the_numbers_are_of(

@@ -67,15 +67,17 @@ def files(folder: Path) -> list[str]:
 
 def test_a_group_is_read_as_it_was_written(tmp_path: Path) -> None:
     group = a_graded_group(a_group(a_request(number=3, group_size=2), [3, 0]), [1.0, 0.0])
-    lost = failed(4).graded
-    scored = [ScoredGroup(each, SCORING) for each in (group, lost)]
-    tokens = {"logprobs": np.array([-1.0, np.nan, -3.0], dtype=np.float32)}
+    lost, own = failed(4).graded, np.array([1, 0, 1, 0, 1])
+    turns = a_graded_group(a_group(a_request(number=5, group_size=2), [3, 2], own=own), [1.0, 0.0])
+    scored = [ScoredGroup(each, SCORING) for each in (group, lost, turns)]
+    tokens = {"logprobs": np.array([-1.0, np.nan, -3.0, -4, -5, -6], dtype=np.float32)}
     written = list(rows_of(scored, tokens, attempt=1, step=2, created_at=0.5))
     write_groups(tmp_path / "step.parquet", written, batch_tokens=1)
     read = read_groups(tmp_path / "step.parquet")
     again = [graded_of(rows) for rows in read]
-    assert list(map(encode, again)) == list(map(encode, (group, lost)))
+    assert list(map(encode, again)) == list(map(encode, (group, lost, turns)))
     assert read[0][0]["logprobs"] == pytest.approx([-1.0, np.nan, -3.0], nan_ok=True)
+    assert read[2][0]["logprobs"] == pytest.approx([-4.0, np.nan, -5.0], nan_ok=True)
     assert (read[0][0]["fate"], read[1][0]["fate"], read[1][0]["text"]) == (USED, "deaths", None)
 
 

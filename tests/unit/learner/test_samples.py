@@ -21,6 +21,7 @@ from protocol.samples import USED
 
 from services.learner.durable.sample_rows import Row, rows_of
 from services.learner.training import samples
+from services.learner.training.batching import collate, totals_of
 from services.learner.training.samples import GroupFacts, Sample
 from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_span
@@ -163,6 +164,58 @@ def test_a_shaped_reward_does_not_decide_what_is_correct() -> None:
     assert facts.correct == 1
 
 
+OWN = np.array([1, 1, 0, 0, 1, 0, 0, 1, 1, 0])
+
+
+def in_turns(own: np.ndarray = OWN, **of_request: Any) -> GradedGroup:
+    """Responses of 6 and 4 tokens, of which 3 and 2 are the policy's own; two versions each."""
+    request = a_request(group_size=2, **of_request)
+    responses = [
+        Response(text="", finish_reason=FinishReason.STOP, spans=spans)
+        for spans in (
+            (a_span(4, 3), VersionSpan(attempt=1, version=4, start=4, end=6)),
+            (a_span(4, 4),),
+        )
+    ]
+    return a_graded_group(
+        a_group(request, [6, 4], responses=responses, own=own), grades=RIGHT_AND_WRONG
+    )
+
+
+def test_what_is_not_the_policys_own_is_learned_from_and_counted_nowhere() -> None:
+    group = in_turns()
+    assert group.group is not None
+    (first, second), facts = samples_of([group], grpo, version=4)
+    assert (len(first.token_ids), first.num_own) == (6, 3)
+    logprobs = group.group.behavior_logprobs
+    assert first.behavior_logprobs.tolist() == logprobs[[0, 1, 4]].tolist()
+    assert (first.on_version.tolist(), second.on_version.tolist()) == ([0, 0, 1], [1, 1])
+    assert (first.own_places.tolist(), second.own_places.tolist()) == ([0, 1, 4], [1, 2])
+    means = facts.means(1)
+    assert (facts.tokens, means["length_correct"], means["length_wrong"]) == (5, 3, 2)
+    assert means["staleness"] == pytest.approx(2 / 5)
+    assert facts.trained_lengths == [3 + 6, 3 + 4]  # all of it is read
+    penalized = ScoredGroup(group, scoring("grpo", overlong_buffer=8))  # max_tokens is 8
+    assert penalized.scores.penalty.tolist() == [-3 / 8, -2 / 8]
+
+
+def test_a_group_that_says_all_tokens_are_its_own_is_trained_like_one_that_says_nothing() -> None:
+    every = np.ones(10)
+    one, other = (
+        samples.samples_of([ScoredGroup(each, papo)], attempt=1, version=4)
+        for each in (in_turns(every), without_own(in_turns(every)))
+    )
+    assert one[1] == other[1]
+    for name, tensor in vars(collate(one[0])).items():
+        assert np.array_equal(tensor, getattr(collate(other[0]), name)), name
+    assert totals_of(one[0]) == totals_of(other[0])
+
+
+def without_own(graded: GradedGroup) -> GradedGroup:
+    assert graded.group is not None
+    return graded.model_copy(update={"group": graded.group.model_copy(update={"own": None})})
+
+
 @pytest.mark.parametrize(
     ("advantage", "expected"),
     [
@@ -228,6 +281,7 @@ def test_accuracy_is_a_signal_to_a_critic_and_only_by_its_advantage_to_a_group()
 # ---------------------------------------------------------------------- what the store says
 
 NOW: dict[str, Any] = {"attempt": 2, "version": 7}
+AT_4: dict[str, Any] = {"attempt": 1, "step": 4, "created_at": 12.5}
 OF_STEP: dict[str, Any] = {"attempt": 2, "step": 7, "created_at": 12.5}
 
 
@@ -301,6 +355,19 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
     assert (column(dropped, "reward"), "logprobs" in dropped[0]) == ([1, 1], False)
     assert failed[0].items() >= {"failure": "deaths: two workers", "fate": "deaths"}.items()
     assert "index" not in failed[0]
+
+
+def test_a_token_that_is_not_the_policys_own_has_no_numbers() -> None:
+    group = in_turns()
+    assert group.group is not None
+    own = group.group.behavior_logprobs[OWN == 1]
+    found = rows(group, grpo, logprobs=(own - 0.25).tolist())
+    assert column(found, "length") == [3, 2]
+    assert column(found, "surprise") == pytest.approx([-own[:3].mean(), -own[3:].mean()])
+    for name in ("logprobs", "behavior_logprobs"):
+        assert (np.isfinite(np.concatenate(column(found, name))) == OWN).all()
+    of_version = rows_of([ScoredGroup(group, grpo)], {"logprobs": own - 0.25}, **AT_4)
+    assert column(next(of_version), "parity_gap") == pytest.approx([0.25, 0.25])
 
 
 def test_of_a_critic_the_advantage_is_the_mean_over_tokens() -> None:

@@ -51,6 +51,16 @@ def test_a_group_survives_the_trip_through_redis_and_through_a_segment(lengths: 
     assert encode(received) == encode(graded)
 
 
+def test_whose_tokens_are_costs_nothing_where_all_are_the_policys() -> None:
+    fields = encode(a_group())
+    header = json.loads(fields[b"header"])
+    assert b"own" not in fields
+    del header["body"]["own"]  # as in frames that were written before there was one
+    older = fields | {b"header": json.dumps(header).encode()}
+    assert encode(decode(RolloutGroup, older)) == fields
+    assert encode(a_group(own=np.array([1, 0, 1, 1])))[b"own"] == b"\1\0\1\1"
+
+
 def test_the_header_is_readable_json_and_the_arrays_are_little_endian() -> None:
     fields = encode(a_group(token_ids=[1, 2, 3, 258]))
     header = json.loads(fields[b"header"])

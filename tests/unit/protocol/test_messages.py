@@ -35,6 +35,13 @@ def spans(*edges: tuple[int, int]) -> dict[str, Any]:
         ({"token_ids": np.zeros((2, 2))}, "token_ids"),
         *((spans(*e), r"responses\[0\]\.spans") for e in ([], [(0, 1)], [(1, 2)], [(0, 3)])),
         (spans((0, 1), (2, 2)), r"responses\[0\]\.spans"),
+        *(
+            ({"own": own, "behavior_logprobs": [0] * 4}, "own must")
+            for own in ([1] * 3, [1, 2] * 2)
+        ),
+        ({"own": [1, 0, 1, 1], "behavior_logprobs": [-1] * 4}, "behavior_logprobs"),
+        ({"own": [0, 0, 1, 1]}, r"responses\[0\] has no token"),
+        ({"own": [0, 1], **spans((0, 1), (1, 2))}, r"responses\[0\]\.spans.*\[0, 1\)"),
     ],
 )
 def test_a_group_holds_what_was_asked_for(values: dict[str, Any], problem: str) -> None:
@@ -46,6 +53,13 @@ def test_a_group_knows_its_key_and_where_each_response_lies() -> None:
     group: RolloutGroup = a_group(a_request(number=17, group_size=3), lengths=[3, 0, 2])
     assert group.key == a_graded_group(group).key == "train:17"
     assert group.bounds() == [(0, 3), (3, 3), (3, 5)]
+
+
+def test_a_group_knows_which_tokens_are_the_policys_own() -> None:
+    group = a_group(lengths=[3, 2], own=np.array([1, 0, 1, 0, 1]))
+    assert group.is_own.tolist() == [True, False, True, False, True]
+    assert group.own_lengths.tolist() == [2, 1]
+    assert a_group(lengths=[3, 0]).own_lengths.tolist() == [3, 0]
 
 
 def test_a_graded_group_is_either_graded_or_failed() -> None:

@@ -139,7 +139,7 @@ class Evaluation:
                 measured = await learning.team.score(some, sampling.temperature, of_held=of_held)
             learning.progress.note_parity(measured.metrics)
             await learning.parity.check_sampled(measured, step, sampling.temperature)
-        rest = sum(len(sample.token_ids) for sample in samples[len(some) :])
+        rest = sum(sample.num_own for sample in samples[len(some) :])
         known = measured.tokens or {"logprobs": _unknown(0)}
         tokens = {n: np.append(values, _unknown(rest)) for n, values in known.items()}
         return Measured(measured.metrics, tokens)

@@ -44,11 +44,16 @@ function File({ name, runs }) {
     ${told.map(
       ({ job: one, history }) =>
         html`<section class="panel" key=${one.id}>
-          <h2>${runs.length > 1 ? one.weir.recipe.name : "Results"}${on}</h2>
+          <h2>${runs.length > 1 ? one.weir.recipe.name : "Results"}${on} <${Best} results=${inOrder(history)} /></h2>
           <${Results} results=${inOrder(history)} label=${`Results${on}`} />
         </section>`,
     )}
   `;
+}
+
+function Best({ results }) {
+  const best = results.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
+  return html`<span class="soft small">best: ${number(best.accuracy)} at step ${best.step}</span>`;
 }
 
 function Chart({ runs }) {
@@ -126,7 +131,8 @@ function Tasks({ job, results, query }) {
   const told = results.filter((one) => one.per_task);
   if (!told.length) return null;
   const rows = useMemo(() => taskRows(told), [told.length]);
-  const shown = rows.filter(({ task }) => !query.find || `${task} ${texts.get(task)}`.includes(query.find));
+  const sought = (query.find ?? "").toLowerCase();
+  const shown = rows.filter(({ task }) => `${task} ${texts.get(task)}`.toLowerCase().includes(sought));
   return html`<section class="panel">
     <div class="bar">
       <h2>Tasks</h2>
@@ -135,7 +141,7 @@ function Tasks({ job, results, query }) {
         >Find<input
           type="search"
           value=${query.find ?? ""}
-          placeholder="task"
+          placeholder="text or id"
           onInput=${(event) => setQuery({ find: event.target.value })}
       /></label>
     </div>

@@ -54,7 +54,7 @@ export function send(path, body, headers, signal) {
 
 export const post = async (...sent) => (await send(...sent)).json();
 
-export const remove = async (path) => (await request(path, { method: "DELETE" })).json();
+export const remove = async (path, query) => (await request(withQuery(path, query), { method: "DELETE" })).json();
 
 /** Upload a file of tasks; resolves to its description. */
 export async function upload(file) {

@@ -1,4 +1,4 @@
-/** Pause, resume, cancel and delete: the last two are final, so they ask. */
+/** Pause, resume, cancel and delete, one job or many: the last two are final, so they ask. */
 import { html, useState } from "../shell/dom.js";
 import { JOBS, post, remove } from "../data/api.js";
 import { Dialog, Failure, isFinal, useWork } from "../shell/parts.js";
@@ -42,17 +42,35 @@ export function Actions({ job, onDone }) {
   `;
 }
 
+/** Deletes the jobs that the filters find, as far as they have ended. */
+export function DeleteFound({ filters, onDone }) {
+  const [asking, setAsking] = useState(false);
+  const { busy, error, attempt } = useWork();
+  const erase = async () => {
+    while ((await remove(JOBS, filters)).has_more);
+  };
+  const onYes = () => {
+    setAsking(false);
+    attempt(() => erase().finally(onDone));
+  };
+  return html`
+    <button class="danger" disabled=${busy} onClick=${() => setAsking(true)}>Delete all found</button>
+    ${error && html`<${Failure} error=${error} />`}
+    ${asking && html`<${Question} verb="Delete" what="all found jobs that have ended" onYes=${onYes} onNo=${() => setAsking(false)} />`}
+  `;
+}
+
 const MEANS = {
   Cancel: "It ends after its present step and a checkpoint, and cannot be resumed. Checkpoints and samples stay.",
-  Delete: "Its record, events, samples, checkpoints and model go, and cannot be brought back.",
+  Delete: "Record, events, samples, checkpoints and model go, and cannot be brought back.",
 };
 
-const Question = ({ verb, onYes, onNo }) =>
-  html`<${Dialog} label=${`${verb} the job`} onClose=${onNo}>
-    <h2>${verb} this job?</h2>
+const Question = ({ verb, what = "the job", onYes, onNo }) =>
+  html`<${Dialog} label=${`${verb} ${what}`} onClose=${onNo}>
+    <h2>${verb} ${what}?</h2>
     <p>${MEANS[verb]}</p>
     <p class="bar">
       <button autofocus onClick=${onNo}>Keep it</button
-      ><button class="danger" onClick=${onYes}>${verb} the job</button>
+      ><button class="danger" onClick=${onYes}>${verb} ${what}</button>
     </p>
   <//>`;

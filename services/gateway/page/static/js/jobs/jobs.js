@@ -1,9 +1,10 @@
 /** All jobs: what state they are in, their last numbers; several can be compared. */
 import { html, useEffect, useState } from "../shell/dom.js";
 import { JOBS, get } from "../data/api.js";
+import { DeleteFound } from "./actions.js";
 import { ago, left, number } from "../shell/format.js";
 import { useLatest } from "../data/latest.js";
-import { Choice, Empty, Failure, Status, StepBar } from "../shell/parts.js";
+import { Choice, Empty, Failure, Status, StepBar, isFinal } from "../shell/parts.js";
 import { usePolled } from "../data/poll.js";
 import { href, setQuery } from "../shell/router.js";
 
@@ -15,8 +16,13 @@ const STATES = ["queued", ...ACTIVE, "paused", "succeeded", "failed", "cancelled
 
 export function Jobs({ query }) {
   const [limit, setLimit] = useState(PAGE);
-  const { value: list, error } = usePolled(
-    (signal) => allJobs(limit, { status: query.state, find: query.find }, signal),
+  const filters = { status: query.state, find: query.find };
+  const {
+    value: list,
+    error,
+    again,
+  } = usePolled(
+    (signal) => allJobs(limit, filters, signal),
     [limit, query.state, query.find],
     REFRESH_S,
   );
@@ -46,6 +52,11 @@ export function Jobs({ query }) {
           onInput=${(event) => setQuery({ find: event.target.value })}
       /></label>
       <span class="grow"></span>
+      ${
+        (query.state ? isFinal(filters) : query.find) &&
+        shown.length > 0 &&
+        html`<${DeleteFound} filters=${filters} onDone=${again} />`
+      }
       ${
         chosen.length > 1 &&
         html`<a class="button" href=${href(["jobs", chosen[0]], { with: chosen.slice(1).join(",") })}

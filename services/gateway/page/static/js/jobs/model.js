@@ -1,5 +1,5 @@
 /** What a job has made: its model, to be downloaded, and its checkpoints, to go on from. */
-import { html } from "../shell/dom.js";
+import { html, useState } from "../shell/dom.js";
 import { JOBS, get, post, request } from "../data/api.js";
 import { ago, number } from "../shell/format.js";
 import { Empty, Failure, isFinal, useWork } from "../shell/parts.js";
@@ -10,12 +10,16 @@ const bytes = (size) => (size < 1e6 ? `${Math.ceil(size / 1e3)} kB` : `${number(
 
 export function Model({ job }) {
   const { busy, error, attempt } = useWork();
+  const [rate, setRate] = useState(job.weir.recipe.optimizer?.learning_rate);
   const path = `${JOBS}/${job.id}/model`;
   const hasModel = job.fine_tuned_model !== null;
   const files = usePolled(async (signal) => hasModel && get(path, {}, signal), [job.id, hasModel]);
   const kept = usePolled((signal) => get(`${JOBS}/${job.id}/checkpoints`, {}, signal), [job.id, job.weir.step]);
-  const download = (name) => attempt(async () => save(name, await (await request(`${path}/${name}`)).blob()));
-  const fork = (model) => attempt(async () => go(href(["jobs", (await post(JOBS, forkOf(job, model))).id])));
+  const download = (names) =>
+    attempt(async () => {
+      for (const name of names) save(name, await (await request(`${path}/${name}`)).blob());
+    });
+  const fork = (model) => attempt(async () => go(href(["jobs", (await post(JOBS, forkOf(job, model, rate))).id])));
   return html`
     ${error && html`<${Failure} error=${error} />`}
     <section class="panel">
@@ -24,12 +28,17 @@ export function Model({ job }) {
       ${files.error && html`<${Failure} error=${files.error} what="It was deleted." />`}
       ${
         files.value &&
-        html`<p>All of it: <code>weir fetch ${job.id} DIR</code></p>
+        html`<p class="bar">
+            <button class="primary" disabled=${busy} onClick=${() => download(files.value.data.map(({ name }) => name))}>
+              Download all
+            </button>
+            <span>or <code>weir fetch ${job.id} DIR</code></span>
+          </p>
           <ul class="files">
             ${files.value.data.map(
               ({ name, bytes: size }) =>
                 html`<li>
-                  <button disabled=${busy} onClick=${() => download(name)}>Download ${name}</button> ${bytes(size)}
+                  <button disabled=${busy} onClick=${() => download([name])}>Download ${name}</button> ${bytes(size)}
                 </li>`,
             )}
           </ul>`
@@ -38,6 +47,14 @@ export function Model({ job }) {
     <section class="panel">
       <h2>Checkpoints</h2>
       <p class="soft">A fork is a new job with this recipe that starts from a checkpoint.</p>
+      <label class="field"
+        >Its learning rate<input
+          type="number"
+          min="0"
+          step="any"
+          value=${rate}
+          onInput=${(event) => setRate(event.target.valueAsNumber)}
+      /></label>
       ${kept.error && html`<${Failure} error=${kept.error} />`}
       ${kept.value && !kept.value.data.length && html`<${Empty}>None is kept yet.<//>`}
       <ul class="files">
@@ -55,10 +72,10 @@ export function Model({ job }) {
   `;
 }
 
-/** The body of a job by the recipe and the tasks of another, from another model. */
-function forkOf({ training_file, validation_file, weir }, model) {
+/** The body of a job by the recipe and the tasks of another, from another model at its own rate. */
+function forkOf({ training_file, validation_file, weir }, model, learning_rate) {
   const { tasks, model: { path, ...own }, ...tables } = weir.recipe;
-  return { model, training_file, validation_file, recipe: { ...tables, model: own } };
+  return { model, training_file, validation_file, recipe: { ...tables, optimizer: { ...tables.optimizer, learning_rate }, model: own } };
 }
 
 /** A link could not carry the key. */

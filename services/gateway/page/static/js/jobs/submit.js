@@ -4,7 +4,7 @@ import { JOBS, get, post, upload } from "../data/api.js";
 import { usePolled } from "../data/poll.js";
 import { ago } from "../shell/format.js";
 import { go, href } from "../shell/router.js";
-import { useWork } from "../shell/parts.js";
+import { Choice, useWork } from "../shell/parts.js";
 import { toml } from "./toml.js";
 
 const example = (model) => `name = "my-first"
@@ -32,26 +32,30 @@ steps = 60
 export function Submit({ query }) {
   const { value: models } = usePolled((signal) => get("v1/models", {}, signal), []);
   const { value: files } = usePolled((signal) => get("v1/files", {}, signal), []);
+  const { value: recipes } = usePolled((signal) => get("v1/page/recipes", {}, signal), []);
   const { value: like, error: unlike } = usePolled(
     async (signal) => query.like && get(`${JOBS}/${query.like}`, {}, signal),
     [query.like],
   );
   const [text, setText] = useState("");
   useEffect(() => {
-    if (like) change(toml({ ...like.weir.recipe, model: { ...like.weir.recipe.model, path: like.model } }));
+    if (like) open(toml({ ...like.weir.recipe, model: { ...like.weir.recipe.model, path: like.model } }));
   }, [like]);
-  const [checked, setChecked] = useState(null);
+  const [found, setFound] = useState(null);
+  const checked = found?.text === text ? found : null;
   const { busy, error, attempt } = useWork();
   useEffect(() => void (document.title = "Submit · Weir"), []);
 
-  const change = (value) => {
-    setText(value);
-    setChecked(null);
+  const check = (text) =>
+    attempt(async () => setFound({ ...(await post("v1/page/recipe", { text })), text, key: randomKey() }));
+  const open = (text) => {
+    setText(text);
+    if (text) check(text);
   };
-  const open = async (event) => change(await event.target.files[0].text());
-  const check = (event) => {
-    event.preventDefault();
-    attempt(async () => setChecked({ ...(await post("v1/page/recipe", { text })), key: randomKey() }));
+  const examples = {
+    "": "",
+    "my first": example(models?.data[0]?.id ?? "MODEL"),
+    ...Object.fromEntries(recipes?.data.map(({ name, text }) => [name, text]) ?? []),
   };
   const submit = (event) => {
     event.preventDefault();
@@ -63,17 +67,29 @@ export function Submit({ query }) {
   };
   return html`<div class="submit">
     <h1>Submit a job</h1>
-    <form class="panel" onSubmit=${check}>
+    <form
+      class="panel"
+      onSubmit=${(event) => {
+        event.preventDefault();
+        check(text);
+      }}
+    >
       <h2>1. Recipe</h2>
-      <label class="field">Open a TOML or JSON file<input type="file" accept=".toml,.json" onChange=${open} /></label>
-      <p>
-        or
-        <button type="button" class="quiet" onClick=${() => change(example(models?.data[0]?.id ?? "MODEL"))}>
-          begin with an example
-        </button>
-        (a job's own is under its Recipe tab)
+      <p class="bar">
+        <label class="field"
+          >Open a TOML or JSON file<input
+            type="file"
+            accept=".toml,.json"
+            onChange=${async (event) => open(await event.target.files[0].text())}
+        /></label>
+        <${Choice}
+          label="or begin with an example"
+          value=${Object.keys(examples).find((name) => examples[name] === text)}
+          options=${Object.keys(examples).map((name) => [name, name || "choose one"])}
+          onChange=${(name) => open(examples[name])}
+        />
       </p>
-      <label for="recipe-text">or paste it</label>
+      <label for="recipe-text">or paste it (a job's own is under its Recipe tab)</label>
       <textarea
         id="recipe-text"
         class="code"
@@ -82,7 +98,7 @@ export function Submit({ query }) {
         placeholder=${example("MODEL")}
         required
         value=${text}
-        onInput=${(event) => change(event.target.value)}
+        onInput=${(event) => setText(event.target.value)}
       ></textarea>
       <p class="bar">
         <button class=${checked ? "" : "primary"} disabled=${busy || !text.trim()}>Check and plan</button>

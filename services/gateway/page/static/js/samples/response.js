@@ -2,10 +2,12 @@
 import { html } from "../shell/dom.js";
 import { number, signed, words } from "../shell/format.js";
 import { verdictOf } from "./samples.js";
+import { isForeign } from "./shading.js";
 import { MARK_SYMBOLS, Tokens, marksOf } from "./tokens.js";
 
 export function ResponseCard({ response, shading, end, chosen }) {
   const { grade, index, spans } = response;
+  const own = response.tokens.filter((_, token) => !isForeign(response, token)).length;
   const verdict = verdictOf({ index, accuracy: grade?.outcome.kind === "graded" ? grade.outcome.value : null });
   const parts = [
     ["A_out", response.outcome_advantage],
@@ -18,7 +20,7 @@ export function ResponseCard({ response, shading, end, chosen }) {
       <span class="verdict ${verdict.kind}"><i aria-hidden="true">${verdict.symbol}</i>${verdict.text}</span>
       <span class="grow"></span>
       <span class="soft small"
-        >${number(response.tokens.length)} tokens${response.finish_reason === "length" ? ", cut off" : ""}</span
+        >${number(own)} tokens${response.finish_reason === "length" ? ", cut off" : ""}</span
       >
     </header>
     <dl class="advantages">

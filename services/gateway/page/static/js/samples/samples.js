@@ -35,8 +35,11 @@ export function Samples({ job, query }) {
   const wantsAll = filters.task && more && rows.length > 0 && rows.length < LONGEST_TIMELINE;
   useEffect(() => void (wantsAll && next()), [wantsAll, rows.length]);
   return html`
-    <${Filters} query=${query} summary=${summary} onAgain=${again} />
-    ${summary && html`<p class="soft small">${inWords(summary)}</p>`}
+    <${Filters} query=${query} summary=${summary} />
+    ${
+      summary &&
+      html`<p class="soft small">${inWords(summary)}<button class="quiet small" onClick=${again}>Look again</button></p>`
+    }
     ${error && html`<${Failure} error=${error} what="This gateway does not show samples, or the job has kept none." />`}
     ${
       summary &&
@@ -70,7 +73,7 @@ function inWords({ groups, responses, first_step: first, last_step: last, fates 
   return `${kept}${told.length ? `; dropped: ${told.join(", ")}` : ""}.`;
 }
 
-function Filters({ query, summary, onAgain }) {
+function Filters({ query, summary }) {
   const named = (counts) => [["", "any"], ...Object.keys(counts ?? {}).map((name) => [name, words(name)])];
   const choose = (name) => (value) => setQuery({ [name]: value });
   return html`<form class="bar filters" onSubmit=${(event) => event.preventDefault()}>
@@ -89,7 +92,6 @@ function Filters({ query, summary, onAgain }) {
       ([name, label]) =>
         html`<${Choice} label=${label} value=${query[name]} options=${YES_NO} onChange=${choose(name)} />`,
     )}
-    <button type="button" class="quiet" onClick=${onAgain}>Look again</button>
   </form>`;
 }
 

@@ -23,6 +23,9 @@ export const SHADINGS = {
   parity: { text: "parity gap", unit: "nats", values: gaps },
 };
 
+/** Whether a token is a tool's or the environment's, so that no number is known of it. */
+export const isForeign = ({ behavior_logprobs: behavior }, token) => behavior[token] === null;
+
 /** The largest value that a scale shows, over all responses: its end. */
 export function scaleEnd(responses, shading) {
   const sizes = responses

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../shell/dom.js";
 import { number, signed } from "../shell/format.js";
 import { pieces } from "./pieces.js";
-import { SHADINGS, legendClasses, levelClass } from "./shading.js";
+import { SHADINGS, isForeign, legendClasses, levelClass } from "./shading.js";
 
 const AT_FIRST = 3000; // tokens
 export const MARK_SYMBOLS = { right: "✓", wrong: "✗", unknown: "?" };
@@ -60,7 +60,7 @@ function drawn(runs, response, shading, end) {
   const values = (kind && kind.values(response)) ?? [];
   const versions = new Map(response.spans.slice(1).map((span) => [span.start, span.version]));
   const part = ({ token, text }) => {
-    const level = kind && levelClass(values[token], end, kind);
+    const level = isForeign(response, token) ? "foreign" : kind && levelClass(values[token], end, kind);
     const seam = versions.has(token) && html`<${Seam} version=${versions.get(token)} />`;
     return html`${seam}<span data-token=${token} class=${level}>${text}</span>`;
   };
@@ -85,6 +85,7 @@ function Reading({ response, token, runs }) {
     return value === null || value === undefined ? [] : [[kind.text, kind.diverges ? signed(value) : number(value)]];
   });
   return html`<code>${JSON.stringify(response.tokens[token])}</code>
+    ${isForeign(response, token) && html`<span class="pair">of a tool or the environment</span>`}
     ${told.map(([name, value]) => html`<span class="pair">${name} <b>${value}</b></span>`)}
     ${
       mark &&

@@ -1,0 +1,239 @@
+"""A rollout and the calls of the door: few beside a job, any model at rest, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from protocol import weights
+from protocol.calls import Call, Piece, Served, Token
+from protocol.exchange import connect
+from protocol.messages import ActiveJob, Doing, FinishReason, PolicyVersion
+from protocol.recipe import Model
+
+from services.chassis.deployment import Deployment
+from services.chassis.service import Service
+from services.rollout.calls import Answering
+from services.rollout.engine import Engine
+from services.rollout.policy_sync import PolicyFollower
+from services.rollout.samples import EngineError, EngineUnfit, LoadError
+from tests.builders import a_job_record, a_recipe
+from tests.contract.door import Door, a_call
+from tests.contract.valkey_server import Server
+from tests.unit.rollout.test_policy_sync import write_folder
+
+pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+PLACES = 16
+
+
+class Sampler:
+    """Stands in for the engine: a response goes on until it is told to end."""
+
+    has_died = sleeps = False
+    places = PLACES
+    tokenizer = None
+    settings = SimpleNamespace(max_context=64)
+
+    def __init__(self) -> None:
+        self.under_way: list[str] = []
+        self.loaded: list[str] = []
+        self.ends, self.may_load = asyncio.Event(), asyncio.Event()
+        self.may_load.set()
+        self.fault: Exception | None = None
+
+    async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
+        await self.may_load.wait()
+        if self.fault is not None:
+            raise self.fault
+        self.loaded.append(folder.name)
+        return {}
+
+    async def answer(self, call: Call, ids: list[int], max_tokens: int) -> AsyncIterator[Piece]:
+        self.under_way.append(call.id)
+        own: dict[str, Any] = {"call_id": call.id, "tries": call.tries}
+        try:
+            tokens = tuple(Token(id=each, text=str(each), logprob=-1.0) for each in ids)
+            yield Piece(**own, tokens=tokens, text=self.loaded[-1], prompt_ids=tuple(ids))
+            await self.ends.wait()
+            yield Piece(**own, finish_reason=FinishReason.STOP)
+        finally:
+            self.under_way.remove(call.id)
+
+
+@dataclass
+class Line:
+    service: Service
+    door: Door
+    engine: Sampler
+    follower: PolicyFollower
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return self.service.deployment.data_dir
+
+    def call(self, call_id: str, model: str = "", **changes: Any) -> Call:
+        """For a folder with a model that is the size of its name's, or the newest weights."""
+        folder = str(self.model(model)) if model else ""
+        served = Served(name=model, job_id="job", folder=folder, model=a_recipe().model)
+        return a_call(call_id, served=served, token_ids=(1, 2), **changes)
+
+    def model(self, name: str) -> Path:
+        write_folder(self.folder / name, hidden=len(name))
+        return self.folder / name
+
+    async def begin_job(self) -> None:
+        exchange = self.door.exchange
+        await exchange.submit(a_job_record())
+        await exchange.begin_attempt("job")
+        await exchange.activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
+        folder = weights.version_folder("job", 1, 0)
+        root = self.service.deployment.weights_dir
+        digest = weights.write(root, folder, lambda target: write_folder(target))
+        version = {"job_id": "job", "attempt": 1, "number": 0, "folder": folder}
+        await exchange.announce(PolicyVersion.model_validate(version | {"digest": digest}))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                await self.door.listen()
+
+
+@pytest.fixture
+async def line(server: Server, tmp_path: Path) -> AsyncIterator[Line]:
+    engine = Sampler()
+
+    async def start(folder: Path, label: str, *_: object) -> Engine:
+        await engine.load(folder, label, keep_kv=False)
+        return cast("Engine", engine)
+
+    environment = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "0"}
+    deployment = Deployment.from_environment(environment)
+    async with (
+        connect(server.url, me="rollout-1", patience_s=5) as own,
+        connect(server.url, me="gateway-1", patience_s=5) as gateway,
+    ):
+        service = Service("rollout", deployment, own)
+        follower = PolicyFollower(service, start)
+        line = Line(service, Door(gateway), engine, follower)
+        line.tasks = [
+            asyncio.create_task(Answering(follower).answer_forever()),
+            asyncio.create_task(follower.follow_policy_forever()),
+        ]
+        yield line
+        service.stop()
+        await asyncio.wait(line.tasks, timeout=60)
+        for task in line.tasks:
+            task.cancel()
+
+
+async def test_at_rest_a_rollout_serves_one_model_after_the_other(line: Line) -> None:
+    door, engine = line.door, line.engine
+    one, another = line.call("one", "aaaa"), line.call("another", "bbbb")
+    engine.may_load.clear()
+    await door.ask(one)
+    await line.until(lambda: any(told.doing == "loads aaaa" for told in door.told))
+    engine.may_load.set()
+    await door.until_begun(one)
+    assert line.service.activity.now.doing is Doing.ANSWERS
+    await door.ask(another)
+    for _ in range(20):
+        await door.listen()
+    assert engine.under_way == ["one"], "what is answered was cut by another model's call"
+    engine.ends.set()
+    for call in (one, another):
+        (*_, last) = await door.until_over(call)
+        assert last.finish_reason is FinishReason.STOP
+    assert (await door.answered(line.call("again", "bbbb")))[0].text == "bbbb"
+    assert engine.loaded == ["aaaa", "bbbb"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_model_that_vllm_cannot_serve_is_refused_with_its_words(
+    line: Line, is_first: bool
+) -> None:
+    line.engine.ends.set()
+    if not is_first:
+        await line.door.answered(line.call("good", "aaaa"))
+    line.engine.fault = EngineError("no such model") if is_first else LoadError("no such model")
+    (*_, last) = await line.door.answered(line.call("bad", "bbbb"))
+    assert last.refusal is not None
+    assert (last.refusal.status, last.refusal.again) == (500, False)
+    assert "no such model" in last.refusal.message
+    (*_, last) = await line.door.answered(
+        a_call("none", served=Served(name="?", folder="/nowhere", model=Model(path="p")))
+    )
+    assert last.refusal is not None
+    line.engine.fault = None
+    assert (await line.door.answered(line.call("next", "cccc")))[0].text == "cccc"
+
+
+async def test_a_model_that_needs_another_engine_has_its_calls_given_back(line: Line) -> None:
+    line.engine.ends.set()
+    await line.door.answered(line.call("first", "aaaa"))
+    (*_, last) = await line.door.answered(line.call("wider", "aaaaaaaa"))
+    assert last.refusal is not None
+    assert last.refusal.again
+    await asyncio.wait({line.tasks[0]}, timeout=60)
+    assert isinstance(line.tasks[0].exception(), EngineUnfit)
+
+
+async def test_a_job_that_begins_cuts_calls_for_other_weights_and_has_the_engine(
+    line: Line,
+) -> None:
+    door, engine = line.door, line.engine
+    other = line.call("other", "aaaa")
+    await door.ask(other)
+    await door.until_begun(other)
+    await line.begin_job()
+    (*_, last) = await door.until_over(other)
+    assert last.refusal is not None
+    assert last.refusal.again
+    own = line.call("own")
+    await door.ask(own)
+    await door.until_begun(own)
+    assert engine.under_way == ["own"]
+    assert engine.loaded == ["aaaa", "1.0"]
+    (*_, last) = await door.answered(line.call("another", "bbbb"))
+    assert last.refusal is not None
+    assert (last.refusal.status, last.refusal.again) == (409, True)
+    assert line.service.activity.now.doing is not Doing.ANSWERS
+
+
+async def test_beside_a_job_few_are_answered_at_once_and_one_that_nobody_wants_makes_room(
+    line: Line,
+) -> None:
+    door, engine = line.door, line.engine
+    await line.begin_job()
+    calls = [line.call(f"call-{number}") for number in range(4)]
+    await door.ask(*calls)
+    await line.until(lambda: len(engine.under_way) == PLACES // 8)
+    for _ in range(20):
+        await door.listen()
+    assert engine.under_way == ["call-0", "call-1"]
+    del door.waiting["call-0"]
+    await door.exchange.withdraw_call("call-0")
+    await line.until(lambda: engine.under_way == ["call-1", "call-2"])
+
+
+async def test_a_rollout_that_stops_gives_back_what_it_holds(line: Line) -> None:
+    call = line.call("call", "aaaa")
+    await line.door.ask(call)
+    await line.door.until_begun(call)
+    line.service.stop()
+    (*_, last) = await line.door.until_over(call)
+    assert last.refusal is not None
+    assert last.refusal.again
+
+
+async def test_a_call_that_fits_not_is_refused_by_name(line: Line) -> None:
+    line.engine.ends.set()
+    long = line.call("long", "aaaa", sampling={"max_tokens": 63})
+    (*_, last) = await line.door.answered(long)
+    assert last.refusal is not None
+    assert (last.refusal.status, last.refusal.code) == (400, "context_length_exceeded")

@@ -1,0 +1,78 @@
+"""What calls of a session come to: branches of tokens, linked by exact prefixes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from protocol.messages import VersionSpan
+
+from services.gateway.calls.sessions import Recorded, Sessions, branches_of
+from services.gateway.errors import Problem
+
+
+def a_call(name: str, prompt: list[int], sampled: list[int], version: int = 1) -> Recorded:
+    return Recorded(
+        id=name,
+        created_at=0,
+        seconds=1,
+        model="m",
+        finish_reason="stop",
+        error=None,
+        prompt_ids=prompt,
+        token_ids=sampled,
+        logprobs=[-token / 10 for token in sampled],
+        spans=[VersionSpan(attempt=1, version=version, start=0, end=len(sampled))],
+    )
+
+
+def test_turns_that_go_on_from_each_other_are_one_branch() -> None:
+    turns = [a_call("a", [1, 2], [3]), a_call("b", [1, 2, 3, 4], [5, 6], version=2)]
+    (branch,) = branches_of(turns)
+    assert branch.token_ids == [1, 2, 3, 4, 5, 6]
+    assert branch.own == [False, False, True, False, True, True]
+    assert branch.logprobs == [None, None, -0.3, None, -0.5, -0.6]
+    spans = [(span["version"], span["start"], span["end"]) for span in branch.weight_versions]
+    assert spans == [(1, 2, 3), (2, 4, 6)]
+    assert branch.calls == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ([1, 2], "the same prompt again"),
+        ([1, 2, 9, 4], "a prefix that differs in one token"),
+        ([1, 2, 3], "a prompt that ends within what came before"),
+    ],
+)
+def test_a_call_that_goes_on_from_no_other_begins_a_branch(prompt: list[int], told: str) -> None:
+    first, second = branches_of([a_call("a", [1, 2], [3, 4]), a_call("b", prompt, [7])])
+    assert (first.calls, second.calls) == (["a"], ["b"]), told
+    assert second.token_ids == [*prompt, 7]
+    assert second.own == [*[False] * len(prompt), True]  # what the first sampled is not told twice
+
+
+def test_the_longest_branch_is_gone_on_from() -> None:
+    calls = [a_call("a", [1], [2]), a_call("b", [1], [2, 3]), a_call("c", [1, 2, 3, 4], [5])]
+    assert [branch.calls for branch in branches_of(calls)] == [["a"], ["b", "c"]]
+
+
+def test_lines_that_cannot_be_read_are_counted_and_cost_no_others(tmp_path: Path) -> None:
+    file = tmp_path / "s.jsonl"
+    line = a_call("a", [1], [2]).model_dump_json()
+    file.write_text(f"{line}\n{line[:40]}\n17\n\n{line}\n")
+    trace = Sessions(tmp_path).trace("s")
+    assert ([call["id"] for call in trace["calls"]], trace["num_unreadable"]) == (["a", "a"], 2)
+
+
+def test_sessions_go_after_a_week(tmp_path: Path) -> None:
+    sessions, week_ago = Sessions(tmp_path), time.time() - 8 * 24 * 3600
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.jsonl").write_text("")
+    os.utime(tmp_path / "old.jsonl", (week_ago, week_ago))
+    sessions.expire()
+    assert [path.name for path in tmp_path.iterdir()] == ["new.jsonl"]
+    with pytest.raises(Problem):
+        sessions.delete("old")
