@@ -111,10 +111,10 @@ class Desk:
         exchange: Exchange,
         dead_after_s: float,
         rollouts: Callable[[], Sequence[str]],
-        every_s: float = _EVERY_S,
+        most: int = _MOST,
     ) -> None:
         self.exchange, self.dead_after_s, self.rollouts = exchange, dead_after_s, rollouts
-        self.every_s = every_s
+        self.most = most
         self._waiting: dict[str, Answer] = {}
         # What is kept is a whole, so nothing may be asked between its list and the server.
         self._turn = asyncio.Lock()
@@ -186,11 +186,11 @@ class Desk:
         async with self._turn:
             answer.alive_at = time.monotonic()
             try:
-                has_room = await in_time(self.exchange.ask_call(answer.call, _MOST))
+                has_room = await in_time(self.exchange.ask_call(answer.call, self.most))
             except MemoryFull as error:
                 raise _unavailable("the memory of Redis is full", "memory_full") from error
         if not has_room:
-            raise _unavailable(f"{_MOST:,} calls wait already", "too_many_calls")
+            raise _unavailable(f"{self.most:,} calls wait already", "too_many_calls")
 
     async def read_forever(self, service: Service) -> None:
         """Consumes what rollouts send; produces answers.
@@ -222,7 +222,7 @@ class Desk:
 
         Waits for: the next look. Unblocked by: time, or the service stopping, which ends all.
         """
-        while not await service.pause(self.every_s):
+        while not await service.pause(_EVERY_S):
             try:
                 await self.keep()
             except Problem:  # no rollout is to blame for a Redis that is away

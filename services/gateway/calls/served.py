@@ -107,9 +107,9 @@ def _as_it_says(folder: Path) -> Model:
 
 def _without_model(record: JobRecord, deployment: Deployment) -> Problem:
     kept = [f"{record.id}@{each.step}" for each in kept_checkpoints(deployment.job_dir(record.id))]
-    remedy = (
-        f"its checkpoints answer as {' and '.join(kept)}" if kept else "it answers once it runs"
-    )
+    remedy = "it kept no checkpoint" if record.state.is_final else "it answers once it runs"
+    if kept:
+        remedy = f"its checkpoints answer as {' and '.join(kept)}"
     message = f"job {record.id} is {status_of(record)} and has no model; {remedy}"
     return conflict(message, param="model")
 

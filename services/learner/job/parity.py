@@ -9,6 +9,7 @@ or a KV cache shows on sampled tokens alone.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +37,6 @@ _LENGTH = 97
 _LIMITS = {"float32": (1e-4, 1e-3), "float16": (2e-3, 1e-2), "bfloat16": (1e-2, 5e-2)}
 _FIRST = 3
 _FACTOR = 4.0
-_WAIT_S = 1.0
 LEAST_TOKENS = 100  # of fewer a mean says little
 
 
@@ -50,6 +50,7 @@ class Parity:
         self.template: Probes | None = None  # without log-probs; none where no task can be read
         self._first: list[float] = []  # mean gaps of the first reports
         self._agreed: set[str] = set()  # rollouts that have agreed once
+        self._taken: set[ParityReport] = set()
         self._news: dict[tuple[str | None, int], dict[str, Any]] = {}  # since the last step
 
     def choose(self, model: Path, tasks: Sequence[Task]) -> None:
@@ -101,16 +102,18 @@ class Parity:
         return self.template.model_copy(update=told)
 
     async def watch_forever(self) -> NoReturn:
-        """Consumes the rollouts' reports; produces events, and a pause where one does not agree.
+        """Consumes the rollouts' statuses; produces events, and a pause where one does not agree.
 
-        Waits for: the next report. Unblocked by: a rollout that has loaded a version.
+        Waits for: the next heartbeat. Unblocked by: time.
         """
-        place, exchange, job_id = "0", self.attempt.exchange, self.attempt.job_id
+        own = (self.attempt.job_id, self.attempt.number)
         while True:
-            for entry_id, report in await exchange.parity_reports(job_id, place, _WAIT_S):
-                place = entry_id
-                if report.attempt == self.attempt.number:
+            statuses = (await self.attempt.exchange.statuses()).values()
+            for report in (report for status in statuses for report in status.parity):
+                if (report.job_id, report.attempt) == own and report not in self._taken:
+                    self._taken.add(report)
                     await self._take(report)
+            await asyncio.sleep(self.control.service.deployment.heartbeat_s)
 
     async def _take(self, report: ParityReport) -> None:
         told = report.model_dump(include={"rollout", "version", "mean", "max", "most"})

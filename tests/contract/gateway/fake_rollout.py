@@ -79,23 +79,20 @@ class FakeRollout:
         for call in await exchange.take_calls(None, self.room) if self.room else ():
             self.taken.append(call)
             self.held[call.id], counts[call.id] = call, len(call.so_far)
-        if beats % 10 == 0:
-            for gateway in {call.gateway for call in self.held.values()}:
-                of_gateway = [call for call in self.held.values() if call.gateway == gateway]
-                wanted = await exchange.wanted_calls(gateway, of_gateway)
-                self.dropped |= {call.id for call in of_gateway} - wanted
-        for call in list(self.held.values()):
-            await self._continue(exchange, call, counts)
+        for gateway in {call.gateway for call in self.held.values()}:
+            await self._continue(exchange, gateway, counts, looks=beats % 10 == 0)
 
-    async def _continue(self, exchange: Exchange, call: Call, counts: dict[str, int]) -> None:
-        piece = self._piece(call, counts)
-        if call.id in self.dropped or (piece is not None and piece.is_last):
-            del self.held[call.id]
-        held = tuple(each for each in self.held if self.held[each].gateway == call.gateway)
-        sent = Pieces(
-            rollout=self.name, doing="counts", held=held, pieces=(piece,) if piece else ()
-        )
-        await exchange.send_pieces(call.gateway, sent)
+    async def _continue(
+        self, exchange: Exchange, gateway: str, counts: dict[str, int], looks: bool
+    ) -> None:
+        own = [call for call in self.held.values() if call.gateway == gateway]
+        if looks:
+            self.dropped |= {call.id for call in own} - await exchange.wanted_calls(gateway, own)
+        pieces = [piece for call in own if (piece := self._piece(call, counts)) is not None]
+        for call_id in self.dropped | {piece.call_id for piece in pieces if piece.is_last}:
+            self.held.pop(call_id, None)
+        told = {"rollout": self.name, "doing": "counts", "held": tuple(call.id for call in own)}
+        await exchange.send_pieces(gateway, Pieces(**told, pieces=tuple(pieces)))
 
     def _piece(self, call: Call, counts: dict[str, int]) -> Piece | None:
         if refusal := self.refuse(call):
