@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, ClassVar
 
 from protocol.calls import Token
@@ -46,6 +45,7 @@ class Part:
 class Shape:
     """The answer to one request; how a choice looks is that of chats."""
 
+    PREFIX: ClassVar[str] = "chatcmpl"  # of its id
     OBJECTS: ClassVar[tuple[str, str]] = ("chat.completion", "chat.completion.chunk")
 
     def __init__(self, answer_id: str, request: Request, answers: Sequence[Answer]) -> None:
@@ -122,6 +122,7 @@ class Shape:
 
 
 class Completion(Shape):
+    PREFIX: ClassVar[str] = "cmpl"
     OBJECTS: ClassVar[tuple[str, str]] = ("text_completion", "text_completion")
 
     def choice(self, place: int, part: Part, key: str = "") -> Json:
@@ -131,19 +132,19 @@ class Completion(Shape):
         return told
 
     def logprobs(self, part: Part) -> Json:
-        before = sum(len(token.text) for token in part.answer.tokens[: part.start])
-        lengths = (len(token.text) for token in part.tokens)
         likely = [{text: logprob for _, text, logprob in token.top} for token in part.tokens]
         return {
             "tokens": [token.text for token in part.tokens],
             "token_logprobs": [token.logprob for token in part.tokens],
             "top_logprobs": likely if self.request.sampled.num_likely else None,
-            "text_offset": [*accumulate(lengths, initial=before)][:-1],
+            "text_offset": None,  # a character may be of several tokens
         }
 
 
 class Generated(Shape):
     """vLLM's answer in tokens, whose log-probs say the token in both ways that clients read."""
+
+    PREFIX: ClassVar[str] = "gen"
 
     def choice(self, place: int, part: Part, key: str = "") -> Json:
         told = {"token_ids": _ids(part), "weight_versions": _spans(part.answer)}
