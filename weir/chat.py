@@ -11,6 +11,7 @@ from weir.client import Json, WeirClient, WeirError
 from weir.views import complain, say, visible
 
 _HOW = "/reset begins again, /quit or Ctrl-D ends, Ctrl-C stops an answer"
+_ALONE = "each question stands alone: the model has learned from texts, and knows no chats"
 _CUT_OFF = "the answer is cut off at the limit of its tokens; see --max-tokens"
 
 
@@ -22,6 +23,7 @@ class Conversation:
     settings: Json
     begins_with: list[Json]
     messages: list[Json] = field(default_factory=list)
+    has_turns: bool = True  # until an answer says that the model knows none
     waits_for: str = ""
 
     def reset(self) -> None:
@@ -34,6 +36,7 @@ class Conversation:
         body, answer = {**self.settings, "messages": [*self.begins_with, *asked]}, ""
         try:
             for chunk in self.weir.chat(body, self._waits):
+                self._learn(chunk.get("weir") or {})
                 for choice in chunk["choices"]:
                     if text := choice["delta"].get("content"):
                         answer += text
@@ -41,8 +44,13 @@ class Conversation:
                     if choice["finish_reason"] == "length":
                         complain(_CUT_OFF)
         finally:
-            if answer:
+            if answer and self.has_turns:
                 self.messages = [*asked, {"role": "assistant", "content": answer}]
+
+    def _learn(self, facts: Json) -> None:
+        if facts.get("prompt_template") is not None and self.has_turns:
+            self.has_turns, self.messages = False, []
+            complain(_ALONE)
 
     def _waits(self, words: str) -> None:
         if words and words != self.waits_for:

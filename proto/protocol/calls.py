@@ -41,8 +41,8 @@ class CallSampling(Message):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)  # 0: all
     min_p: float = Field(default=0.0, ge=0, le=1)
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[Annotated[str, Field(max_length=256)], ...] = Field(default=(), max_length=16)
+    stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64)  # vLLM dies of over 128
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
     seed: int | None = None

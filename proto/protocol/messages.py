@@ -516,6 +516,7 @@ class Status(Message):
     starts: int = 1  # in a row, this one included, since it was last ready
     failure: Failure | None = None  # of the last of them
     capabilities: Capabilities | None = None  # of a grader
+    parity: tuple[ParityReport, ...] = ()  # of a rollout: its last answers to probes
 
 
 class JobRef(Message):

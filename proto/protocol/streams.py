@@ -13,12 +13,11 @@ learner               who takes up jobs, a hash           learner             le
 {job}:graded          GradedGroup                         grader              learner
 {job}:failed          GradedGroup without a group         rollout             learner
 {job}:policy          PolicyVersion                       learner             every rollout
-{job}:parity          ParityReport                        rollout             learner
 {job}:events          JobEvent                            all                 gateway
 {job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
 {job}:faults          who died or failed at what, a hash  rollout, grader     rollout, grader
 lives:{group}         heartbeats of workers, a hash       rollout, grader     rollout, grader
-status                Status by replica, a hash              all but gateway     gateway
+status                Status by replica, a hash           all but gateway     gateway, learner
 {job}:event_ids       ids of recorded events, a set       all                 all
 starts                processes started, by service       all                 gateway
 trials                Trial, a list that expires          gateway             grader
@@ -43,7 +42,6 @@ from protocol.messages import (
     JobEvent,
     JobRef,
     Message,
-    ParityReport,
     PolicyVersion,
     RolloutGroup,
     RolloutRequest,
@@ -78,11 +76,9 @@ ROLLOUTS = Stream("{job}:rollouts", RolloutGroup, group="grader")
 GRADED = Stream("{job}:graded", GradedGroup, group="learner")
 FAILED = Stream("{job}:failed", GradedGroup, group="learner")
 POLICY = Stream("{job}:policy", PolicyVersion)
-PARITY = Stream("{job}:parity", ParityReport)
 EVENTS = Stream("{job}:events", JobEvent)
 
 WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED, FAILED)
-OF_POLICY: tuple[Stream, ...] = (POLICY, PARITY)
 
 ACTIVE = PREFIX + "active"
 LEARNER = PREFIX + "learner"

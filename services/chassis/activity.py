@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-from protocol.messages import Capabilities, Doing
+from protocol.messages import Capabilities, Doing, ParityReport
 
 from services.chassis import metrics
 
+_REPORTS = 8  # versions may follow one another faster than heartbeats
 log = logging.getLogger(__name__)
 
 
@@ -62,6 +64,7 @@ class Activity:
         self.holds: dict[str, float] = {}  # keys of groups, and since when
         self.moved: Callable[[], int] = int  # of a rollout: see `Status`
         self.capabilities: Capabilities | None = None  # of a grader
+        self.parity = deque[ParityReport](maxlen=_REPORTS)  # of a rollout
         self._begun: list[Work] = []
 
     @property

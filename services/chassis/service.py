@@ -245,6 +245,7 @@ class StatusTeller:
             starts=self.starts,
             failure=self.failure,
             capabilities=activity.capabilities,
+            parity=tuple(activity.parity),
         )
 
     async def _tell_of(self, failure: Failure) -> None:

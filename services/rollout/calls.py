@@ -110,23 +110,23 @@ class Answering:
         key = self.follower.answers
         if key and self._room > 0:
             self._begin(await self.exchange.take_calls(key, self._room))
-        if (served := await self.exchange.next_served()) is None:
+        if (wanted := await self.exchange.next_weights()) is None:
             self._next = ("", 0.0)
             return
-        if served.key != self._next[0]:
-            self._next = served.key, time.monotonic()
+        if wanted != self._next[0]:
+            self._next = wanted, time.monotonic()
         job = self.follower.active
-        if job is None and served.folder:
-            await self._turn_to(served)
-        elif job is None or served.key != f"job:{job.job_id}":
-            await self._leave(served)
+        if job is None and wanted.startswith("folder:"):
+            await self._turn_to(wanted)
+        elif job is None or wanted != f"job:{job.job_id}":
+            await self._leave(wanted)
 
-    async def _turn_to(self, served: Served) -> None:
+    async def _turn_to(self, key: str) -> None:
         """Load other weights if nothing is answered, and no rollout that has them takes calls."""
-        is_free = not self.held and self._bringing is None and served.key != self.follower.answers
+        is_free = not self.held and self._bringing is None and key != self.follower.answers
         if not is_free or time.monotonic() < self._next[1] + _LET_OTHERS_S:
             return
-        if calls := await self.exchange.take_calls(served.key, _AT_FIRST, _FOREVER_S):
+        if calls := await self.exchange.take_calls(key, _AT_FIRST, _FOREVER_S):
             self._begin(calls)
             self._bringing = asyncio.create_task(self._bring(calls[0].served))
 
@@ -142,9 +142,9 @@ class Answering:
                 if held.call.served.key == served.key:
                     held.refuse(Refusal(status=500, code="model_not_served", message=why))
 
-    async def _leave(self, served: Served) -> None:
-        """Have the gateway look again where these weights are."""
-        for call in await self.exchange.take_calls(served.key, _ALL, _FOREVER_S):
+    async def _leave(self, key: str) -> None:
+        """Have the gateways look again where these weights are."""
+        for call in await self.exchange.take_calls(key, _ALL, _FOREVER_S):
             (held := _Held(call)).refuse(_MOVED)
             self.held.append(held)
 
@@ -158,6 +158,8 @@ class Answering:
 
     def _begin(self, calls: Iterable[Call]) -> None:
         for call in calls:
+            for earlier in [each for each in self.held if each.call.id == call.id]:
+                self._drop(earlier)  # a try from before this process was stopped
             held = _Held(call)
             held.task = asyncio.create_task(self._answer(held))
             self.held.append(held)
@@ -203,7 +205,7 @@ class Answering:
             pieces = tuple(held.piece for held in own if held.piece is not None)
             if not pieces and now < self._told.get(gateway, 0.0) + _LIFE_S:
                 continue
-            self.held = [held for held in self.held if not (held in own and _is_over(held))]
+            self.held = [held for held in self.held if not (_is_over(held) and held in own)]
             for held in own:
                 held.piece = None
             ids, self._told[gateway] = tuple(held.call.id for held in own), now

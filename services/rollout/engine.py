@@ -155,12 +155,11 @@ class Engine:
         """How many groups more would find room, if ``claimed`` ones are here or on their way.
 
         None does while a response has no token yet: it waits for KV blocks or a place in the batch;
-        nor while the engine sleeps. Calls, which are few, do not count.
+        nor while the engine sleeps.
         """
         if self.sleeps:
             return 0
-        states = self.llm.output_processor.request_states.values()
-        if any(state.is_prefilling for state in states if not _is_of_call(state)):
+        if any(state.is_prefilling for state in self._states):
             return 0
         on_their_way = (claimed - self.num_groups) * group_size
         return max(0, math.ceil((self.places - self.num_responses - on_their_way) / group_size))
@@ -172,9 +171,14 @@ class Engine:
         Always another one of an engine that sleeps, which is to stand still.
         """
         self._num_begun += self.sleeps
+        told = [state.detokenizer for state in self._states if state.detokenizer]
+        return self._num_begun + sum(each.num_output_tokens() for each in told)
+
+    @property
+    def _states(self) -> Iterator[RequestState]:
+        """Those of responses, but for calls: few, which say nothing of a job's groups."""
         states = self.llm.output_processor.request_states.values()
-        tokens = (state.detokenizer.num_output_tokens() for state in states if state.detokenizer)
-        return self._num_begun + sum(tokens)
+        return (state for state in states if state.output_kind is not RequestOutputKind.DELTA)
 
     @property
     def places(self) -> int:
@@ -242,10 +246,10 @@ class Engine:
         """
         answer = Answer(call, prompt_ids, self.tokenizer)
         began_under, name = self.label, f"call-{next(self._numbers)}"
-        self._num_begun += 1
         with _errors_named():
             ids, parameters = [*prompt_ids, *call.so_far], parameters_of(call, max_tokens)
-            async with self._outputs(ids, parameters, name) as outputs:
+            # What a job asks for goes first, and takes KV blocks of calls where there are none.
+            async with self._outputs(ids, parameters, name, priority=1) as outputs:
                 async for output in outputs:
                     (only,) = output.outputs
                     piece = answer.piece(only)
@@ -377,10 +381,6 @@ class Engine:
         for span in spans:
             if span.start < num_tokens:
                 yield span_of(span.version, span.start, min(span.end, num_tokens))
-
-
-def _is_of_call(state: RequestState) -> bool:
-    return state.output_kind is RequestOutputKind.DELTA
 
 
 @contextmanager

@@ -29,7 +29,7 @@ _COPY = ".copy-"
 _MOST_REMOVED = 3  # links in a row, after which this machine is at fault
 # Who wrote the folder, and how: the weights mean the same.
 _NO_MATTER = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"}
-_WEIGHTS = {".safetensors", ".index.json"}
+_READ_BY_ENGINES = {".json", ".txt", ".model", ".jinja"}  # of tokenizers, templates, generation
 _CONFIGS = {"config.json", "adapter_config.json"}  # a folder has one of them
 _OTHERS = {*_CONFIGS, "manifest.json"}
 
@@ -163,7 +163,9 @@ def shape_of(folder: Path) -> ModelShape:
         files={
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
             for path in paths
-            if path.name not in _OTHERS and not path.name.endswith(tuple(_WEIGHTS))
+            if path.suffix in _READ_BY_ENGINES
+            and path.name not in _OTHERS
+            and not path.name.endswith(".index.json")
         },
     )
 

@@ -57,7 +57,7 @@ _POLL_S = 0.05
 _GONE_S = 0.3  # newer weights are announced before older ones go
 _RETRY_S = 1.0
 _MAX_LOAD_FAILURES = 3
-_TELL_AGAIN_S = 5.0
+_MAY_DIFFER = {"evaluated", "links", "probes"}  # in a policy of the same weights
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,6 @@ def serving_of(served: Served) -> Serving:
     return Serving(policy, shape_of(folder), replace(settings, lora_rank=rank))
 
 
-def _same_weights(policy: PolicyVersion, other: PolicyVersion) -> bool:
-    may_differ = {"evaluated", "links", "probes"}
-    return policy.model_dump(exclude=may_differ) == other.model_dump(exclude=may_differ)
-
-
 class PolicyFollower:
     """Owns the engine and keeps it at the newest policy of the active job."""
 
@@ -120,7 +115,6 @@ class PolicyFollower:
         self._load_failures = 0
         self._reads_as = ""  # the digest of prompts that the engine's tokenizer makes as well
         self._refused: PolicyVersion | None = None  # whose weights the engine does not have
-        self._told: tuple[ParityReport | None, float] = (None, 0.0)  # last, and when
         self._changed = asyncio.Condition()
         self._gpu = asyncio.Lock()  # held while the engine starts, loads or sleeps
         self._turn = AsyncExitStack()  # on the GPU; it ends with the engine's sleep, or the process
@@ -210,9 +204,12 @@ class PolicyFollower:
 
     async def _have(self, served: Served, serving: Serving) -> None:
         folder, base = Path(served.folder), Path(served.base) if served.base else None
-        if self.engine is None:
+        if self.engine is None or self._started_with is None:
             await self._start(folder, serving, base)
         else:
+            started = self._started_with.settings
+            if not served.job_id and not started.lora_rank:  # no recipe asks for others
+                serving = replace(serving, settings=started)
             await self._load(folder, serving, keep_kv=False)
         async with self._changed:
             self.at_hand, self._last_job, self._refused = served, "", None
@@ -293,18 +290,14 @@ class PolicyFollower:
         async with self._changed:  # what is wanted may have changed, too
             self._changed.notify_all()
         wanted = self.demand.wanted or newest
-        if self._serves_weights_of(wanted) or not self.demand.may_switch:
-            return _POLL_S
-        if self._refused is not None and _same_weights(self._refused, wanted):
-            await self._tell_again()
+        if self._has_taken(wanted) or not self.demand.may_switch:
             return _POLL_S
         return await self._try_to_take(wanted, job)
 
-    def _serves_weights_of(self, policy: PolicyVersion) -> bool:
-        """Whether it is what is served, whatever else it tells by now, and wherever it lies."""
-        if self.serving is None:
-            return False
-        return _same_weights(self.serving.policy, policy)
+    def _has_taken(self, policy: PolicyVersion) -> bool:
+        """Whether it is served, or refused, whatever else it tells by now, and wherever it lies."""
+        taken, rest = self.serving.policy if self.serving else self._refused, _MAY_DIFFER
+        return bool(taken) and taken.model_dump(exclude=rest) == policy.model_dump(exclude=rest)
 
     async def _try_to_take(self, newest: PolicyVersion, job: ActiveJob) -> float:
         folder = self.service.deployment.memory_dir / newest.folder
@@ -402,7 +395,10 @@ class PolicyFollower:
     async def _answers_probes(
         self, policy: PolicyVersion, job: ActiveJob, seconds: dict[str, float]
     ) -> bool:
-        """Have the engine score the probes, and report; whether it answers as the learner does."""
+        """Have the engine score the probes; whether it answers as the learner does.
+
+        The status tells the learner, and goes on telling.
+        """
         probes, model = policy.probes, job.recipe.model
         if probes is None:
             return True
@@ -418,18 +414,8 @@ class PolicyFollower:
             most=probes.most,
             same_prompts=self._reads_as == probes.rendered,
         )
-        await self._tell(report)
+        self.service.activity.parity.append(report)
         return report.agrees
-
-    async def _tell(self, report: ParityReport) -> None:
-        self._told = report, time.monotonic()
-        await self.service.exchange.report_parity(report)
-
-    async def _tell_again(self) -> None:
-        """Report a refusal once more: the job does not pause if the server has lost the last."""
-        report, told_at = self._told
-        if report is not None and time.monotonic() - told_at > _TELL_AGAIN_S:
-            await self._tell(report)
 
     async def _refuse(self, policy: PolicyVersion) -> None:
         """Sample nothing, and let nothing go that these weights have sampled."""

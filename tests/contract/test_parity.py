@@ -18,7 +18,7 @@ from services.learner.job import parity
 from services.learner.job.parity import Parity
 from services.learner.job.phases import training
 from services.learner.training.samples import Measured, Sample
-from tests.builders import a_recipe
+from tests.builders import a_recipe, a_status
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
@@ -66,12 +66,9 @@ async def report(learner: Learner, policy: PolicyVersion, given: np.ndarray, **t
     assert policy.probes is not None
     about = {"job_id": "job", "attempt": policy.attempt, "version": policy.number}
     numbers = {**compared(given.tolist(), policy.probes), "most": policy.probes.most}
-    await learner.exchange.report_parity(
-        ParityReport(
-            **{**about, **numbers, "same_prompts": True, **told},
-            rollout="rollout-1",
-        )
-    )
+    told = {**about, **numbers, "same_prompts": True, **told}
+    report = ParityReport(**told, rollout="rollout-1")
+    await learner.exchange.show_status(a_status("rollout", parity=[report]))
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from protocol.messages import ActiveJob, PolicyVersion, Probes
 from services.chassis.deployment import Deployment
 from services.chassis.faults import NotStarted
 from services.chassis.parity import digest_of
-from services.chassis.service import Service
+from services.chassis.service import Service, StatusTeller
 from services.chassis.turns import Turns
-from services.rollout import policy_sync
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineError, LoadError
 from tests.builders import a_job_record, a_recipe, a_request
@@ -139,8 +138,8 @@ async def test_weights_that_lie_elsewhere_are_not_loaded_again(line: Following) 
     newest = await line.exchange.newest_policy("job")
     assert newest is not None
     elsewhere = newest.model_copy(update={"links": ("job/1.1.link",)})
-    assert line.follower._serves_weights_of(elsewhere)
-    assert not line.follower._serves_weights_of(elsewhere.model_copy(update={"digest": "?"}))
+    assert line.follower._has_taken(elsewhere)
+    assert not line.follower._has_taken(elsewhere.model_copy(update={"digest": "?"}))
 
 
 async def test_an_engine_that_does_not_start_is_told_of_with_the_job_that_it_was_for(
@@ -219,10 +218,9 @@ async def test_a_version_that_cannot_be_copied_is_left_for_the_next(
     await asyncio.wait_for(waiting, 60)
 
 
-async def test_a_refusal_is_reported_until_other_weights_are_served_and_claims_nothing(
-    line: Following, monkeypatch: pytest.MonkeyPatch
+async def test_who_refuses_weights_says_so_and_claims_nothing_until_others_are_served(
+    line: Following,
 ) -> None:
-    monkeypatch.setattr(policy_sync, "_TELL_AGAIN_S", 0.05)
     job = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
     line.engine.end_of_load.set_result(None)
     await asyncio.wait_for(served(line.follower, min_version=1), 60)
@@ -230,11 +228,9 @@ async def test_a_refusal_is_reported_until_other_weights_are_served_and_claims_n
     rendered = digest_of((), None, cast("Tokenizer", None), {})
     given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
     await _announce(line.exchange, line.deployment, 2, Probes(**given, logprobs=(-2.0,)))
-    async with asyncio.timeout(60):
-        while len(reports := await line.exchange.parity_reports("job", "0", 0.1)) < 3:
-            assert not line.task.done()
-    assert not any(report.agrees for _, report in reports)
-    assert not line.follower.serves(job)
+    await until(lambda: line.task.done() or not line.follower.serves(job))
+    (report,) = StatusTeller(line.follower.service).status().parity
+    assert (report.version, report.agrees) == (2, False)
     await _announce(line.exchange, line.deployment, 3)
     await asyncio.wait_for(served(line.follower, min_version=3), 60)
     assert line.follower.serves(job)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import redis
 from protocol import streams
+from protocol.calls import Pieces
 from protocol.exchange import Delivery, Exchange, connect
 from protocol.exchange.jobs import Sought
 from protocol.exchange.server import server_problems
-from protocol.messages import ActiveJob, JobRef, ParityReport, Requested, Trial, TrialResult
+from protocol.messages import ActiveJob, JobRef, Requested, Trial, TrialResult
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, FAILED, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS
 
@@ -30,6 +31,7 @@ from tests.builders import (
     a_task,
     an_event,
 )
+from tests.contract.door import a_call
 from tests.contract.exchange_steps import claim_one, taken_up
 from tests.contract.valkey_server import Server
 
@@ -99,6 +101,8 @@ async def services(server: Server) -> AsyncIterator[Services]:
         ],
         ("rollout", ("XREAD", "STREAMS", GRADED.key("one"), "0")),
         ("rollout", ("HSET", streams.lives_key("grader"), "me", "1")),
+        ("rollout", ("HDEL", streams.waited_for_key("gateway-1"), "call-0")),
+        *[(service, ("LRANGE", streams.CALLS, "0", "-1")) for service in ("grader", "learner")],
         ("learner", ("FLUSHALL",)),
         ("gateway", ("ACL", "LIST")),
         ("monitor", ("GET", streams.ACTIVE)),
@@ -139,10 +143,7 @@ async def test_a_group_goes_its_way_and_a_failed_one_too(
         await worker.bury(group, "another", 0, streams_in, "job")
         await worker.queued(streams_in[0], "job")
     assert await s.rollout.newest_policy("job") == a_policy()
-    told = {"version": 0, "rollout": "rollout-1", "mean": 0.0, "max": 0.0, "most": 1e-3}
-    report = ParityReport(job_id="job", attempt=1, same_prompts=True, **told)
-    await s.rollout.report_parity(report)
-    assert [each for _, each in await s.learner.parity_reports("job", "0", 0)] == [report]
+    assert await s.learner.statuses() == await s.gateway.statuses()
     evaluated, trained = await s.rollout.claim(inputs, "job", count=2, wait_s=0)
     await s.rollout.release(evaluated, "failures")
     (again,) = await s.rollout.reclaim(EVAL_REQUESTS, "job", count=1)
@@ -201,6 +202,19 @@ async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) 
     await services.grader.answer_trial(trial, TrialResult())
     assert await gateway.trial_result("t", 1) == TrialResult()
     assert not await gateway.withdraw_trial(trial)
+
+
+async def test_a_call_goes_to_a_rollout_and_its_answer_back(services: Services) -> None:
+    gateway, rollout = services.gateway, services.rollout
+    call = a_call(gateway=gateway.me)
+    assert await gateway.ask_call(call, most=1)
+    assert await gateway.keep_calls({call.id: 0}) == {call.id}
+    assert await rollout.next_weights() == call.served.key
+    assert await rollout.take_calls(call.served.key, 1) == [call]
+    assert await rollout.wanted_calls(gateway.me, [call]) == {call.id}
+    await rollout.send_pieces(gateway.me, Pieces(rollout="rollout-1"))
+    assert await gateway.pieces(1) == [Pieces(rollout="rollout-1")]
+    await gateway.withdraw_call(call.id)
 
 
 async def test_grades_that_a_rollout_made_up_are_a_failed_group(

@@ -326,7 +326,7 @@ class Jobs(Connection):
 
 
 def _keys_of_work(job_id: str) -> list[str]:
-    work = [stream.key(job_id) for stream in (*streams.WORK_STREAMS, *streams.OF_POLICY)]
+    work = [stream.key(job_id) for stream in (*streams.WORK_STREAMS, streams.POLICY)]
     more = [streams.under_way_key(job_id), streams.faults_key(job_id), _attempt_token_key(job_id)]
     return work + more
 

@@ -5,28 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import TypeVar, cast
+from typing import cast
 
 from pydantic import ValidationError
 
 from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat
 from protocol.frames import FrameError, decode, encode
-from protocol.messages import (
-    JobEvent,
-    Message,
-    ParityReport,
-    PolicyVersion,
-    Status,
-    Trial,
-    TrialResult,
-)
+from protocol.messages import JobEvent, PolicyVersion, Status, Trial, TrialResult
 
 MAX_EVENTS = 10_000
 _TRIAL_KEPT_S = 300
-_KEPT_REPORTS = 1000
 _FURTHER_PAGE = 200  # entries at least that are read at once where some could not be read
-M = TypeVar("M", bound=Message)
 Row = tuple[bytes, dict[bytes, bytes]]
 log = logging.getLogger(__name__)
 
@@ -46,22 +36,6 @@ class News(Connection):
     async def newest_policy(self, job_id: str) -> PolicyVersion | None:
         rows = await self.writer.xrevrange(streams.POLICY.key(job_id), count=1)
         return decode(PolicyVersion, cast(dict[bytes, bytes], rows[0][1])) if rows else None
-
-    async def report_parity(self, report: ParityReport) -> None:
-        policy = streams.POLICY.key(report.job_id)
-        args = [policy, _KEPT_REPORTS, *flat(encode(report))]
-        await self.run("report_parity", [streams.PARITY.key(report.job_id)], args)
-
-    async def parity_reports(
-        self, job_id: str, after: str, wait_s: float
-    ) -> list[tuple[str, ParityReport]]:
-        """Reports after the entry id ``after``, oldest first, each with its entry id.
-
-        One that this release cannot read is left out.
-        """
-        key = streams.PARITY.key(job_id)
-        reply = cast(Rows, await self.reader.xread({key: after}, block=block_ms(wait_s)))
-        return list(_readable(ParityReport, [row for rows in reply.values() for row in rows]))
 
     async def record_event(self, event: JobEvent) -> bool:
         """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept."""
@@ -163,16 +137,16 @@ async def _read_readable(
     size = count
     while len(found) < count:
         rows = await read(place, size, not found)
-        found += _readable(JobEvent, rows)
+        found += _readable(rows)
         if not rows or (found and len(rows) < size):
             break
         place, size = rows[-1][0].decode(), max(count, _FURTHER_PAGE)
     return found[:count]
 
 
-def _readable(kind: type[M], rows: Iterable[Row]) -> Iterator[tuple[str, M]]:
+def _readable(rows: Iterable[Row]) -> Iterator[tuple[str, JobEvent]]:
     for entry_id, fields in rows:
         try:
-            yield entry_id.decode(), decode(kind, fields)
+            yield entry_id.decode(), decode(JobEvent, fields)
         except FrameError as error:
-            log.warning("news left out", extra={"entry": entry_id.decode(), "why": str(error)})
+            log.warning("event left out", extra={"entry": entry_id.decode(), "why": str(error)})

@@ -1,10 +1,7 @@
--- Have a call wait for a rollout, unless it waits already, or too many do.
+-- Have a call wait for a rollout, unless too many do. One that waits already is replaced.
 -- KEYS: calls, their bodies, the calls that its gateway waits for
 -- ARGV: what it is for, its id, its body, the most that may wait, seconds, its tries
-if redis.call('HEXISTS', KEYS[2], ARGV[2]) == 1 then
-  return 1
-end
-if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
+if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) and redis.call('HEXISTS', KEYS[2], ARGV[2]) == 0 then
   return 0
 end
 redis.call('HSET', KEYS[3], ARGV[2], ARGV[6])

@@ -116,6 +116,7 @@ class Desk:
         self.exchange, self.dead_after_s, self.rollouts = exchange, dead_after_s, rollouts
         self.most = most
         self._waiting: dict[str, Answer] = {}
+        self._heard_at = float("-inf")  # of any rollout
         # What is kept is a whole, so nothing may be asked between its list and the server.
         self._turn = asyncio.Lock()
 
@@ -165,7 +166,7 @@ class Desk:
         answer.news.set()
 
     async def _until_all_has_come(self, answer: Answer) -> None:
-        if not self.rollouts():
+        if not self.rollouts() and time.monotonic() - self._heard_at > self.dead_after_s:
             raise _unavailable("no rollout shows life: see that one runs", "no_rollout")
         await self._ask(answer)
         while (refusal := await answer.refusal()) is not None:
@@ -208,7 +209,7 @@ class Desk:
                 await service.pause(_LOOK_S)
 
     def _hear(self, sent: Pieces) -> None:
-        now = time.monotonic()
+        now = self._heard_at = time.monotonic()
         for call_id in {*sent.held, *(piece.call_id for piece in sent.pieces)}:
             if answer := self._waiting.get(call_id):
                 answer.alive_at = answer.held_at = now

@@ -115,6 +115,7 @@ class Shape:
         rollouts = (rollout for answer in self.answers for rollout in answer.rollouts)
         return {
             "model": self.answers[0].call.served.name,
+            "prompt_template": self.answers[0].call.served.model.prompt_template,
             "rollouts": sorted(set(rollouts)),
             "weight_versions": [_spans(answer) for answer in self.answers],
         }

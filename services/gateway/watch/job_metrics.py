@@ -27,8 +27,7 @@ Ledger = dict[tuple[str, ...], float]
 _KEPT_STEPS = 51  # of which the median is taken
 # A step measures them only if the learner's own version sampled some of it; the last ones stay,
 # or an alert would never have them for long enough.
-_OF_SOME_STEPS = ("parity_max", "parity_mean")
-SAMPLED = "sampled tokens"  # in the place of a rollout: of whichever sampled them
+_OF_SOME_STEPS = ("parity_max", "parity_mean", "probe_gap")
 _NONE_DROPPED = dict.fromkeys(("no_signal", "surplus", *Loss), 0)
 _IN_RESULT = {
     Purpose.TRAIN: "groups",
@@ -63,11 +62,6 @@ _FAMILIES = (
         "weir_job_best_evaluation",
         "Every number of the evaluation with the highest accuracy so far",
         labels=[*_JOB, "name"],
-    ),
-    Gauge(
-        "weir_job_parity",
-        "The last gap of log-probs between a rollout, or sampled tokens, and the learner",
-        labels=[*_JOB, "rollout", "of"],
     ),
     Counter("weir_job_tokens_total", "Response tokens trained on", labels=_JOB),
     Counter("weir_job_samples_total", "Responses trained on", labels=_JOB),
@@ -117,7 +111,6 @@ class JobHistory:
     best_evaluation: dict[str, float] = field(default_factory=dict)  # of the highest accuracy
     other_evaluations: dict[str, float] = field(default_factory=dict)  # by "name/number"
     accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # ledgers, by purpose
-    parity: dict[str, dict[str, float]] = field(default_factory=dict)  # the last, by rollout
     totals: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     progress_at: float | None = None
@@ -125,8 +118,6 @@ class JobHistory:
     evaluation_seconds_max: float = 0.0
 
     def see(self, event: JobEvent) -> None:
-        rows: Any = event.data.get("parity", ())
-        self.parity |= {row["rollout"] or SAMPLED: _numbers(row) for row in rows}
         if event.type == "metrics":
             self._see_metrics(event)
         elif isinstance(told := event.data.get("other_evaluation"), Mapping):
@@ -183,9 +174,6 @@ class JobHistory:
             "weir_job_pretrain_metric": self.pretrain_metric,
             "weir_job_evaluation": self.evaluation | self.other_evaluations,
             "weir_job_best_evaluation": self.best_evaluation,
-            "weir_job_parity": {
-                (rollout, of): n for rollout, gaps in self.parity.items() for of, n in gaps.items()
-            },
             **{f"weir_job_{name}_total": self.totals.get(name, 0.0) for name in _TOTALS},
             "weir_job_phase_seconds_total": self.phases,
             "weir_job_progress_timestamp_seconds": self.progress_at,

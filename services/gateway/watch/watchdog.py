@@ -41,6 +41,7 @@ OLDEST = Gauge(
 _EVERY_S = 2.0
 _SURE_LOOKS = 2  # after one a process may just have been replaced
 _FORGOTTEN_S = 600.0  # without a sign of life
+_GAP = {"version", "mean", "max", "most"}
 _EVENTS = 60  # in which the last steps are
 log = logging.getLogger(__name__)
 _NOTHING = Why(True, 0.0, None)
@@ -69,7 +70,6 @@ class Watchdog:
         self._work = Roster(dead_after_s, every_s)
         self._step: tuple[str, int] | None = None  # at which the time of steps was measured
         self._step_s: float | None = None
-        self._parity: Mapping[str, Mapping[str, float]] = {}  # by rollout, at that time
         self._first = _NOTHING  # of the job that the stack works on
         self._mark: Hashable = None
         self._moved = time.monotonic()
@@ -155,7 +155,6 @@ class Watchdog:
             for _, event in reversed(await self.exchange.events_back(job.id, count=_EVENTS)):
                 history.see(event)
             self._step, self._step_s = (job.id, job.step), history.median_step_s
-            self._parity = history.parity
         return self._step_s
 
     def why(self, job: JobRecord | UnreadableRecord) -> dict[str, Any]:
@@ -167,10 +166,7 @@ class Watchdog:
             "still_s": round(why.still_s, 1),
             "because": why.because,
             "edge": why.edge,
-            "services": [
-                _service_object(process) | {"parity": self._parity.get(process.status.name)}
-                for process in self.seen.present
-            ],
+            "services": [_service_object(process, job.id) for process in self.seen.present],
             "streams": [_stream_object(*stream) for stream in self.seen.streams.items()],
         }
 
@@ -233,8 +229,9 @@ def _stream_object(name: str, backlog: Backlog) -> dict[str, Any]:
     return {"stream": name, **counts, "oldest_s": round(backlog.oldest_s, 1)}
 
 
-def _service_object(process: Process) -> dict[str, Any]:
+def _service_object(process: Process, job_id: str) -> dict[str, Any]:
     status = process.status
+    told = [r.model_dump(include=_GAP) for r in status.parity if r.job_id == job_id]
     doing, for_s = words_of(status), status.for_s
     if not process.is_alive:
         doing, for_s = f"shows no life; last: {doing}", process.silent_s
@@ -244,4 +241,5 @@ def _service_object(process: Process) -> dict[str, Any]:
         "ready": status.ready and process.is_alive,
         "doing": doing,
         "for_s": round(for_s, 1),
+        "parity": told[-1] if told else None,
     }

@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -130,13 +130,14 @@ class Publisher:
         self._chain = Chain(disk) if by_delta else None
         self._announcing: asyncio.Task[None] | None = None
         self._base: dict[str, str] = {}  # of adapters, once it is there
+        self.probes_of: Callable[[int], Probes | None] = lambda _: None  # of a version's number
 
     async def make_room(self) -> None:
         """Remove what earlier attempts have left, but for the last: a rollout may begin with it."""
         newest = await self.attempt.exchange.newest_policy(self.attempt.job_id)
         await self._retain(*([newest] if newest is not None else []))
 
-    async def publish(self, team: Team, number: int, probes: Probes | None = None) -> None:
+    async def publish(self, team: Team, number: int) -> None:
         """Write the current weights as version ``number``, to be announced as soon as may be.
 
         Where they are an adapter, the model that it is for goes ahead of the first. It waits until
@@ -147,7 +148,7 @@ class Publisher:
         folder = self._folder(number)
         slot = await asyncio.to_thread(self._slots.take, folder)
         await team.publish(slot.path, slot.number)
-        self._announcing = asyncio.create_task(self._announce(slot, number, folder, probes))
+        self._announcing = asyncio.create_task(self._announce(slot, number, folder))
 
     async def announced(self) -> None:
         """Wait until what was published is announced, or raise what prevented it."""
@@ -178,15 +179,13 @@ class Publisher:
         assert self.newest is not None, "it is published"
         await self._set_evaluated(self.newest.model_copy(update={"evaluated": None}))
 
-    async def restore_evaluated(
-        self, team: Team, number: int, folder: Path, probes: Probes | None = None
-    ) -> None:
+    async def restore_evaluated(self, team: Team, number: int, folder: Path) -> None:
         """Keep a version that an earlier attempt has made, which is still evaluated."""
         await self._publish_base(team)
         name, fill = self._folder(number), partial(weights.copy, folder)
         digest = await asyncio.to_thread(weights.write, self.memory, name, fill)
         links = await self._link(self.memory / name, None, number)
-        await self._set_evaluated(self._version(number, name, digest, links, probes))
+        await self._set_evaluated(self._version(number, name, digest, links))
 
     async def end_evaluation(self) -> None:
         if self.evaluated is not None:
@@ -218,11 +217,11 @@ class Publisher:
         self.newest = policy  # before others can see it, or the reconciler might go back
         await self.attempt.exchange.announce(policy)
 
-    async def _announce(self, slot: Slot, number: int, folder: str, probes: Probes | None) -> None:
+    async def _announce(self, slot: Slot, number: int, folder: str) -> None:
         began, before = time.monotonic(), self._slots.newest
         digest = await asyncio.to_thread(self._slots.finish, slot, folder)
         links = await self._link(slot.path, before.path if before else None, number)
-        policy = self._version(number, folder, digest, links, probes)
+        policy = self._version(number, folder, digest, links)
         await self._send(policy)
         log.info("announced", extra={"policy": folder, "seconds": time.monotonic() - began})
         await self._retain(policy, *self._kept)
@@ -269,7 +268,7 @@ class Publisher:
         return weights.version_folder(self.attempt.job_id, self.attempt.number, number)
 
     def _version(
-        self, number: int, folder: str, digest: str, links: tuple[str, ...], probes: Probes | None
+        self, number: int, folder: str, digest: str, links: tuple[str, ...]
     ) -> PolicyVersion:
         return PolicyVersion(
             job_id=self.attempt.job_id,
@@ -278,7 +277,7 @@ class Publisher:
             folder=folder,
             digest=digest,
             links=links,
-            probes=probes,
+            probes=self.probes_of(number),
             base=self._base.get("base", ""),
             base_digest=self._base.get("base_digest", ""),
         )

@@ -191,6 +191,7 @@ def _assemble(
     }
     evaluator = Evaluator(attempt, held_out)
     parity = Parity(attempt, progress, control)
+    publisher.probes_of = parity.of
     learning = Learning(
         attempt=attempt,
         progress=progress,

@@ -9,6 +9,7 @@ or a KV cache shows on sampled tokens alone.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +37,6 @@ _LENGTH = 97
 _LIMITS = {"float32": (1e-4, 1e-3), "float16": (2e-3, 1e-2), "bfloat16": (1e-2, 5e-2)}
 _FIRST = 3
 _FACTOR = 4.0
-_WAIT_S = 1.0
 LEAST_TOKENS = 100  # of fewer a mean says little
 
 
@@ -50,6 +50,7 @@ class Parity:
         self.template: Probes | None = None  # without log-probs; none where no task can be read
         self._first: list[float] = []  # mean gaps of the first reports
         self._agreed: set[str] = set()  # rollouts that have agreed once
+        self._taken: set[ParityReport] = set()
         self._news: dict[tuple[str | None, int], dict[str, Any]] = {}  # since the last step
 
     def choose(self, model: Path, tasks: Sequence[Task]) -> None:
@@ -81,16 +82,14 @@ class Parity:
             return most
         return min(most, max(least, _FACTOR * min(self._first)))
 
-    async def probes(self, team: Team, version: int) -> Probes | None:
-        """The probes, scored under the weights as they are, which are of this version."""
+    async def score(self, team: Team, version: int) -> None:
+        """Score the probes under the weights as they are, which are of this version."""
         if self.template is None:
-            return None
+            return
         scored = await team.score([_sample_of(self.template.token_ids)], 1.0)
         logprobs = scored.tokens.get("logprobs", np.array([np.nan]))
-        if not np.isfinite(logprobs).all():
-            return None  # a loss that is not finite has words of its own
-        self.progress.note_probes(version, logprobs.astype(float).round(7).tolist())
-        return self.of(version)
+        if np.isfinite(logprobs).all():  # a loss that is not has words of its own
+            self.progress.note_probes(version, logprobs.astype(float).round(7).tolist())
 
     def of(self, version: int) -> Probes | None:
         """The probes of a version that was scored, None if it was not."""
@@ -101,16 +100,18 @@ class Parity:
         return self.template.model_copy(update=told)
 
     async def watch_forever(self) -> NoReturn:
-        """Consumes the rollouts' reports; produces events, and a pause where one does not agree.
+        """Consumes the rollouts' statuses; produces events, and a pause where one does not agree.
 
-        Waits for: the next report. Unblocked by: a rollout that has loaded a version.
+        Waits for: the next heartbeat. Unblocked by: time.
         """
-        place, exchange, job_id = "0", self.attempt.exchange, self.attempt.job_id
+        own = (self.attempt.job_id, self.attempt.number)
         while True:
-            for entry_id, report in await exchange.parity_reports(job_id, place, _WAIT_S):
-                place = entry_id
-                if report.attempt == self.attempt.number:
+            statuses = (await self.attempt.exchange.statuses()).values()
+            for report in (report for status in statuses for report in status.parity):
+                if (report.job_id, report.attempt) == own and report not in self._taken:
+                    self._taken.add(report)
                     await self._take(report)
+            await asyncio.sleep(self.control.service.deployment.heartbeat_s)
 
     async def _take(self, report: ParityReport) -> None:
         told = report.model_dump(include={"rollout", "version", "mean", "max", "most"})

@@ -42,8 +42,7 @@ class Versions:
         await self.publisher.make_room()
         if number is not None and number != self.progress.step:
             folder = self.checkpoints.folder / checkpoint / EVALUATED
-            probes = self.parity.of(number)
-            await self.publisher.restore_evaluated(self.team, number, folder, probes)
+            await self.publisher.restore_evaluated(self.team, number, folder)
 
     async def publish(self) -> None:
         """Publish the policy; not while steps are replayed, for which no rollout waits."""
@@ -52,9 +51,9 @@ class Versions:
 
     async def _publish(self, step: int) -> None:
         with self.control.doing(Doing.MEASURES_PARITY, timed="probe"):
-            probes = await self.parity.probes(self.team, step)
+            await self.parity.score(self.team, step)
         with self.control.doing(Doing.PUBLISHES, step, timed="publish"):
-            await self.publisher.publish(self.team, step, probes)
+            await self.publisher.publish(self.team, step)
 
     async def begin_evaluation(self, step: int) -> None:
         """Have one version answer an evaluation; it is published even where steps are replayed."""

@@ -189,7 +189,7 @@ def placed(samples: Sequence[Sample]) -> list[Sample]:
 
 def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
     assert graded.group is not None
-    group = graded.group
+    group, is_own = graded.group, graded.group.is_own
     of_each = zip(group.responses, group.own_lengths.tolist(), graded.grades, strict=True)
     for (response, length, grade), (first, end) in zip(of_each, group.bounds(), strict=True):
         if isinstance(grade.outcome, Ungradable):
@@ -203,7 +203,7 @@ def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
         facts.truncated += response.finish_reason is FinishReason.LENGTH
         if grade.process_score is not None:
             (facts.process if is_correct else facts.process_wrong).append(grade.process_score)
-        _note_staleness(facts, response, group.is_own[first:end], version)
+        _note_staleness(facts, response, is_own[first:end], version)
 
 
 def _note_staleness(

@@ -326,8 +326,11 @@ def test_a_question_through_a_pipe_is_answered_and_nothing_else_is_said(
     assert (call.sampling.max_tokens, call.sampling.temperature, call.sampling.seed) == (5, 0, 3)
 
 
+@pytest.mark.parametrize(
+    ("model", "second"), [("chat", ["One", "0 1 2 3 4 ", "Two"]), ("tiny", ["Two"])]
+)
 def test_a_conversation_goes_on_after_a_refusal_and_is_begun_again(
-    stack: Stack, weir: Weir, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, weir: Weir, monkeypatch: pytest.MonkeyPatch, model: str, second: list[str]
 ) -> None:
     long = Refusal(status=400, code="context_length_exceeded", message="too long")
 
@@ -337,10 +340,11 @@ def test_a_conversation_goes_on_after_a_refusal_and_is_begun_again(
     lines = "One\nlong\nTwo\n/reset\nThree\n/quit\nFour\n"
     monkeypatch.setattr(sys, "stdin", Terminal(lines))
     with a_seen_rollout(stack, refuse=refuse) as rollout:
-        status, out, err = weir("chat", "tiny")
-    assert (status, out.count("0 1 2 3 4 \n"), err) == (0, 3, "weir: too long\n")
+        status, out, err = weir("chat", model)
+    assert (status, out.count("0 1 2 3 4 \n")) == (0, 3)
+    assert ("weir: too long\n" in err, err.count("stands alone")) == (True, len(second) == 1)
     answered = [said_to(call) for call in rollout.taken if said_to(call)[-1] != "long"]
-    assert answered == [["One"], ["One", "0 1 2 3 4 ", "Two"], ["Three"]]
+    assert answered == [["One"], second, ["Three"]]
 
 
 def test_a_model_that_is_not_there_is_told_where_a_chat_or_a_server_asks_for_it(

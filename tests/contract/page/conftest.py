@@ -41,11 +41,11 @@ class Site:
 
     def take_up(self, job_id: str, **values: Any) -> None:
         """Be the learner: begin an attempt, and write the job's state."""
-        aside(take_up, self.stack, job_id, **values)
+        _aside(take_up, self.stack, job_id, **values)
 
     def tell(self, job_id: str, *events: JobEvent) -> None:
         """Record events of the job."""
-        aside(tell, self.stack, *events)
+        _aside(tell, self.stack, *events)
 
     def end(self, job_id: str) -> None:
         """Be the learner that has trained a model."""
@@ -71,7 +71,7 @@ class Site:
         story.write_samples(folder, job_id, range(first, first + groups), purpose=purpose)
 
 
-def aside(work: Callable[..., Any], *args: Any, **values: Any) -> Any:
+def _aside(work: Callable[..., Any], *args: Any, **values: Any) -> Any:
     """Run what has an event loop of its own: Playwright's runs in the test's thread."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work, *args, **values).result()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack
+from threading import Event, Thread
 
 import pytest
 from playwright.sync_api import Page, expect
 from protocol.calls import Call, Refusal
+from protocol.exchange import connect
+from protocol.messages import Graded, Trial, TrialResult
 
 from tests.contract.gateway.fake_rollout import FakeRollout, a_seen_rollout
-from tests.contract.gateway.stack import a_checkpoint, a_grader, a_model
-from tests.contract.page.conftest import Site, aside
+from tests.contract.gateway.stack import a_checkpoint, a_model
+from tests.contract.page.conftest import Site
 
 pytestmark = pytest.mark.redis
 COUNTED = "0 1 2 3 4 "
@@ -24,7 +27,8 @@ def asked(call: Call) -> list[str]:
 
 @pytest.fixture(scope="module")
 def job(site: Site) -> str:
-    """A job that has trained a model, and has kept a checkpoint."""
+    """A job that has trained a model on texts; the base model `with-turns` knows chats."""
+    (a_model(site.stack.models / "with-turns") / "chat_template.jinja").write_text("{{ messages }}")
     job_id = site.submit("to-talk-to")
     a_checkpoint(site.stack, job_id, 2)
     model = a_model(site.stack.data_dir / "jobs" / job_id / "model")
@@ -33,10 +37,23 @@ def job(site: Site) -> str:
 
 
 @pytest.fixture
-def grader(site: Site) -> Iterator[None]:
-    with ExitStack() as running:
-        aside(running.enter_context, a_grader(site.stack))
-        yield
+def trials(site: Site) -> Iterator[list[Trial]]:
+    """Be a grader that finds no answer in any response."""
+    taken, stop = list[Trial](), Event()
+
+    async def grade() -> None:
+        async with connect(site.stack.server.url, me="grader") as exchange:
+            while not stop.is_set():
+                if (trial := await exchange.take_trial(0.1)) is not None:
+                    taken.append(trial)
+                    nothing = Graded(value=0.0, reason="no_answer")
+                    await exchange.answer_trial(trial, TrialResult(outcome=nothing))
+
+    thread = Thread(target=lambda: asyncio.run(grade()))
+    thread.start()
+    yield taken
+    stop.set()
+    thread.join()
 
 
 @pytest.fixture
@@ -55,12 +72,12 @@ def send(page: Page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_two_models_answer_next_to_each_other_and_each_goes_on_from_its_own_answers(
+def test_two_models_answer_next_to_each_other_and_go_on_if_they_know_chats(
     page: Page, job: str, rollout: FakeRollout
 ) -> None:
-    page.goto(f"/#/jobs/{job}")
-    page.locator(".actions").get_by_role("link", name="Chat").click()
-    page.get_by_label("Next to it").select_option(f"{job}@2")
+    page.goto(f"/#/jobs/{job}/model")
+    page.locator(".files").get_by_role("link", name="Chat").click()
+    page.get_by_label("Next to it").select_option("with-turns")
     page.get_by_label("Temperature").fill("0.5")
     page.get_by_label("Max tokens").fill("9")
     answers = page.get_by_role("article")
@@ -68,19 +85,19 @@ def test_two_models_answer_next_to_each_other_and_each_goes_on_from_its_own_answ
         send(page, question)
         expect(page.locator("[aria-busy=false]")).to_have_count(2 * number)
         expect(answers.locator(".tokens [data-token]")).to_have_count(10 * number)
-    expect(answers.nth(1)).to_contain_text("at step 2")
-    expect(answers.nth(1)).to_contain_text(COUNTED)
-    expect(answers.nth(1)).to_contain_text("version 7: tokens 0 to 5")
-    assert {call.served.version for call in rollout.taken} == {0, 2}
-    assert [asked(call) for call in rollout.taken] == [["One"]] * 2 + [["One", COUNTED, "Two"]] * 2
+    for told in ("at step 2", COUNTED, "version 7: tokens 0 to 5", "stands alone"):
+        expect(answers.first).to_contain_text(told)
+    of_step = [call for call in rollout.taken if call.served.version == 2]
+    others = [call for call in rollout.taken if call not in of_step]
+    assert [asked(call) for call in of_step] == [["One"], ["Two"]]
+    assert [asked(call) for call in others] == [["One"], ["One", COUNTED, "Two"]]
     assert {(call.sampling.temperature, call.sampling.max_tokens) for call in rollout.taken} == {
         (0.5, 9)
     }
 
 
-@pytest.mark.usefixtures("grader")
-def test_a_task_is_asked_at_a_click_and_graded_as_the_job_does(
-    page: Page, job: str, rollout: FakeRollout
+def test_a_task_is_asked_at_a_click_and_graded_by_the_reward_of_its_job(
+    page: Page, job: str, rollout: FakeRollout, trials: list[Trial]
 ) -> None:
     page.goto(f"/#/chat?model={job}")
     page.get_by_text("Ask a task of the job").click()
@@ -89,6 +106,9 @@ def test_a_task_is_asked_at_a_click_and_graded_as_the_job_does(
     expect(answer).to_contain_text("no answer")
     expect(answer.locator(".verdict")).to_have_text("✗wrong")
     assert asked(rollout.taken[0]) == ["1+1=?"]
+    (trial,) = trials
+    assert [check.verifier for check in trial.reward.process] == ["equation_steps"]
+    assert (trial.task.prompt, trial.task.answer, trial.text) == ("1+1=?", "2", COUNTED)
 
 
 def test_a_chat_goes_on_after_a_refusal_and_after_one_that_was_stopped(

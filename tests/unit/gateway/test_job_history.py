@@ -55,13 +55,6 @@ def test_the_parity_that_was_measured_last_stays() -> None:
     assert told(history, "weir_job_metric", "parity_tokens") == 0
 
 
-def test_the_parity_of_each_rollout_is_told_as_it_was_compared_last() -> None:
-    rows = [{"rollout": "rollout-0", "version": n, "mean": n / 8, "agrees": True} for n in (1, 2)]
-    history = a_history(("step:1", 10, step(1, parity=rows)), ("step:2", 20, step(2)))
-    assert told(history, "weir_job_parity", "rollout-0", "mean") == 0.25
-    assert told(history, "weir_job_parity", "rollout-0", "version") == 2
-
-
 def test_the_median_step_leaves_out_what_is_no_step_and_the_longest_evaluation_is_told() -> None:
     history = a_history(
         ("attempt:1", 0, True),

@@ -116,7 +116,7 @@ def test_a_refusal_is_told_with_its_field_and_not_tried_again() -> None:
 def test_an_answer_is_told_as_it_comes_and_breaks_off_with_the_gateways_words() -> None:
     gateway, waits = Gateway(), list[str]()
     chunks = (b'data: {"choices": []}\n\n', b'data: {"error": {"message": "the engine died"}}\n\n')
-    gateway.replies = [a_stream(gateway, b": loads step 4\n\n", *chunks)]
+    gateway.replies += [a_stream(gateway, b": loads step 4\n\n", *chunks)]
     with gateway.client() as client:
         answer = client.chat({"model": "m"}, waits.append)
         assert next(answer) == {"choices": []}

@@ -100,11 +100,11 @@ function ModelChoice({ label, name, value, models }) {
 const samplingOf = (query) =>
   Object.fromEntries(SAMPLING.flatMap(([name]) => (query[name] ? [[name, Number(query[name])]] : [])));
 
-/** What was said to the model of a column: without what it has not answered. */
+/** What was said to the model of a column: only what it has answered, and nothing to one that knows no chats. */
 const historyOf = (turns, column) =>
   turns.flatMap(({ messages, answers }) => {
-    const { text } = answers[column] ?? answers[0];
-    return text ? [...messages, { role: "assistant", content: text }] : [];
+    const { text, template = null } = answers[column] ?? answers[0];
+    return text && template === null ? [...messages, { role: "assistant", content: text }] : [];
   });
 
 function changed(turns, column, changes) {
@@ -170,6 +170,7 @@ function Answer({ answer, end }) {
     ${outcome && html`<${Score} name="outcome" score=${outcome} />`}
     ${process && html`<${Score} name="process" score=${process} />`}
     <${Marks} response=${answer} />
+    ${answer.template && html`<p class="soft small">Each question stands alone: the model knows no chats.</p>`}
     <${Versions} spans=${answer.spans} />
   </article>`;
 }
@@ -183,14 +184,13 @@ function Question({ busy, onAsk, children }) {
     onAsk(text);
     setText("");
   };
-  const press = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event);
   return html`<form class="panel question" onSubmit=${send}>
     <label class="field"
       >Message; Shift and Enter begin a line<textarea
         rows="2"
         value=${text}
         onInput=${(event) => setText(event.target.value)}
-        onKeyDown=${press}
+        onKeyDown=${(event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event)}
       ></textarea></label
     >
     <p class="bar"><button class="primary" disabled=${busy}>Send</button>${children}</p>

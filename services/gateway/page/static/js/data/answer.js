@@ -1,29 +1,20 @@
 /** A model's answer, as it comes. */
-import { request } from "./api.js";
+import { send } from "./api.js";
 import { batches } from "./stream.js";
 
-/**
- * Ask a model, and tell what is new of its answer. One that is stopped or breaks keeps what has come.
- * @param {object} body of the route of chat completions @param {(changes: object) => void} tell
- * @returns {Promise<string>} all of its text
- */
+/** Ask a model for a chat completion, and tell what is new of it; resolves to its text, or to what has come of it. */
 export async function fetchAnswer(body, signal, tell) {
   const sampled = [];
   let text = "";
   const take = ({ error, choices: [choice] = [], weir }) => {
     if (error) throw new Error(error.message);
-    if (weir?.weight_versions) tell({ spans: weir.weight_versions[0] });
+    if (weir) tell({ spans: weir.weight_versions[0], template: weir.prompt_template });
     if (choice?.finish_reason) tell({ finish_reason: choice.finish_reason });
     text += choice?.delta.content ?? "";
     sampled.push(...(choice?.logprobs?.content ?? []));
   };
   try {
-    const reply = await request("v1/chat/completions", {
-      method: "POST",
-      signal,
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ ...body, stream: true, logprobs: true }),
-    });
+    const reply = await send("v1/chat/completions", { ...body, stream: true, logprobs: true }, {}, signal);
     for await (const chunks of batches(reply.body, (waits) => tell({ waits }))) {
       chunks.forEach(take);
       tell({ text });
@@ -36,11 +27,7 @@ export async function fetchAnswer(body, signal, tell) {
   return text;
 }
 
-/**
- * The piece of a text that each token stands for: none if it is a part of a character, but for the last part, which
- * has all of it, or if it is behind the text, as what ends it is.
- * @param {string} text @param {string[]} tokens each by itself; a part of a character as U+FFFD
- */
+/** The piece of a text that each token stands for: the last part of a character, told as U+FFFD, has all of it. */
 export function placed(text, tokens) {
   const pieces = [];
   let at = 0;

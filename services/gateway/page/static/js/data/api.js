@@ -41,16 +41,18 @@ export async function request(path, { headers, ...options } = {}) {
 
 export const get = async (path, query, signal) => (await request(withQuery(path, query), { signal })).json();
 
-/** @param {string} path @param {object} [body] sent as JSON @param {object} [headers] */
-export async function post(path, body, headers) {
+/** @param {string} path @param {object} [body] sent as JSON @param {object} [headers] @param {AbortSignal} [signal] */
+export function send(path, body, headers, signal) {
   const content = body === undefined ? {} : { body: JSON.stringify(body), type: "application/json" };
-  const reply = await request(path, {
+  return request(path, {
     method: "POST",
     body: content.body,
     headers: { ...(content.type && { "Content-Type": content.type }), ...headers },
+    signal,
   });
-  return reply.json();
 }
+
+export const post = async (...sent) => (await send(...sent)).json();
 
 export const remove = async (path, query) => (await request(withQuery(path, query), { method: "DELETE" })).json();
 

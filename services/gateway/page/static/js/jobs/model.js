@@ -1,5 +1,5 @@
 /** What a job has made: its model, to be downloaded, and its checkpoints, to go on from. */
-import { html } from "../shell/dom.js";
+import { html, useState } from "../shell/dom.js";
 import { JOBS, get, post, request } from "../data/api.js";
 import { ago, number } from "../shell/format.js";
 import { Empty, Failure, isFinal, useWork } from "../shell/parts.js";
