@@ -65,6 +65,7 @@ def idler(stack: Stack) -> Iterator[None]:
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_rollout")
         with a_rollout(stack, name="idler", room=0):
             wait_for(lambda: is_asked(http))
+            wait_for(lambda: stack.exchange(lambda exchange: exchange.next_served()) is None)
             yield
 
 
