@@ -266,7 +266,7 @@ def reinforcement(**settings: Any) -> dict[str, Any]:
 
 
 def wait_until_ready(url: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         try:
             if httpx.get(f"{url}/readyz").status_code == 200:
