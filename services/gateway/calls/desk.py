@@ -110,30 +110,20 @@ def _joined(
     return tuple(joined)
 
 
+@dataclass
 class Desk:
-    """Holds the calls that clients of this gateway wait for.
+    """Holds the calls that clients of this gateway wait for."""
 
-    Args:
-        rollouts: tells the living rollouts, in words, each with what it does.
-    """
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        dead_after_s: float,
-        rollouts: Callable[[], Sequence[str]],
-        most: int = _MOST,
-    ) -> None:
-        self.exchange, self.dead_after_s, self.rollouts = exchange, dead_after_s, rollouts
-        self.most = most
-        self._waiting: dict[str, Answer] = {}
-        # What is kept is a whole, so nothing may be asked between its list and the server.
-        self._turn = asyncio.Lock()
+    exchange: Exchange
+    dead_after_s: float
+    rollouts: Callable[[], Sequence[str]]  # the living ones, in words, each with what it does
+    most: int = _MOST
+    _waiting: dict[str, Answer] = field(default_factory=dict)
+    # What is kept is a whole, so nothing may be asked between its list and the server.
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answering(
-        self,
-        answers: Sequence[Answer],
-        then: Callable[[Answer], None] | None = None,
+        self, answers: Sequence[Answer], then: Callable[[Answer], None] | None = None
     ) -> AsyncGenerator[None, None]:
         """Ask for answers, which share their ``news``, until all are done; or withdraw them.
 
@@ -159,7 +149,6 @@ class Desk:
                 task.cancel()
 
     async def _follow(self, answer: Answer, then: Callable[[Answer], None] | None) -> None:
-        self._waiting[answer.call.id] = answer
         try:
             answer.problem = await self._problem_of(answer)
             if then is not None:
@@ -168,15 +157,14 @@ class Desk:
             log.exception("what has come of a call cannot be kept")
             answer.problem = own_fault(error)
         finally:
-            del self._waiting[answer.call.id]
             answer.is_done = True
             answer.news.set()
 
     async def _problem_of(self, answer: Answer) -> Problem | None:
         """Why the rest of an answer will not come; None once all has."""
+        self._waiting[answer.call.id] = answer
         try:
-            await self._until_all_has_come(answer)
-            return None
+            return await self._until_all_has_come(answer)
         except asyncio.CancelledError:
             problem = Problem(499, "the client left", code="client_left")
         except Problem as known:
@@ -184,6 +172,8 @@ class Desk:
         except Exception as error:
             log.exception("a call failed")
             problem = own_fault(error)
+        finally:
+            del self._waiting[answer.call.id]
         with suppress(Exception):  # what nobody keeps expires
             await in_time(self.exchange.withdraw_call(answer.call.id))
         return problem
@@ -200,9 +190,7 @@ class Desk:
                 raise Problem(refusal.status, refusal.message, code=refusal.code)
             answer.losses += refusal is _LOST
             if answer.losses == _MOST_LOSSES:
-                raise _unavailable(
-                    f"it was lost {_MOST_LOSSES} times with rollouts", "rollout_lost"
-                )
+                raise _unavailable(f"rollouts lost it {answer.losses} times", "rollout_lost")
             if refusal is not _LOST:
                 await asyncio.sleep(_PAUSE_S)
             answer.begin_again(await answer.resolve())
@@ -238,8 +226,7 @@ class Desk:
         now = time.monotonic()
         for call_id in {*sent.held, *(piece.call_id for piece in sent.pieces)}:
             if answer := self._waiting.get(call_id):
-                answer.alive_at = now
-                answer.doing = sent.doing
+                answer.alive_at, answer.doing = now, sent.doing
         for piece in sent.pieces:
             if answer := self._waiting.get(piece.call_id):
                 answer.take(piece, sent.rollout)

@@ -37,10 +37,6 @@ class Part:
     def is_last(self) -> bool:
         return self.answer.is_done
 
-    def next(self) -> Part:
-        answer = self.answer
-        return Part(answer, len(answer.tokens), len(answer.text), is_first=False)
-
 
 class Shape:
     """The answer to one request; how a choice looks is that of chats."""
@@ -65,7 +61,8 @@ class Shape:
             elif not part.tokens and not part.text:
                 continue
             else:
-                self._open[place] = part.next()
+                answer = part.answer
+                self._open[place] = Part(answer, len(answer.tokens), len(answer.text), False)
             chunk = self._object(1, [self.choice(place, part, "delta")], part.is_first)
             yield chunk | ({"weir": self.facts()} if part.is_last else {})
 
@@ -103,9 +100,8 @@ class Shape:
         return {"content": [_likely(token) for token in part.tokens], "refusal": None}
 
     def usage(self) -> Json:
-        of_prompts = sum(
-            len(answer.prompt_ids) for answer in self.answers[:: self.request.sampled.n]
-        )
+        firsts = self.answers[:: self.request.sampled.n]
+        of_prompts = sum(len(answer.prompt_ids) for answer in firsts)
         sampled = sum(len(answer.tokens) for answer in self.answers)
         told = {"prompt_tokens": of_prompts, "completion_tokens": sampled}
         return told | {"total_tokens": of_prompts + sampled}

@@ -360,23 +360,24 @@ async def test_a_call_ends_also_if_it_can_be_neither_withdrawn_nor_recorded(
 async def test_a_death_counts_once_and_a_call_may_be_asked_again_beyond_the_limit(
     exchange: Exchange,
 ) -> None:
-    asked_again = asyncio.Event()
+    looking = list[asyncio.Task[None]]()
 
-    async def slowly() -> Served:
-        await desk.keep()  # which comes at any time
-        asked_again.set()
+    async def meanwhile() -> Served:
+        looking.append(asyncio.create_task(desk.keep()))
+        await asyncio.sleep(0)  # it begins to ask Redis which calls wait
         return SERVED
 
-    desk = Desk(exchange, 0.0, lambda: ["rollout-1"], most=1)
-    answer = Answer(a_call("1"), slowly)
+    desk = Desk(exchange, 60, lambda: ["rollout-1"], most=1)
+    answer = Answer(a_call("1"), meanwhile)
     async with aclosing(desk.answering([answer])) as looks:
         await anext(looks)
         await exchange.take_calls(None, 1)
         await exchange.ask_call(a_call("other"), 1)
+        answer.alive_at -= 100
         await desk.keep()
-        await asked_again.wait()
         await wait_for_calls(exchange, 2)
-    assert (answer.losses, answer.call.tries) == (1, 1)
+        assert (answer.losses, answer.call.tries, await answer.has_ended_within(0)) == (1, 1, False)
+    await asyncio.gather(*looking)
 
 
 @pytest.mark.parametrize(
