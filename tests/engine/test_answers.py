@@ -146,6 +146,6 @@ async def test_calls_beside_groups_change_neither_these_nor_their_room(
 
 
 async def test_what_vllm_does_not_take_is_refused(engine: Engine) -> None:
-    for changes in ({"sampling": {"min_tokens": 99}}, {"sampling": {"stop_token_ids": [-1, 9999]}}):
+    for sampling in ({"min_tokens": 99}, {"stop_token_ids": [-1, 9999]}):
         with pytest.raises(RequestRefused):
-            await answered(engine, **changes)
+            await answered(engine, sampling=sampling)

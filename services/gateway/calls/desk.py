@@ -180,7 +180,7 @@ class Desk:
 
     async def _until_all_has_come(self, answer: Answer) -> None:
         deadline = time.monotonic() + _FIRST_SIGN_S
-        while not self.rollouts():
+        while not self.rollouts() and time.monotonic() - self._heard_at > self.dead_after_s:
             answer.alive_at = time.monotonic()
             if await answer.has_ended_within(_PAUSE_S) or time.monotonic() > deadline:
                 raise _unavailable("no rollout shows life: see that one runs", "no_rollout")
@@ -223,7 +223,7 @@ class Desk:
                 await service.pause(_LOOK_S)
 
     def _hear(self, sent: Pieces) -> None:
-        now = time.monotonic()
+        now = self._heard_at = time.monotonic()
         for call_id in {*sent.held, *(piece.call_id for piece in sent.pieces)}:
             if answer := self._waiting.get(call_id):
                 answer.alive_at, answer.doing = now, sent.doing
