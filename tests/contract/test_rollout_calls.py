@@ -13,7 +13,7 @@ import pytest
 from protocol import weights
 from protocol.calls import Call, Piece, Served, Token
 from protocol.exchange import connect
-from protocol.messages import ActiveJob, Doing, FinishReason, PolicyVersion
+from protocol.messages import ActiveJob, Doing, FinishReason, PolicyVersion, Requested
 from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
@@ -183,9 +183,7 @@ async def test_a_model_that_needs_another_engine_has_its_calls_given_back(line: 
     assert isinstance(line.tasks[0].exception(), EngineUnfit)
 
 
-async def test_a_job_that_begins_cuts_calls_for_other_weights_and_has_the_engine(
-    line: Line,
-) -> None:
+async def test_a_job_that_begins_or_ends_cuts_calls_for_other_weights(line: Line) -> None:
     door, engine = line.door, line.engine
     other = line.call("other", "aaaa")
     await door.ask(other)
@@ -203,6 +201,13 @@ async def test_a_job_that_begins_cuts_calls_for_other_weights_and_has_the_engine
     assert last.refusal is not None
     assert (last.refusal.status, last.refusal.again) == (409, True)
     assert line.service.activity.now.doing is not Doing.ANSWERS
+    await door.exchange.request_state("job", Requested.PAUSE)
+    await door.exchange.pause_job("job", 1, None)
+    (*_, last) = await door.until_over(own)
+    assert last.refusal is not None
+    assert last.refusal.again
+    engine.ends.set()
+    assert (await door.answered(line.call("later", "aaaa")))[0].text == "aaaa"
 
 
 async def test_beside_a_job_few_are_answered_at_once_and_one_that_nobody_wants_makes_room(

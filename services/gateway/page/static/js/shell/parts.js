@@ -71,6 +71,12 @@ export const Table = ({ label, columns, rows, className }) =>
     </table>
   </div>`;
 
+/** Names and what they stand for. */
+export const Facts = ({ facts, className = "settings" }) =>
+  html`<dl class=${className}>
+    ${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
+  </dl>`;
+
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 
 /** A dialog on top of everything; Escape closes it. */
