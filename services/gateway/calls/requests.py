@@ -15,7 +15,7 @@ from services.gateway.openai.body import Body, Part, unusable
 
 _MOST_CALLS = 128  # of a request
 _MOST_BYTES = 2**23  # each response has its prompt in Redis
-_MOST_LOGPROBS = 500_000  # of an answer
+_MOST_TOKENS = 500_000  # of an answer, those of top_logprobs included
 _MOST_CHARS = 16  # of a prompt, for each token of the context
 _OWN = "the policy's own distribution is sampled; remove it"
 # Fields of other servers that do not work here, and what to do instead.
@@ -137,8 +137,8 @@ class Request(Fields, Body):
             what = f"over {_MOST_CALLS} responses, or {_MOST_BYTES >> 20} MiB of prompts for them"
             raise wrong("n", f"asks for {what}; send several requests")
         most = min(self.sampled.most_tokens or context, context)
-        if len(prompts) * num * most * (1 + (self.sampled.num_likely or 0)) > _MOST_LOGPROBS:
-            what = f"{_MOST_LOGPROBS:,} tokens, those of top_logprobs included"
+        if len(prompts) * num * most * (1 + (self.sampled.num_likely or 0)) > _MOST_TOKENS:
+            what = f"{_MOST_TOKENS:,} tokens, those of top_logprobs included"
             raise wrong("max_tokens", f"the answer may have over {what}; lower it, n or logprobs")
         for prompt in prompts:
             _refuse_too_long(prompt, context)

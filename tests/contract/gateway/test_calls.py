@@ -380,6 +380,28 @@ async def test_a_death_counts_once_and_a_call_may_be_asked_again_beyond_the_limi
     await asyncio.gather(*looking)
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("is_taken", "silent_s", "code"), [(True, 601, "not_answered"), (False, 301, "not_taken")]
+)
+async def test_a_call_of_which_nothing_comes_ends(
+    exchange: Exchange, is_taken: bool, silent_s: float, code: str
+) -> None:
+    living = list[str]()
+    desk, answer = Desk(exchange, 60, lambda: living), Answer(a_call("1"), never)
+    looks = desk.answering([answer])
+    await anext(looks)
+    living.append("rollout-1 loads")  # as one that has just begun, which the call has waited for
+    await wait_for_calls(exchange, 1)
+    if is_taken:
+        await exchange.take_calls(None, 1)
+    answer.came_at -= silent_s
+    await desk.keep()
+    with pytest.raises(Problem, match="rollout-1 loads") as caught:
+        await all_of(looks)
+    assert caught.value.code == code
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
