@@ -24,7 +24,7 @@ class Served(Message):
     folder: str = ""  # on the shared disk; none: the newest weights of the job
     base: str = ""  # where the folder holds an adapter: the folder of the model that it is for
     version: int = 0  # the step that has made the folder's weights
-    attempt: int = 0  # of the job then
+    attempt: int = 0  # of the job that made its result; 0: a checkpoint does not say
     model: Model  # how to start an engine on it, and how messages become a prompt
 
     @property

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
-from protocol.messages import Task, as_text
+from protocol.messages import Task
 
 from services.chassis.faults import Unworkable
 
@@ -56,6 +55,9 @@ def chat(
 ) -> list[int]:
     """The token ids of a conversation by the model's chat template, up to the assistant's turn.
 
+    Args:
+        turns: with one text as content, and the arguments of tools' calls as objects.
+
     Raises:
         PromptError: if the chat template refuses it, or the model has none, or an option has the
             name of a parameter of the tokenizer.
@@ -83,17 +85,7 @@ def chat(
 
 
 def _turn(turn: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """A turn as templates read it: with one text, and the arguments of tools' calls as objects."""
-    read = {**turn, "content": as_text(turn.get("content"))}
     # Most templates know no developer, and some would leave out what it says.
-    if turn.get("role") == "developer" and "developer" not in str(tokenizer.chat_template):
-        read["role"] = "system"
-    if calls := turn.get("tool_calls"):
-        read["tool_calls"] = [_tool_call(call) for call in calls]
-    return read
-
-
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function, arguments = call["function"], call["function"].get("arguments")
-    read = json.loads(arguments) if isinstance(arguments, str) else arguments
-    return {**call, "function": {**function, "arguments": read}}
+    if turn["role"] == "developer" and "developer" not in str(tokenizer.chat_template):
+        return {**turn, "role": "system"}
+    return {**turn}

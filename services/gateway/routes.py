@@ -12,6 +12,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 from protocol.messages import JobRecord, JobState, Requested
 
 from services.chassis.deployment import Deployment
+from services.gateway.calls.routes import session_name
 from services.gateway.errors import Problem, conflict, no_model, not_found, wrong
 from services.gateway.files.store import StoredFile
 from services.gateway.jobs.events import (
@@ -97,7 +98,10 @@ _files = APIRouter(prefix="/v1/files", tags=["files"])
 _jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
 _graders = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 _models = APIRouter(prefix="/v1", tags=["models"])
-ROUTERS = (_files, _jobs, _graders, _models)
+_of_sessions = APIRouter(
+    prefix="/rollout/{session}/v1", tags=["models"], dependencies=[Depends(session_name)]
+)
+ROUTERS = (_files, _jobs, _graders, _models, _of_sessions)
 
 
 def _page_after(objects: list[Json], after: str | None, limit: int) -> Json:
@@ -338,6 +342,7 @@ async def run_grader(body: GraderToRun, jobs: Jobs) -> Json:
 # ---------------------------------------------------------------------- models
 
 
+@_of_sessions.get("/models")
 @_models.get("/models")
 def list_models(jobs: Jobs) -> Json:
     """Every model that a job can start from: base models, and what jobs have made."""

@@ -21,8 +21,11 @@ log = logging.getLogger(__name__)
 _EVERY_S = 2.0
 _LOOK_S = 1.0
 _PAUSE_S = 0.5  # after a refusal, before the call is asked again
-_PATIENCE_S = 300.0  # with rollouts that do not take a call
+_FIRST_SIGN_S = 10.0  # for a rollout, or this gateway, that has just begun
+_UNTAKEN_S = 300.0  # for a rollout to take a call
+_HELD_S = 600.0  # for rollouts that hold it, or refuse it for now, to send a piece
 _MOST = 1000
+_ALL = 2**31
 _MOST_LOSSES = 3
 _LOST = Refusal(status=503, code="rollout_lost", message="the rollout fell silent", again=True)
 
@@ -46,7 +49,7 @@ class Answer:
     problem: Problem | None = None  # for which no more will come
     is_done: bool = False
     alive_at: float = field(default_factory=time.monotonic)  # when it last waited or was held
-    held_at: float = field(default_factory=time.monotonic)
+    came_at: float = field(default_factory=time.monotonic)  # when the last piece came
     losses: int = 0
     _refusal: Refusal | None = None
     _earlier: tuple[VersionSpan, ...] = ()  # of the tries before
@@ -57,6 +60,8 @@ class Answer:
         if piece.tries != self.call.tries or self._try_ended.is_set():
             return
         before = len(self.call.so_far)
+        if piece.refusal is None:
+            self.came_at = time.monotonic()
         if piece.spans and before + piece.spans[-1].end != len(self.tokens) + len(piece.tokens):
             return self.end_try(_LOST)  # a piece is missing, which went with the server's memory
         self.prompt_ids = self.prompt_ids or piece.prompt_ids or ()
@@ -70,20 +75,26 @@ class Answer:
         self.news.set()
 
     def end_try(self, refusal: Refusal | None) -> None:
-        self._refusal = refusal
-        self._try_ended.set()
+        """End it, unless it has; a refusal for good ends one that is about to begin, too."""
+        if not self._try_ended.is_set() or (self._refusal and self._refusal.again):
+            self._refusal = refusal
+            self._try_ended.set()
 
     async def refusal(self) -> Refusal | None:
         """Why the try ended, None if all has come."""
         await self._try_ended.wait()
         return self._refusal
 
+    async def has_ended_within(self, seconds: float) -> bool:
+        return await set_within(self._try_ended, seconds)
+
     def begin_again(self, served: Served) -> None:
         so_far = tuple(token.id for token in self.tokens)
         changes = {"tries": self.call.tries + 1, "served": served, "so_far": so_far}
         self.call = self.call.model_copy(update=changes)
-        self._earlier, self.doing = self.spans, ""
-        self._try_ended.clear()
+        self._earlier, self.doing, self.alive_at = self.spans, "", time.monotonic()
+        if self._refusal and self._refusal.again:
+            self._try_ended.clear()
 
 
 def _joined(
@@ -99,35 +110,28 @@ def _joined(
     return tuple(joined)
 
 
+@dataclass
 class Desk:
-    """Holds the calls that clients of this gateway wait for.
+    """Holds the calls that clients of this gateway wait for."""
 
-    Args:
-        rollouts: tells the living rollouts, in words, each with what it does.
-    """
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        dead_after_s: float,
-        rollouts: Callable[[], Sequence[str]],
-        most: int = _MOST,
-    ) -> None:
-        self.exchange, self.dead_after_s, self.rollouts = exchange, dead_after_s, rollouts
-        self.most = most
-        self._waiting: dict[str, Answer] = {}
-        # What is kept is a whole, so nothing may be asked between its list and the server.
-        self._turn = asyncio.Lock()
+    exchange: Exchange
+    dead_after_s: float
+    rollouts: Callable[[], Sequence[str]]  # the living ones, in words, each with what it does
+    most: int = _MOST
+    _waiting: dict[str, Answer] = field(default_factory=dict)
+    # What is kept is a whole, so nothing may be asked between its list and the server.
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answering(
-        self,
-        answers: Sequence[Answer],
-        then: Callable[[Answer], None] | None = None,
+        self, answers: Sequence[Answer], then: Callable[[Answer], None] | None = None
     ) -> AsyncGenerator[None, None]:
         """Ask for answers, which share their ``news``, until all are done; or withdraw them.
 
         Yields when something has come, and every second. ``then`` is told of each that is done, in
         a thread.
+
+        Raises:
+            Problem: of the first answer that has one.
         """
         tasks = [asyncio.create_task(self._follow(answer, then)) for answer in answers]
         is_over = False
@@ -135,6 +139,9 @@ class Desk:
             while not is_over:
                 await set_within(answers[0].news, _LOOK_S)
                 answers[0].news.clear()
+                for answer in answers:
+                    if answer.is_done and answer.problem is not None:
+                        raise answer.problem
                 is_over = all(answer.is_done for answer in answers)
                 yield
         finally:
@@ -142,51 +149,59 @@ class Desk:
                 task.cancel()
 
     async def _follow(self, answer: Answer, then: Callable[[Answer], None] | None) -> None:
-        self._waiting[answer.call.id] = answer
         try:
-            await self._until_all_has_come(answer)
-        except asyncio.CancelledError:
-            answer.problem = Problem(499, "the client left", code="client_left")
-        except Problem as problem:
-            answer.problem = problem
-        except Exception as error:
-            log.exception("a call failed")
-            answer.problem = own_fault(error)
-        del self._waiting[answer.call.id]
-        if answer.problem is not None:
-            with suppress(Problem):
-                await in_time(self.exchange.withdraw_call(answer.call.id))
-        try:
+            answer.problem = await self._problem_of(answer)
             if then is not None:
                 await asyncio.to_thread(then, answer)
-        except OSError as error:
+        except Exception as error:
+            log.exception("what has come of a call cannot be kept")
             answer.problem = own_fault(error)
-        answer.is_done = True
-        answer.news.set()
+        finally:
+            answer.is_done = True
+            answer.news.set()
+
+    async def _problem_of(self, answer: Answer) -> Problem | None:
+        """Why the rest of an answer will not come; None once all has."""
+        self._waiting[answer.call.id] = answer
+        try:
+            return await self._until_all_has_come(answer)
+        except asyncio.CancelledError:
+            problem = Problem(499, "the client left", code="client_left")
+        except Problem as known:
+            problem = known
+        except Exception as error:
+            log.exception("a call failed")
+            problem = own_fault(error)
+        finally:
+            del self._waiting[answer.call.id]
+        with suppress(Exception):  # what nobody keeps expires
+            await in_time(self.exchange.withdraw_call(answer.call.id))
+        return problem
 
     async def _until_all_has_come(self, answer: Answer) -> None:
-        if not self.rollouts():
-            raise _unavailable("no rollout shows life: see that one runs", "no_rollout")
+        deadline = time.monotonic() + _FIRST_SIGN_S
+        while not self.rollouts() and time.monotonic() - self._heard_at > self.dead_after_s:
+            answer.alive_at = time.monotonic()
+            if await answer.has_ended_within(_PAUSE_S) or time.monotonic() > deadline:
+                raise _unavailable("no rollout shows life: see that one runs", "no_rollout")
         await self._ask(answer)
         while (refusal := await answer.refusal()) is not None:
             if not refusal.again:
                 raise Problem(refusal.status, refusal.message, code=refusal.code)
-            await self._ask_again(answer, is_lost=refusal is _LOST)
-
-    async def _ask_again(self, answer: Answer, is_lost: bool) -> None:
-        answer.losses += is_lost
-        if answer.losses == _MOST_LOSSES:
-            raise _unavailable(f"{_MOST_LOSSES} rollouts fell silent over it", "rollout_lost")
-        if not is_lost:
-            await asyncio.sleep(_PAUSE_S)
-        answer.begin_again(await answer.resolve())
-        await self._ask(answer)
+            answer.losses += refusal is _LOST
+            if answer.losses == _MOST_LOSSES:
+                raise _unavailable(f"rollouts lost it {answer.losses} times", "rollout_lost")
+            if refusal is not _LOST:
+                await asyncio.sleep(_PAUSE_S)
+            answer.begin_again(await answer.resolve())
+            await self._ask(answer)
 
     async def _ask(self, answer: Answer) -> None:
         async with self._turn:
             answer.alive_at = time.monotonic()
+            most = _ALL if answer.call.tries else self.most
             try:
-                has_room = await in_time(self.exchange.ask_call(answer.call, self.most))
+                has_room = await in_time(self.exchange.ask_call(answer.call, most))
             except MemoryFull as error:
                 raise _unavailable("the memory of Redis is full", "memory_full") from error
         if not has_room:
@@ -208,11 +223,10 @@ class Desk:
                 await service.pause(_LOOK_S)
 
     def _hear(self, sent: Pieces) -> None:
-        now = time.monotonic()
+        now = self._heard_at = time.monotonic()
         for call_id in {*sent.held, *(piece.call_id for piece in sent.pieces)}:
             if answer := self._waiting.get(call_id):
-                answer.alive_at = answer.held_at = now
-                answer.doing = sent.doing
+                answer.alive_at, answer.doing = now, sent.doing
         for piece in sent.pieces:
             if answer := self._waiting.get(piece.call_id):
                 answer.take(piece, sent.rollout)
@@ -237,14 +251,15 @@ class Desk:
         async with self._turn:
             tries = {call_id: answer.call.tries for call_id, answer in self._waiting.items()}
             untaken = await in_time(self.exchange.keep_calls(tries))
-        now = time.monotonic()
+        now, doing = time.monotonic(), "; ".join(self.rollouts())
         for call_id, answer in self._waiting.items():
+            patience_s, code = _HELD_S, "not_answered"
             if call_id in untaken:
-                answer.alive_at = now
-                answer.doing = "; ".join(self.rollouts())
-            if now - answer.held_at > _PATIENCE_S:
-                message = f"no rollout took it for {_PATIENCE_S:g} s; {answer.doing}"
-                answer.end_try(Refusal(status=503, code="not_taken", message=message))
+                answer.alive_at, answer.doing = now, doing
+                patience_s, code = _UNTAKEN_S, "not_taken"
+            if now - answer.came_at > patience_s:
+                message = f"nothing came for {patience_s:g} s; {doing or 'no rollout shows life'}"
+                answer.end_try(Refusal(status=503, code=code, message=message))
             elif now - answer.alive_at > self.dead_after_s:
                 answer.end_try(_LOST)
 

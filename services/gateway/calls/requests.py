@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from protocol.calls import Call, CallSampling, Served
-from pydantic import Field, model_validator
+from protocol.messages import as_text
+from pydantic import BeforeValidator, Field, model_validator
 
-from services.gateway.errors import from_lines, wrong
+from services.gateway.errors import Problem, from_lines, wrong
 from services.gateway.openai.body import Body, Part, unusable
 
 _MOST_CALLS = 128  # of a request
 _MOST_BYTES = 2**23  # each response has its prompt in Redis
+_MOST_TOKENS = 500_000  # of an answer, those of top_logprobs included
+_MOST_CHARS = 16  # of a prompt, for each token of the context
 _OWN = "the policy's own distribution is sampled; remove it"
-_TEMPLATE = "set model.chat_template_options in the recipe of the job"
-# Fields of other servers: the values that change nothing, and what to do instead of others.
-_INSTEAD: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "response_format": (({"type": "text"},), "ask for the format in a message, and parse the text"),
-    "tool_choice": (("auto",), "leave it out: the model chooses, and without tools it calls none"),
-    "functions": ((), "use tools"),
-    "function_call": ((), "use tools"),
-    "frequency_penalty": ((0,), _OWN),
-    "presence_penalty": ((0,), _OWN),
-    "repetition_penalty": ((1,), _OWN),
-    "logit_bias": (({},), _OWN),
-    "best_of": ((1,), "use n"),
-    "echo": ((False,), "return_token_ids gives the prompt's tokens"),
-    "suffix": (("",), "put it into the prompt"),
-    "prompt_logprobs": ((), "only sampled tokens have log-probs"),
-    "reasoning_effort": ((), _TEMPLATE),
-    "chat_template_kwargs": (({},), _TEMPLATE),
-    "chat_template": ((), _TEMPLATE),
-    "modalities": ((["text"],), "only text is sampled"),
-    "include_stop_str_in_output": ((False,), "token_ids holds the stop text"),
-    "priority": ((0,), "the oldest call is answered first; remove it"),
-    "features": ((), "only text is read"),
-    "content_parts": ((), "only text is read"),
+# Fields of other servers that do not work here, and what to do instead.
+_INSTEAD: Mapping[str, str] = {
+    "response_format": "ask for the format in a message, and parse the text",
+    "tool_choice": "leave it out: the model chooses, and without tools it calls none",
+    "frequency_penalty": _OWN,
+    "presence_penalty": _OWN,
+    "repetition_penalty": _OWN,
+}
+# Their values that change nothing.
+_IDLE: Mapping[str, object] = {
+    **{"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]},
+    **{"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "best_of": 1},
+    **{"logit_bias": {}, "chat_template_kwargs": {}, "bad_words": [], "suffix": "", "priority": 0},
+    **{"echo": False, "include_stop_str_in_output": False},
 }
 # What clients send along that changes no response here.
 _NOTES = {
@@ -45,9 +39,16 @@ _NOTES = {
     *("prompt_cache_retention", "verbosity", "parallel_tool_calls", "cache_salt", "request_id"),
     *("skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
 }
-_ROLES = {"system", "developer", "user", "assistant", "tool"}
+_SAME = {"temperature", "top_p", "min_p", "stop", "stop_token_ids", "min_tokens", "ignore_eos"}
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-StopText = Annotated[str, Field(min_length=1)]
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
+StopTexts = Annotated[
+    list[StopText],
+    BeforeValidator(
+        lambda given: [given] if isinstance(given, str) else given,
+        json_schema_input_type=StopText | list[StopText],
+    ),
+]
 
 
 class Fields(Part):
@@ -61,11 +62,12 @@ class Fields(Part):
         if not isinstance(data, dict):
             return data
         given = {name: value for name, value in data.items() if value is not None}
-        others = [name for name in given if name in _INSTEAD and name not in cls.model_fields]
-        unlike = [name for name in others if given[name] not in _INSTEAD[name][0]]
-        if lines := [f"{cls.PLACE}{name}: not supported; {_INSTEAD[name][1]}" for name in unlike]:
+        idle = _IDLE if given.get("tools") else {**_IDLE, "tool_choice": "none"}
+        passed = {name for name in given if given[name] in (_IDLE.get(name), idle.get(name))}
+        others = [name for name in given if name in _INSTEAD and name not in passed]
+        if lines := [f"{cls.PLACE}{name}: not supported; {_INSTEAD[name]}" for name in others]:
             raise from_lines(lines, code="not_supported")
-        return {name: given[name] for name in given if name not in {*others, *_NOTES}}
+        return {name: given[name] for name in given if name not in passed | _NOTES}
 
 
 class Sampled(Fields):
@@ -77,16 +79,17 @@ class Sampled(Fields):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1)
     min_p: float = Field(default=0.0, ge=0, le=1)
-    stop: StopText | list[StopText] = Field(default_factory=list[str])
-    stop_token_ids: list[TokenId] = Field(default_factory=list[int])
+    stop: StopTexts = Field(default_factory=list, max_length=16)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64)
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
     seed: int | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @property
     def num_likely(self) -> int | None:
         """How many of the most likely tokens are told at each place; None: no log-probs at all."""
-        raise NotImplementedError
+        return self.logprobs
 
     @property
     def most_tokens(self) -> int | None:
@@ -94,15 +97,9 @@ class Sampled(Fields):
 
     def of_response(self, index: int) -> CallSampling:
         return CallSampling(
+            **self.model_dump(include=_SAME),
             max_tokens=self.most_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
             top_k=max(0, self.top_k),
-            min_p=self.min_p,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            min_tokens=self.min_tokens,
-            ignore_eos=self.ignore_eos,
             seed=None if self.seed is None else (self.seed + index) % 2**63,
             top_logprobs=self.num_likely or 0,
         )
@@ -111,13 +108,13 @@ class Sampled(Fields):
 class StreamOptions(Part):
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: Literal[False] = False
 
 
 class Request(Fields, Body):
     """A request for responses."""
 
     MOST_VALUES: ClassVar[int] = 200_000  # tokens among them
-    PREFIX: ClassVar[str]  # of the answer's id
 
     model: str = Field(min_length=1)
     stream: bool = False
@@ -126,7 +123,8 @@ class Request(Fields, Body):
 
     @property
     def sampled(self) -> Sampled:
-        raise NotImplementedError
+        assert isinstance(self, Sampled)
+        return self
 
     def prompts(self) -> list[dict[str, Any]]:
         """The part of each call that holds its prompt."""
@@ -134,10 +132,16 @@ class Request(Fields, Body):
 
     def calls(self, answer_id: str, gateway: str, served: Served) -> list[Call]:
         """One for each response, those to the first prompt first."""
-        prompts, num = self.prompts(), self.sampled.n
+        prompts, num, context = self.prompts(), self.sampled.n, served.model.max_context
         if len(prompts) * num > _MOST_CALLS or num * len(self.model_dump_json()) > _MOST_BYTES:
             what = f"over {_MOST_CALLS} responses, or {_MOST_BYTES >> 20} MiB of prompts for them"
             raise wrong("n", f"asks for {what}; send several requests")
+        most = min(self.sampled.most_tokens or context, context)
+        if len(prompts) * num * most * (1 + (self.sampled.num_likely or 0)) > _MOST_TOKENS:
+            what = f"{_MOST_TOKENS:,} tokens, those of top_logprobs included"
+            raise wrong("max_tokens", f"the answer may have over {what}; lower it, n or logprobs")
+        for prompt in prompts:
+            _refuse_too_long(prompt, context)
         return [
             Call(
                 id=f"{answer_id}-{place * num + index}",
@@ -152,20 +156,41 @@ class Request(Fields, Body):
         ]
 
 
+def _as_object(arguments: Any) -> Any:
+    try:
+        told = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError) as error:
+        raise ValueError("must be a JSON object, or its text") from error
+    if lines := unusable(told):
+        raise ValueError(lines[0])
+    return told
+
+
+class Function(Part, extra="allow"):
+    name: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(_as_object)]
+
+
+class ToolCall(Part, extra="allow"):
+    function: Function
+
+
+class Turn(Fields, extra="allow"):
+    """A message as chat templates read it: its content is one text, arguments are an object."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(as_text)] = ""
+    tool_calls: list[ToolCall] = Field(default_factory=list)
+
+
 class ChatRequest(Sampled, Request):
     """The body of ``POST /v1/chat/completions``."""
 
-    PREFIX: ClassVar[str] = "chatcmpl"
-
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    tools: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
+    messages: list[Turn] = Field(min_length=1)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    logprobs: bool = False
+    logprobs: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     top_logprobs: int = Field(default=0, ge=0, le=20)
-
-    @property
-    def sampled(self) -> Sampled:
-        return self
 
     @property
     def num_likely(self) -> int | None:
@@ -178,26 +203,19 @@ class ChatRequest(Sampled, Request):
         return self.max_completion_tokens or self.max_tokens
 
     def prompts(self) -> list[dict[str, Any]]:
-        turns = (_turn(turn, f"messages.{place}") for place, turn in enumerate(self.messages))
+        for place, turn in enumerate(self.messages):
+            if not turn.model_fields_set & {"content", "tool_calls", "refusal"}:
+                raise wrong(f"messages.{place}.content", "required, but missing")
+        told = (turn.model_dump(exclude_unset=True) for turn in self.messages)
+        turns = ({"content": "", **turn} for turn in told)
         return [{"messages": tuple(turns), "tools": tuple(self.tools)}]
 
 
 class CompletionRequest(Sampled, Request):
     """The body of ``POST /v1/completions``."""
 
-    PREFIX: ClassVar[str] = "cmpl"
-
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     max_tokens: int | None = Field(default=16, ge=1)
-    logprobs: int | None = Field(default=None, ge=0, le=20)
-
-    @property
-    def sampled(self) -> Sampled:
-        return self
-
-    @property
-    def num_likely(self) -> int | None:
-        return self.logprobs
 
     def prompts(self) -> list[dict[str, Any]]:
         is_one = isinstance(self.prompt, str) or all(type(part) is int for part in self.prompt)
@@ -215,17 +233,9 @@ class GenerateSampling(Sampled):
 
     PLACE: ClassVar[str] = "sampling_params."
 
-    logprobs: int | None = Field(default=None, ge=0, le=20)
-
-    @property
-    def num_likely(self) -> int | None:
-        return self.logprobs
-
 
 class GenerateRequest(Request):
     """The body of ``POST /inference/v1/generate``: vLLM's, from tokens to tokens."""
-
-    PREFIX: ClassVar[str] = "gen"
 
     token_ids: list[TokenId] = Field(min_length=1)
     sampling_params: GenerateSampling = GenerateSampling()
@@ -238,37 +248,11 @@ class GenerateRequest(Request):
         return [{"token_ids": tuple(self.token_ids)}]
 
 
-def _turn(turn: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A message as chat templates know it: its content is one text, arguments are an object."""
-    if turn.get("role") not in _ROLES:
-        raise wrong(f"{place}.role", f"must be one of {', '.join(sorted(_ROLES))}")
-    content = turn.get("content")
-    if isinstance(content, list):
-        content = "".join(_texts(content, f"{place}.content"))
-    if not isinstance(content, str | None) or (content is None and not turn.get("tool_calls")):
-        raise wrong(f"{place}.content", "must be a text, or a list of parts of the type text")
-    others = {name: value for name, value in turn.items() if value is not None}
-    if "tool_calls" in others:
-        others["tool_calls"] = [_tool_call(each, place) for each in others["tool_calls"]]
-    return others | {"content": content or ""}
-
-
-def _texts(parts: list[Any], place: str) -> Iterator[str]:
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise wrong(place, "only text is read; give parts of the type text")
-        yield text
-
-
-def _tool_call(call: Any, place: str) -> Any:
-    try:
-        function = call["function"]
-        arguments = function["arguments"]
-        told = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        what = "each needs function.name, and function.arguments as a JSON text"
-        raise wrong(f"{place}.tool_calls", what) from error
-    if lines := unusable(told):
-        raise wrong(f"{place}.tool_calls", lines[0])
-    return {**call, "function": {**function, "arguments": told}}
+def _refuse_too_long(prompt: Mapping[str, Any], context: int) -> None:
+    """Refuse what no tokenizer would bring into the context, before anything is done with it."""
+    size, most, unit = len(prompt.get("token_ids", ())), context, "tokens"
+    if not size:
+        size, most, unit = len(str(prompt)), context * _MOST_CHARS, "characters"
+    if size > most:
+        why = f"the prompt has {size:,} {unit}, but the context {context:,} tokens; shorten it"
+        raise Problem(400, why, code="context_length_exceeded")

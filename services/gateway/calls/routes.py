@@ -33,6 +33,11 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 SessionName = Annotated[str, Path(pattern=sessions.NAME)]
 
+
+def session_name(session: SessionName) -> str:
+    return session
+
+
 _calls = APIRouter(tags=["calls"])
 _sessions = APIRouter(prefix="/rollout/{session}", tags=["calls"])
 
@@ -40,12 +45,8 @@ _sessions = APIRouter(prefix="/rollout/{session}", tags=["calls"])
 def install(app: FastAPI, desk: Desk, kept: Sessions) -> None:
     app.state.desk, app.state.sessions = desk, kept
     app.include_router(_calls)
-    app.include_router(_calls, prefix=_sessions.prefix, dependencies=[Depends(_session_name)])
+    app.include_router(_calls, prefix=_sessions.prefix, dependencies=[Depends(session_name)])
     app.include_router(_sessions)
-
-
-def _session_name(session: SessionName) -> str:
-    return session
 
 
 @_calls.post("/v1/chat/completions", response_model=None, responses=_STREAM)
@@ -67,9 +68,10 @@ async def generate(body: requests.GenerateRequest, request: Request, jobs: Jobs)
 
 
 @_sessions.get("")
-async def get_session(session: SessionName, request: Request) -> Json:
+async def get_session(session: SessionName, request: Request) -> JSONResponse:
     """The calls of a session, and their tokens, linked where one goes on from another."""
-    return await asyncio.to_thread(request.app.state.sessions.trace, session)
+    kept = request.app.state.sessions
+    return await asyncio.to_thread(lambda: JSONResponse(kept.trace(session)))
 
 
 @_sessions.delete("")
@@ -82,46 +84,36 @@ async def delete_session(session: SessionName, request: Request) -> Json:
 async def _answer(
     kind: type[Shape], body: requests.Request, request: Request, jobs: JobService
 ) -> Response:
-    answer_id, resolve = (
-        f"{body.PREFIX}-{secrets.token_hex(12)}",
-        partial(weights_of, body.model, jobs),
-    )
+    resolve, recorder = partial(weights_of, body.model, jobs), await _recorder(request)
+    answer_id = f"{kind.PREFIX}-{secrets.token_hex(12)}"
     calls = body.calls(answer_id, jobs.exchange.me, await resolve())
     news = asyncio.Event()
     answers = [Answer(call, resolve, news) for call in calls]
-    looks = request.app.state.desk.answering(answers, _recorder(request))
+    looks = request.app.state.desk.answering(answers, recorder)
     shape = kind(answer_id, body, answers)
     if not body.stream:
-        await _until(looks, answers, request)
-        return JSONResponse(shape.whole())
+        await _until(looks, request)
+        return await asyncio.to_thread(lambda: JSONResponse(shape.whole()))
     deadline = time.monotonic() + _HEAD_WITHIN_S
-    await _until(
-        looks, answers, request, lambda: bool(answers[0].prompt_ids) or time.monotonic() > deadline
-    )
+    await _until(looks, request, lambda: bool(answers[0].prompt_ids) or time.monotonic() > deadline)
     return StreamingResponse(_events(looks, shape), 200, _HEADERS, media_type="text/event-stream")
 
 
-def _recorder(request: Request) -> Callable[[Answer], None] | None:
-    session = request.path_params.get("session")
-    return session and partial(request.app.state.sessions.record, session)
+async def _recorder(request: Request) -> Callable[[Answer], None] | None:
+    if (session := request.path_params.get("session")) is None:
+        return None
+    await asyncio.to_thread(request.app.state.sessions.refuse_more, session)
+    return partial(request.app.state.sessions.record, session)
 
 
 async def _until(
     looks: AsyncGenerator[None, None],
-    answers: list[Answer],
     request: Request,
     is_enough: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until all is there, or enough.
-
-    Raises:
-        Problem: of the first answer that has one.
-        ClientDisconnect: if nobody waits for it any more.
-    """
+    """Wait until all is there, or enough; ClientDisconnect if nobody waits for it any more."""
     try:
         async for _ in looks:
-            if problem := _problem_of(answers):
-                raise problem
             if is_enough():
                 return
             if await request.is_disconnected():
@@ -131,30 +123,25 @@ async def _until(
         raise
 
 
-def _problem_of(answers: list[Answer]) -> Problem | None:
-    return next((answer.problem for answer in answers if answer.is_done and answer.problem), None)
-
-
 async def _events(looks: AsyncGenerator[None, None], shape: Shape) -> AsyncIterator[str]:
     """Server-sent events: chunks as they come, and meanwhile comments with what is waited for."""
     told_at = time.monotonic()
-    yield _sent(*shape.chunks())
     try:
+        yield _sent(*shape.chunks())
         async for _ in looks:
-            if problem := _problem_of([*shape.answers]):
-                yield _sent({"error": openai_error(problem).model_dump()})
-                return
             if chunks := [*shape.chunks()]:
                 yield _sent(*chunks)
                 told_at = time.monotonic()
             elif time.monotonic() - told_at > _SIGN_OF_LIFE_S:
                 yield f": {shape.answers[0].doing or 'still here'}\n\n"
                 told_at = time.monotonic()
+        if shape.request.stream_options.include_usage:
+            yield _sent(shape.usage_chunk())
+        yield "data: [DONE]\n\n"
+    except Problem as problem:
+        yield _sent({"error": openai_error(problem).model_dump()})
     finally:
         await looks.aclose()
-    if shape.request.stream_options.include_usage:
-        yield _sent(shape.usage_chunk())
-    yield "data: [DONE]\n\n"
 
 
 def _sent(*objects: Json) -> str:

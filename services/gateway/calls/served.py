@@ -16,19 +16,12 @@ from services.chassis.deployment import Deployment
 from services.gateway.errors import Problem, conflict, in_time, wrong
 from services.gateway.jobs.service import JobService
 from services.gateway.models.checkpoints import Checkpoint, checkpoint_of, kept_checkpoints
-from services.gateway.models.folders import (
-    JOB_ID,
-    facts_of,
-    find_folder,
-    model_id,
-    resolve_model,
-)
+from services.gateway.models.folders import JOB_ID, facts_of, find_folder, model_id, resolve_model
 from services.gateway.openai.job_object import status_of
 
 _MOST_CONTEXT = 8192  # of a model that no recipe describes
 _DTYPES = get_args(Model.model_fields["dtype"].annotation)
 _AT_STEP = re.compile(rf"({JOB_ID.pattern})@(\d{{1,9}})")
-_RETRY_AFTER_S = 10
 
 
 async def weights_of(name: str, jobs: JobService) -> Served:
@@ -76,7 +69,7 @@ def _in_folder(
         folder=str(folder),
         base=model.path if is_adapter else "",
         version=checkpoint.step if checkpoint else record.step,
-        attempt=record.attempt,
+        attempt=0 if checkpoint else record.attempt,
         model=model if is_adapter else model.model_copy(update={"lora": None}),
     )
 
@@ -120,5 +113,5 @@ async def _busy(active: ActiveJob, jobs: JobService) -> Problem:
         f"job {record.id} trains (step {record.step} of {record.recipe.training.steps}): its "
         f"newest weights answer as model {record.id}, others once it has ended"
     )
-    headers = {"Retry-After": str(_RETRY_AFTER_S)}
-    return Problem(503, message, param="model", code="engine_busy", headers=headers)
+    told = {"param": "model", "code": "engine_busy"}
+    return Problem(503, message, **told, headers={"Retry-After": "10"})

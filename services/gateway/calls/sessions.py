@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from protocol.messages import Message, VersionSpan
 
 from services.gateway.calls.desk import Answer
-from services.gateway.errors import not_found
+from services.gateway.errors import conflict, not_found
 
 Json = dict[str, Any]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _KEPT_S = 7 * 24 * 3600.0
+_MOST_BYTES = 2**26  # of a session, in which calls are asked
+log = logging.getLogger(__name__)
 
 
 class Recorded(Message):
@@ -61,9 +67,6 @@ class Branch:
     weight_versions: list[Json] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
 
-    def is_before(self, prompt: list[int]) -> bool:
-        return prompt[: len(self.token_ids)] == self.token_ids
-
     def add(self, call: Recorded) -> None:
         given = call.prompt_ids[len(self.token_ids) :]
         self.token_ids += given + call.token_ids
@@ -78,14 +81,21 @@ class Branch:
 
 def branches_of(calls: Iterable[Recorded]) -> list[Branch]:
     """Each call goes on from the longest branch that its prompt begins with, or is a new one."""
-    branches: list[Branch] = []
+    branches, ending = list[Branch](), defaultdict[int, list[Branch]](list)  # ... in these tokens
     for call in calls:
-        before = [branch for branch in branches if branch.is_before(call.prompt_ids)]
-        branch = max(before, key=lambda each: len(each.token_ids), default=None)
-        if branch is None:
-            branches.append(branch := Branch())
+        hashes = [*accumulate(call.prompt_ids, _chained, initial=0)]
+        before = next((ending[each] for each in reversed(hashes) if ending.get(each)), None)
+        if before is None:
+            branches.append(Branch())
+            before = branches[-1:]
+        branch = before.pop(0)
         branch.add(call)
+        ending[reduce(_chained, call.token_ids, hashes[-1])].append(branch)
     return branches
+
+
+def _chained(before: int, token: int) -> int:
+    return hash((before, token))
 
 
 @dataclass(frozen=True)
@@ -100,19 +110,27 @@ class Sessions:
             if file.write(line) != len(line):  # several at once would mix with those of others
                 raise OSError(errno.ENOSPC, "the line does not fit")
 
+    def refuse_more(self, session: str) -> None:
+        """409 if a session is full."""
+        with suppress(FileNotFoundError):
+            if self._path(session).stat().st_size > _MOST_BYTES:
+                why = f"session {session} has over {_MOST_BYTES >> 20} MiB; begin another"
+                raise conflict(why, param="session")
+
     def trace(self, session: str) -> Json:
         """All calls of a session and the tokens that they made; 404 if there is no such session."""
-        calls, num_unreadable = self._read(session)
-        branches = branches_of(call for call in calls if call.error is None)
-        told = {"id", "created_at", "seconds", "model", "finish_reason", "error"}
-        return {
-            "id": session,
-            "object": "rollout",
-            "calls": [call.model_dump(include=told) for call in calls],
-            "branches": [vars(branch) for branch in branches],
-            "num_branches": len(branches),
-            "num_unreadable": num_unreadable,
-        }
+        in_branches = {"prompt_ids", "token_ids", "logprobs", "spans"}
+        told: list[Json] = []
+
+        def answered() -> Iterator[Recorded]:
+            for call in self._read(session):
+                told.append(call.model_dump(exclude=in_branches))
+                if call.error is None:
+                    yield call
+
+        branches = [vars(branch) for branch in branches_of(answered())]
+        own = {"id": session, "object": "rollout", "calls": told}
+        return own | {"branches": branches, "num_branches": len(branches)}
 
     def delete(self, session: str) -> None:
         try:
@@ -130,15 +148,14 @@ class Sessions:
     def _path(self, session: str) -> Path:
         return self.folder / f"{session}.jsonl"
 
-    def _read(self, session: str) -> tuple[list[Recorded], int]:
+    def _read(self, session: str) -> Iterator[Recorded]:
         try:
-            lines = self._path(session).read_bytes().split(b"\n")
+            file = self._path(session).open("rb")
         except FileNotFoundError as error:
             raise not_found("session", session) from error
-        calls, num_unreadable = [], 0
-        for line in filter(None, lines):
-            try:
-                calls.append(Recorded.model_validate_json(line))
-            except ValueError:
-                num_unreadable += 1
-        return calls, num_unreadable
+        with file:
+            for line in filter(bytes.strip, file):
+                try:
+                    yield Recorded.model_validate_json(line)
+                except ValueError:
+                    log.warning("a call cannot be read", extra={"session": session})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, ClassVar
 
 from protocol.calls import Token
@@ -38,14 +37,11 @@ class Part:
     def is_last(self) -> bool:
         return self.answer.is_done
 
-    def next(self) -> Part:
-        answer = self.answer
-        return Part(answer, len(answer.tokens), len(answer.text), is_first=False)
-
 
 class Shape:
     """The answer to one request; how a choice looks is that of chats."""
 
+    PREFIX: ClassVar[str] = "chatcmpl"  # of its id
     OBJECTS: ClassVar[tuple[str, str]] = ("chat.completion", "chat.completion.chunk")
 
     def __init__(self, answer_id: str, request: Request, answers: Sequence[Answer]) -> None:
@@ -65,7 +61,8 @@ class Shape:
             elif not part.tokens and not part.text:
                 continue
             else:
-                self._open[place] = part.next()
+                answer = part.answer
+                self._open[place] = Part(answer, len(answer.tokens), len(answer.text), False)
             chunk = self._object(1, [self.choice(place, part, "delta")], part.is_first)
             yield chunk | ({"weir": self.facts()} if part.is_last else {})
 
@@ -103,9 +100,8 @@ class Shape:
         return {"content": [_likely(token) for token in part.tokens], "refusal": None}
 
     def usage(self) -> Json:
-        of_prompts = sum(
-            len(answer.prompt_ids) for answer in self.answers[:: self.request.sampled.n]
-        )
+        firsts = self.answers[:: self.request.sampled.n]
+        of_prompts = sum(len(answer.prompt_ids) for answer in firsts)
         sampled = sum(len(answer.tokens) for answer in self.answers)
         told = {"prompt_tokens": of_prompts, "completion_tokens": sampled}
         return told | {"total_tokens": of_prompts + sampled}
@@ -122,6 +118,7 @@ class Shape:
 
 
 class Completion(Shape):
+    PREFIX: ClassVar[str] = "cmpl"
     OBJECTS: ClassVar[tuple[str, str]] = ("text_completion", "text_completion")
 
     def choice(self, place: int, part: Part, key: str = "") -> Json:
@@ -131,19 +128,19 @@ class Completion(Shape):
         return told
 
     def logprobs(self, part: Part) -> Json:
-        before = sum(len(token.text) for token in part.answer.tokens[: part.start])
-        lengths = (len(token.text) for token in part.tokens)
         likely = [{text: logprob for _, text, logprob in token.top} for token in part.tokens]
         return {
             "tokens": [token.text for token in part.tokens],
             "token_logprobs": [token.logprob for token in part.tokens],
             "top_logprobs": likely if self.request.sampled.num_likely else None,
-            "text_offset": [*accumulate(lengths, initial=before)][:-1],
+            "text_offset": None,  # a character may be of several tokens
         }
 
 
 class Generated(Shape):
     """vLLM's answer in tokens, whose log-probs say the token in both ways that clients read."""
+
+    PREFIX: ClassVar[str] = "gen"
 
     def choice(self, place: int, part: Part, key: str = "") -> Json:
         told = {"token_ids": _ids(part), "weight_versions": _spans(part.answer)}

@@ -30,23 +30,10 @@ log = logging.getLogger(__name__)
 _LIMITS = {"threads": 2, "memory_limit": "512MB", "temp_directory": ""}
 _FILES_AT_ONCE = 100
 _COLUMNS = {
-    "key": "VARCHAR",
-    "index": "BIGINT",
-    "purpose": "VARCHAR",
-    "number": "BIGINT",
-    "step": "BIGINT",
-    "attempt": "BIGINT",
-    "task_id": "VARCHAR",
-    "fate": "VARCHAR",
-    "failure": "VARCHAR",
-    "created_at": "DOUBLE",
-    "accuracy": "DOUBLE",
-    "process": "DOUBLE",
-    "reward": "DOUBLE",
-    "advantage": "DOUBLE",
-    "surprise": "DOUBLE",
-    "parity_gap": "DOUBLE",
-    "length": "BIGINT",
+    **dict.fromkeys(("key", "purpose", "task_id", "fate", "failure"), "VARCHAR"),
+    **dict.fromkeys(("index", "number", "step", "attempt", "length"), "BIGINT"),
+    **dict.fromkeys(("created_at", "accuracy", "process", "reward"), "DOUBLE"),
+    **dict.fromkeys(("advantage", "surprise", "parity_gap"), "DOUBLE"),
     "truncated": "BOOLEAN",
 }
 _SELECTED = ", ".join(_COLUMNS).replace(

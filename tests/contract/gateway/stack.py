@@ -112,7 +112,7 @@ def a_grader(stack: Stack) -> Iterator[None]:
     settings: Any = {"WEIR_GRADER_WORKERS": "1", "WEIR_GRADER_PYTHON": "on"}
     folder, command = stack.data_dir.parent, ("-m", "services.grader")
     with _ended(*start_gateway(stack.server, folder, command, **settings)):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not _tells_what_it_offers(stack):
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -266,7 +266,7 @@ def reinforcement(**settings: Any) -> dict[str, Any]:
 
 
 def wait_until_ready(url: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         try:
             if httpx.get(f"{url}/readyz").status_code == 200:

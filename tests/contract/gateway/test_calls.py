@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -20,6 +21,7 @@ from protocol.messages import ActiveJob, JobState
 from protocol.recipe import Model
 
 from services.gateway.calls.desk import Answer, Desk
+from services.gateway.errors import Problem
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout, tokens_of
 from tests.contract.gateway.stack import (
@@ -49,11 +51,10 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A gateway of its own, which soon takes a rollout for dead."""
+    """A gateway of its own, which takes no rollout for dead that is slow alone."""
     folder = tmp_path_factory.mktemp("calls")
     a_models_root(folder)
-    patience = {"WEIR_HEARTBEAT_S": "0.5", "WEIR_CLAIM_IDLE_S": "5"}
-    with Server(folder) as server, a_gateway(server, folder, **patience) as stack:
+    with Server(folder) as server, a_gateway(server, folder, WEIR_CLAIM_IDLE_S="60") as stack:
         yield stack
 
 
@@ -64,16 +65,21 @@ def idler(stack: Stack) -> Iterator[None]:
         refused = http.post(CHAT, json={"model": "tiny", "messages": HELLO})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_rollout")
         with a_rollout(stack, name="idler", room=0):
-            wait_for(lambda: is_asked(http))
+            wait_for(lambda: asyncio.run(is_asked(stack)))
             yield
 
 
-def is_asked(http: httpx.Client) -> bool:
-    """Whether a call waits for a rollout, which it does until its client leaves."""
-    try:
-        return not http.post(CHAT, json={"model": "tiny", "messages": HELLO}, timeout=1)
-    except httpx.ReadTimeout:
-        return True
+async def is_asked(stack: Stack) -> bool:
+    """Whether the gateway sees a rollout, so that a call waits for it until its client leaves."""
+    async with a_client(stack) as http, connect(stack.server.url, me="test") as exchange:
+        asked = asyncio.create_task(http.post(CHAT, json=body_of()))
+        while not asked.done():
+            if await num_waiting(exchange):
+                asked.cancel()
+                await wait_for_calls(exchange, 0)
+                return True
+            await asyncio.sleep(0.02)
+        return False
 
 
 @pytest.fixture
@@ -95,9 +101,13 @@ def a_client(stack: Stack) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=stack.url, headers=headers, limits=limits, timeout=120)
 
 
+async def num_waiting(exchange: Exchange) -> int:
+    return await cast(Awaitable[int], exchange.writer.hlen(streams.CALL_BODIES))
+
+
 async def wait_for_calls(exchange: Exchange, count: int) -> None:
     async with asyncio.timeout(60):
-        while await cast(Awaitable[int], exchange.writer.hlen(streams.CALL_BODIES)) != count:
+        while await num_waiting(exchange) != count:
             await asyncio.sleep(0.02)
 
 
@@ -183,20 +193,20 @@ def test_texts_and_tokens_are_continued(sdk: openai.OpenAI, rollout: FakeRollout
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 8)
     told: Any = answer.choices[0].logprobs
-    assert (told.tokens, told.token_logprobs, told.text_offset) == (
-        ["0 ", "1 "],
-        [-0.5] * 2,
-        [0, 2],
-    )
+    assert (told.tokens, told.token_logprobs) == (["0 ", "1 "], [-0.5] * 2)
     assert told.top_logprobs == [{"0 ": -1.0}, {"1 ": -1.0}]
-    streamed = list(sdk.completions.create(**asked, prompt=[104, 105], stream=True))
-    assert "".join(chunk.choices[0].text for chunk in streamed) == "0 1 "
-    assert rollout.taken[-1].token_ids == (104, 105)
+    prompts = [[7] * 8000] * 4
+    streamed = list(sdk.completions.create(**asked, prompt=prompts, stream=True))
+    assert (
+        "".join(chunk.choices[0].text for chunk in streamed if chunk.choices[0].index == 3)
+        == "0 1 "
+    )
+    assert rollout.taken[-1].token_ids == (7,) * 8000
 
 
 def test_tokens_are_generated_as_vllm_does(http: httpx.Client, rollout: FakeRollout) -> None:
     sampling = {"max_tokens": 2, "logprobs": 1, "stop_token_ids": [2], "skip_special_tokens": False}
-    body = {"model": "tiny", "token_ids": [7] * 30_000, "sampling_params": sampling}
+    body = {"model": "tiny", "token_ids": [7] * 8000, "sampling_params": sampling}
     answer = http.post("/inference/v1/generate", json=body | {"return_token_ids": True}).json()
     (choice,) = answer["choices"]
     assert (choice["token_ids"], choice["finish_reason"]) == (COUNT[:2], "length")
@@ -204,7 +214,7 @@ def test_tokens_are_generated_as_vllm_does(http: httpx.Client, rollout: FakeRoll
     likely = [entry | {"logprob": -1.0}]
     assert choice["logprobs"]["content"][0] == {**entry, "logprob": -0.5, "top_logprobs": likely}
     assert choice["weight_versions"] == [{"attempt": 1, "version": 7, "start": 0, "end": 2}]
-    assert answer["prompt_token_ids"] == [7] * 30_000
+    assert answer["prompt_token_ids"] == [7] * 8000
     assert answer["request_id"]
     assert rollout.taken[0].sampling.stop_token_ids == (2,)
 
@@ -212,13 +222,20 @@ def test_tokens_are_generated_as_vllm_does(http: httpx.Client, rollout: FakeRoll
 # ---------------------------------------------------------------------- what goes wrong
 
 
-def test_another_rollout_goes_on_where_one_falls_silent(stack: Stack, sdk: openai.OpenAI) -> None:
-    with a_rollout(stack, name="first", most=5) as first, ThreadPoolExecutor() as pool:
+def test_another_rollout_goes_on_where_one_falls_silent(tmp_path: Path) -> None:
+    a_models_root(tmp_path)
+    with (
+        Server(tmp_path) as server,
+        a_gateway(server, tmp_path, WEIR_CLAIM_IDLE_S="8") as stack,
+        openai.OpenAI(base_url=f"{stack.url}/v1", api_key=KEY, max_retries=0) as sdk,
+        a_rollout(stack, name="first", most=5) as first,
+        ThreadPoolExecutor() as pool,
+    ):
         whole = pool.submit(ask, sdk, n=2, logprobs=True)
         stream = pool.submit(lambda: list(ask(sdk, stream=True)))
         wait_for(lambda: len(first.taken) == 3 and first.most == 0)
         with a_rollout(stack, name="second", version=8) as second:
-            answer, chunks = whole.result(60), stream.result(60)
+            answer, chunks = whole.result(120), stream.result(120)
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "0 1 2 3 4 "
     for choice, spans in zip(answer.choices, answer.weir["weight_versions"], strict=True):
         assert choice.message.content == "0 1 2 3 4 "
@@ -226,8 +243,9 @@ def test_another_rollout_goes_on_where_one_falls_silent(stack: Stack, sdk: opena
         assert [span["version"] for span in spans] == [7, 8]
         assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 5)
     assert answer.weir["rollouts"] == ["first", "second"]
-    assert {call.tries for call in second.taken} == {1}
-    assert sum(len(call.so_far) for call in second.taken) == 5
+    taken = {call.id: call for call in reversed(second.taken)}.values()  # in their first tries
+    assert (len(taken), min(call.tries for call in taken)) == (3, 1)
+    assert sum(len(call.so_far) for call in taken) == 5
 
 
 def test_a_call_that_is_given_back_is_asked_again(stack: Stack, sdk: openai.OpenAI) -> None:
@@ -293,24 +311,95 @@ async def test_others_are_answered_while_hundreds_wait(stack: Stack) -> None:
             assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
 
 
+SERVED = Served(name="it", folder="/it", model=Model(path="/it"))
+
+
+def a_call(call_id: str) -> Call:
+    return Call(id=call_id, gateway="test", served=SERVED, text="a", sampling=CallSampling())
+
+
+async def all_of(looks: AsyncIterator[None]) -> None:
+    async for _ in looks:
+        pass
+
+
+async def never() -> Served:
+    raise AssertionError("it was not asked again")
+
+
 @pytest.mark.anyio
 async def test_a_call_too_many_is_refused(exchange: Exchange) -> None:
-    async def never() -> Served:
-        raise AssertionError("it was not asked again")
-
     desk, news = Desk(exchange, 60, lambda: ["rollout-1"], most=2), asyncio.Event()
-    served = Served(name="it", folder="/it", model=Model(path="/it"))
-    calls = [
-        Call(id=str(n), gateway="g", served=served, text="a", sampling=CallSampling())
-        for n in range(3)
-    ]
-    answers = [Answer(call, never, news) for call in calls]
-    async with aclosing(desk.answering(answers)) as looks:
-        while not any(each.is_done for each in answers):
-            await anext(looks)
-    (problem,) = filter(None, (each.problem for each in answers if each.is_done))
-    assert (problem.status_code, problem.code) == (503, "too_many_calls")
-    assert (problem.headers or {})["Retry-After"]
+    answers = [Answer(a_call(str(n)), never, news) for n in range(3)]
+    with pytest.raises(Problem) as caught:
+        await all_of(desk.answering(answers))
+    assert (caught.value.status_code, caught.value.code) == (503, "too_many_calls")
+    assert (caught.value.headers or {})["Retry-After"]
+
+
+@pytest.mark.anyio
+async def test_a_call_ends_also_if_it_can_be_neither_withdrawn_nor_recorded(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(_: str) -> None:
+        raise RuntimeError("READONLY")
+
+    def never_recorded(_: Answer) -> None:
+        raise RuntimeError("no disk")
+
+    monkeypatch.setattr(exchange, "withdraw_call", fails)
+    desk, answer = Desk(exchange, 60, lambda: ["rollout-1"]), Answer(a_call("1"), never)
+    looks = desk.answering([answer], never_recorded)
+    await anext(looks)
+    answer.end_try(Refusal(status=400, code="bad", message="it is bad"))
+    with pytest.raises(Problem, match="the gateway failed"):
+        await all_of(looks)
+
+
+@pytest.mark.anyio
+async def test_a_death_counts_once_and_a_call_may_be_asked_again_beyond_the_limit(
+    exchange: Exchange,
+) -> None:
+    looking = list[asyncio.Task[None]]()
+
+    async def meanwhile() -> Served:
+        looking.append(asyncio.create_task(desk.keep()))
+        await asyncio.sleep(0)  # it begins to ask Redis which calls wait
+        return SERVED
+
+    desk = Desk(exchange, 60, lambda: ["rollout-1"], most=1)
+    answer = Answer(a_call("1"), meanwhile)
+    async with aclosing(desk.answering([answer])) as looks:
+        await anext(looks)
+        await exchange.take_calls(None, 1)
+        await exchange.ask_call(a_call("other"), 1)
+        answer.alive_at -= 100
+        await desk.keep()
+        await wait_for_calls(exchange, 2)
+        assert (answer.losses, answer.call.tries, await answer.has_ended_within(0)) == (1, 1, False)
+    await asyncio.gather(*looking)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("is_taken", "silent_s", "code"), [(True, 601, "not_answered"), (False, 301, "not_taken")]
+)
+async def test_a_call_of_which_nothing_comes_ends(
+    exchange: Exchange, is_taken: bool, silent_s: float, code: str
+) -> None:
+    living = list[str]()
+    desk, answer = Desk(exchange, 60, lambda: living), Answer(a_call("1"), never)
+    looks = desk.answering([answer])
+    await anext(looks)
+    living.append("rollout-1 loads")  # as one that has just begun, which the call has waited for
+    await wait_for_calls(exchange, 1)
+    if is_taken:
+        await exchange.take_calls(None, 1)
+    answer.came_at -= silent_s
+    await desk.keep()
+    with pytest.raises(Problem, match="rollout-1 loads") as caught:
+        await all_of(looks)
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -326,7 +415,10 @@ async def test_a_call_too_many_is_refused(exchange: Exchange) -> None:
         ("top_logprobs", 3),
         ("max_tokens", "5"),
         ("messages.0.content", [{"type": "image_url", "image_url": {"url": "x"}}]),
-        ("messages.0.role", "narrator"),
+        ("messages.0.role", ["narrator"]),
+        ("messages.0.tool_calls", 5),
+        ("messages.0.tool_calls", True),
+        ("stop", ["x"] * 17),
     ],
 )
 def test_a_field_that_is_wrong_is_named(http: httpx.Client, field: str, value: Any) -> None:
@@ -338,11 +430,42 @@ def test_a_field_that_is_wrong_is_named(http: httpx.Client, field: str, value: A
 
 
 def test_what_means_nothing_is_passed_over(http: httpx.Client, rollout: FakeRollout) -> None:
-    idle: Any = {"user": "me", "frequency_penalty": 0, "tool_choice": "auto", "seed": None}
-    assert http.post(CHAT, json=body_of(**idle)).status_code == 200
+    idle: Any = {"user": "me", "frequency_penalty": 0, "tool_choice": "none", "seed": None}
+    messages = [{"role": "assistant", "content": None, "refusal": "no"}, *HELLO]
+    options = {"stream_options": {"continuous_usage_stats": False}}
+    body = body_of(**idle, **options, messages=messages)
+    assert http.post(CHAT, json=body).status_code == 200
     sampling = {"sampling_params": {"prompt_logprobs": 1}, "token_ids": [1], "model": "tiny"}
     refused = http.post("/inference/v1/generate", json=sampling)
     assert_refused(refused, 400, "sampling_params.prompt_logprobs")
+
+
+def test_messages_come_as_templates_read_them(http: httpx.Client, rollout: FakeRollout) -> None:
+    def turns(arguments: str) -> list[dict[str, Any]]:
+        calls = [{"id": "1", "function": {"name": "add", "arguments": arguments}}]
+        said = [{"type": "text", "text": part} for part in ("a", "b")]
+        return [{"role": "user", "content": said}, {"role": "assistant", "tool_calls": calls}]
+
+    assert http.post(CHAT, json=body_of(messages=turns('{"a": 1}'))).status_code == 200
+    user, assistant = cast(Any, rollout.taken[0].messages)
+    assert (user["content"], assistant["content"]) == ("ab", "")
+    assert assistant["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    for text in ("[1]", "{", "[" * 100_000):
+        reply = http.post(CHAT, json=body_of(messages=turns(text)))
+        assert_refused(reply, 400, "messages.1.tool_calls.0.function.arguments")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"prompt": [7] * 8193}, "context_length_exceeded"),
+        ({"prompt": "a" * 8192 * 17}, "context_length_exceeded"),
+        ({"prompt": "a", "logprobs": 20, "max_tokens": 8192, "n": 3}, "invalid_value"),
+    ],
+)
+def test_what_is_too_much_is_refused_at_once(http: httpx.Client, body: Any, code: str) -> None:
+    reply = http.post("/v1/completions", json={"model": "tiny", **body})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
 
 
 # ---------------------------------------------------------------------- which weights answer
@@ -374,6 +497,7 @@ def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
     assert (newest.key, newest.model.max_context) == (f"job:{job}", 64)
     assert (result.folder, result.base) == (str(stack.data_dir / f"jobs/{job}/model"), "")
     assert (kept.key, kept.version, kept.base) == (same.key, 2, newest.model.path)
+    assert (result.attempt, kept.attempt) == (1, 0)
     assert (base.job_id, base.model.prompt_template, base.model.dtype) == (
         "",
         "{prompt}",
@@ -400,6 +524,7 @@ def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: httpx.Client) 
         with pytest.raises(openai.InternalServerError):
             ask(sdk, seed=1)
     url = "/rollout/s-1"
+    assert http.get(f"{url}/v1/models").json() == http.get("/v1/models").json()
     body = {"model": "tiny", "token_ids": [*tokens_of("other"), *COUNT[:2]]}
     with a_rollout(stack):
         assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 200

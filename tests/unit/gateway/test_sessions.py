@@ -59,12 +59,26 @@ def test_the_longest_branch_is_gone_on_from() -> None:
     assert [branch.calls for branch in branches_of(calls)] == [["a"], ["b", "c"]]
 
 
-def test_lines_that_cannot_be_read_are_counted_and_cost_no_others(tmp_path: Path) -> None:
+def test_branches_that_end_in_the_same_tokens_are_gone_on_from_one_by_one() -> None:
+    same = [a_call(name, [1], [2]) for name in "ab"]
+    calls = [*same, *(a_call(name, [1, 2, 3], [4]) for name in "cde")]
+    assert [branch.calls for branch in branches_of(calls)] == [["a", "c"], ["b", "d"], ["e"]]
+
+
+def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:
     file = tmp_path / "s.jsonl"
     line = a_call("a", [1], [2]).model_dump_json()
     file.write_text(f"{line}\n{line[:40]}\n17\n\n{line}\n")
-    trace = Sessions(tmp_path).trace("s")
-    assert ([call["id"] for call in trace["calls"]], trace["num_unreadable"]) == (["a", "a"], 2)
+    assert [call["id"] for call in Sessions(tmp_path).trace("s")["calls"]] == ["a", "a"]
+
+
+def test_no_more_is_asked_in_a_session_that_is_full(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path)
+    sessions.refuse_more("s")
+    with (tmp_path / "s.jsonl").open("wb") as file:
+        file.truncate(2**26 + 1)
+    with pytest.raises(Problem, match="begin another"):
+        sessions.refuse_more("s")
 
 
 def test_sessions_go_after_a_week(tmp_path: Path) -> None:

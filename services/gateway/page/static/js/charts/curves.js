@@ -8,23 +8,9 @@ import { setQuery } from "../shell/router.js";
 import { positive, smoothed } from "../data/series.js";
 
 const FIRST = [
-  "reward",
-  "accuracy",
-  "process",
-  "process_wrong",
-  "outcome_exhausted",
-  "entropy",
-  "response_length",
-  "length_correct",
-  "length_wrong",
-  "clip_fraction",
-  "staleness",
-  "parity_max",
-  "probe_gap",
-  "tokens_per_second",
-  "loss",
-  "grad_norm",
-  "kl",
+  ...["reward", "accuracy", "process", "process_wrong", "outcome_exhausted", "entropy", "response_length"],
+  ...["length_correct", "length_wrong", "clip_fraction", "staleness", "parity_max", "probe_gap"],
+  ...["tokens_per_second", "loss", "grad_norm", "kl"],
 ];
 
 /** What the measures mean; the reference of the metrics has the rest. */

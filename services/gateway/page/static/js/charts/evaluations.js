@@ -133,6 +133,19 @@ function Tasks({ job, results, query }) {
   const rows = useMemo(() => taskRows(told), [told.length]);
   const sought = (query.find ?? "").toLowerCase();
   const shown = rows.filter(({ task }) => `${task} ${texts.get(task)}`.toLowerCase().includes(sought));
+  const link = ({ task }) =>
+    html`<a title=${task} href=${href(["jobs", job.id, "samples"], { task, purpose: "eval", order: "oldest" })}
+      >${texts.get(task) ?? task}</a
+    >`;
+  const columns = [
+    ["task", link],
+    ...told.map((one, place) => [
+      one.step,
+      ({ shares }) => shares[place]?.toFixed(2) ?? "–",
+      ({ shares }) => `num share-${shares[place] === null ? "none" : Math.round(shares[place] * 8)}`,
+    ]),
+    ["change", ({ change }) => `${change > 0 ? "▲" : change < 0 ? "▼" : ""} ${Math.abs(change).toFixed(2)}`, "num"],
+  ];
   return html`<section class="panel">
     <div class="bar">
       <h2>Tasks</h2>
@@ -145,38 +158,7 @@ function Tasks({ job, results, query }) {
           onInput=${(event) => setQuery({ find: event.target.value })}
       /></label>
     </div>
-    <div class="scroll" tabindex="0" role="region" aria-label="Tasks">
-      <table class="heat">
-        <thead>
-          <tr>
-            <th scope="col">task</th>
-            ${told.map((one) => html`<th scope="col" class="num">${one.step}</th>`)}
-            <th scope="col" class="num">change</th>
-          </tr>
-        </thead>
-        <tbody>
-          ${shown.slice(0, limit).map(
-            ({ task, shares, change }) =>
-              html`<tr key=${task}>
-                <th scope="row">
-                  <a
-                    title=${task}
-                    href=${href(["jobs", job.id, "samples"], { task, purpose: "eval", order: "oldest" })}
-                    >${texts.get(task) ?? task}</a
-                  >
-                </th>
-                ${shares.map(
-                  (share) =>
-                    html`<td class="num share-${share === null ? "none" : Math.round(share * 8)}">
-                      ${share === null ? "–" : share.toFixed(2)}
-                    </td>`,
-                )}
-                <td class="num">${change > 0 ? "▲" : change < 0 ? "▼" : ""} ${Math.abs(change).toFixed(2)}</td>
-              </tr>`,
-          )}
-        </tbody>
-      </table>
-    </div>
+    <${Table} label="Tasks" className="heat" columns=${columns} rows=${shown.slice(0, limit)} />
     ${
       shown.length > limit &&
       html`<p><button onClick=${() => setLimit(limit + AT_ONCE)}>More of ${shown.length} tasks</button></p>`

@@ -19,15 +19,15 @@ import { Group } from "../samples/group.js";
 import { Why } from "./why.js";
 
 const REFRESH_S = 5;
-const VIEWS = [
-  ["curves", "Curves"],
-  ["evaluations", "Evaluations"],
-  ["samples", "Samples"],
-  ["flow", "Time & flow"],
-  ["model", "Model"],
-  ["events", "Events"],
-  ["recipe", "Recipe"],
-];
+const VIEWS = {
+  curves: ["Curves", Curves],
+  evaluations: ["Evaluations", Evaluations],
+  samples: ["Samples", Samples],
+  flow: ["Time & flow", Flow],
+  model: ["Model", Model],
+  events: ["Events", Events],
+  recipe: ["Recipe", Recipe],
+};
 
 export function Job({ id, path, query }) {
   const [view = "curves", key] = path;
@@ -47,7 +47,7 @@ export function Job({ id, path, query }) {
   const runs = jobs.flatMap((one, place) =>
     histories.has(one.id) ? [{ job: one, history: histories.get(one.id), line: place + 1 }] : [],
   );
-  const links = VIEWS.map(([name, text]) => [
+  const links = Object.entries(VIEWS).map(([name, [text]]) => [
     name,
     text,
     href(["jobs", id, ...(name === "curves" ? [] : [name])], { with: query.with }),
@@ -86,16 +86,7 @@ function origin({ model, weir: { forked_from: from } }) {
 
 function shown(view, key, props) {
   if (view === "samples" && key) return html`<${Group} ...${props} id=${key} />`;
-  const views = {
-    curves: Curves,
-    evaluations: Evaluations,
-    samples: Samples,
-    flow: Flow,
-    model: Model,
-    events: Events,
-    recipe: Recipe,
-  };
-  const Shown = views[view] ?? Curves;
+  const [, Shown] = VIEWS[view] ?? VIEWS.curves;
   return html`<${Shown} ...${props} />`;
 }
 

@@ -10,6 +10,7 @@ import { href, setQuery } from "../shell/router.js";
 
 const REFRESH_S = 3;
 const PAGE = 20;
+const NUMBERS = ["Reward", "Accuracy", "Evaluation", "Left", "Submitted"];
 export const MAX_COMPARED = 6;
 const ACTIVE = ["running", "pausing", "cancelling"];
 const STATES = ["queued", ...ACTIVE, "paused", "succeeded", "failed", "cancelled"];
@@ -77,14 +78,8 @@ export function Jobs({ query }) {
         <thead>
           <tr>
             <th scope="col"><span class="hidden">Compare</span></th>
-            <th scope="col">Job</th>
-            <th scope="col">State</th>
-            <th scope="col">Steps</th>
-            <th scope="col" class="num">Reward</th>
-            <th scope="col" class="num">Accuracy</th>
-            <th scope="col" class="num">Evaluation</th>
-            <th scope="col" class="num">Left</th>
-            <th scope="col" class="num">Submitted</th>
+            ${["Job", "State", "Steps"].map((name) => html`<th scope="col">${name}</th>`)}
+            ${NUMBERS.map((name) => html`<th scope="col" class="num">${name}</th>`)}
           </tr>
         </thead>
         <tbody>

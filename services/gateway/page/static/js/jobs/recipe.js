@@ -4,6 +4,7 @@ import { post } from "../data/api.js";
 import { moment } from "../shell/format.js";
 import { usePolled } from "../data/poll.js";
 import { href } from "../shell/router.js";
+import { Facts } from "../shell/parts.js";
 import { toml } from "./toml.js";
 
 export function Recipe({ job }) {
@@ -11,29 +12,19 @@ export function Recipe({ job }) {
   const [copied, setCopied] = useState(false);
   const { value: read } = usePolled(() => post("v1/page/recipe", { text: JSON.stringify(recipe) }), [job.id]);
   const text = toml(recipe, read?.changed ?? null);
-  const facts = {
-    id: job.id,
-    submitted: moment(job.created_at),
-    model: job.model,
-    attempt: job.weir.attempt,
-    "trained model": job.fine_tuned_model,
-    ...job.metadata,
-  };
+  const facts = [
+    ["id", job.id],
+    ["submitted", moment(job.created_at)],
+    ["model", job.model],
+    ["attempt", job.weir.attempt],
+    ["trained model", job.fine_tuned_model],
+    ...Object.entries(job.metadata),
+  ];
   const copy = () => navigator.clipboard.writeText(text).then(() => setCopied(true));
   return html`
     <section class="panel">
       <h2>Job</h2>
-      <dl class="settings">
-        ${Object.entries(facts).map(
-          ([key, value]) =>
-            value !== null &&
-            value !== undefined &&
-            html`<div>
-              <dt>${key}</dt>
-              <dd>${String(value)}</dd>
-            </div>`,
-        )}
-      </dl>
+      <${Facts} facts=${facts.filter(([, value]) => value !== null && value !== undefined)} />
     </section>
     <section class="panel">
       <div class="bar">

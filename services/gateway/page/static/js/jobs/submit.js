@@ -4,7 +4,7 @@ import { JOBS, get, post, upload } from "../data/api.js";
 import { usePolled } from "../data/poll.js";
 import { ago } from "../shell/format.js";
 import { go, href } from "../shell/router.js";
-import { Choice, useWork } from "../shell/parts.js";
+import { Choice, Facts, useWork } from "../shell/parts.js";
 import { toml } from "./toml.js";
 
 const example = (model) => `name = "my-first"
@@ -112,15 +112,7 @@ export function Submit({ query }) {
       checked &&
       html`<form class="panel" onSubmit=${submit}>
         <h2>2. Plan</h2>
-        <dl class="settings plan">
-          ${checked.plan.map(
-            ({ name, value }) =>
-              html`<div>
-                <dt>${name}</dt>
-                <dd>${value}</dd>
-              </div>`,
-          )}
-        </dl>
+        <${Facts} className="settings plan" facts=${checked.plan.map(({ name, value }) => [name, value])} />
         <p class="soft small">
           This is arithmetic. What fits on which GPU, and how long a step takes, is said by <code>weir plan</code> on a
           machine with the learner's code. The gateway checks the model's folder and Redis' memory when the job is sent.

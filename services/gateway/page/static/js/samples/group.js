@@ -111,34 +111,24 @@ function About({ job, group }) {
     ${
       task &&
       html`<div class="asked">
-        <div>
-          <h3>Prompt</h3>
-          <pre>${group.prompt ?? task.prompt}</pre>
-        </div>
-        <div>
-          <h3>Answer</h3>
-          <pre>${task.answer}</pre>
-        </div>
-        ${
-          task.solution &&
-          html`<div>
-            <h3>Solution</h3>
-            <pre>${task.solution}</pre>
-          </div>`
-        }
-        ${
-          Object.keys(task.metadata ?? {}).length > 0 &&
-          html`<div>
-            <h3>Metadata</h3>
-            <pre>
-${Object.entries(task.metadata)
-                .map(([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`)
-                .join("\n")}</pre>
-          </div>`
-        }
+        ${textsOf(group).map(
+          ([name, text]) =>
+            html`<div>
+              <h3>${name}</h3>
+              <pre>${text}</pre>
+            </div>`,
+        )}
       </div>`
     }
   </section>`;
+}
+
+function textsOf({ prompt, task }) {
+  const told = Object.entries(task.metadata ?? {}).map(
+    ([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`,
+  );
+  const more = [["Solution", task.solution], ["Metadata", told.join("\n")]];
+  return [["Prompt", prompt ?? task.prompt], ["Answer", task.answer], ...more.filter(([, text]) => text)];
 }
 
 function Cards({ group, shading, end, chosen }) {

@@ -1,6 +1,7 @@
 /** One response: its numbers, its text, what the grader said of it, and which weights wrote it. */
 import { html } from "../shell/dom.js";
 import { number, signed, words } from "../shell/format.js";
+import { Facts } from "../shell/parts.js";
 import { verdictOf } from "./samples.js";
 import { isForeign } from "./shading.js";
 import { MARK_SYMBOLS, Tokens, marksOf } from "./tokens.js";
@@ -13,7 +14,10 @@ export function ResponseCard({ response, shading, end, chosen }) {
     ["A_out", response.outcome_advantage],
     ["A_proc", response.process_advantage],
     ["A_total", response.advantage],
-  ];
+  ].map(([name, value]) => [
+    name,
+    html`<span class=${value > 0 ? "plus" : value < 0 ? "minus" : ""}>${signed(value)}</span>`,
+  ]);
   return html`<article class="panel card ${chosen ? "chosen" : ""}" aria-label=${`Response ${index}`}>
     <header>
       <h3>${index}</h3>
@@ -23,19 +27,7 @@ export function ResponseCard({ response, shading, end, chosen }) {
         >${number(own)} tokens${response.finish_reason === "length" ? ", cut off" : ""}</span
       >
     </header>
-    <dl class="advantages">
-      ${parts.map(
-        ([name, value]) =>
-          html`<div>
-            <dt>${name}</dt>
-            <dd class=${value > 0 ? "plus" : value < 0 ? "minus" : ""}>${signed(value)}</dd>
-          </div>`,
-      )}
-      <div>
-        <dt>reward</dt>
-        <dd>${number(response.reward)}</dd>
-      </div>
-    </dl>
+    <${Facts} className="advantages" facts=${[...parts, ["reward", number(response.reward)]]} />
     <${Tokens} response=${response} shading=${shading} end=${end} />
     ${grade && html`<${Score} name="outcome" score=${grade.outcome} />`}
     ${grade?.process && html`<${Score} name="process" score=${grade.process} />`}
@@ -57,31 +49,15 @@ export function Score({ name, score }) {
       <h4>${name} <b>ungradable</b></h4>
       <p class="small">${reasonOf(score)}</p>
     </section>`;
-  const criteria = Object.entries(score.breakdown ?? {});
-  const comments = score.comments ?? {};
-  const rest = Object.entries(comments).filter(([criterion]) => !(criterion in (score.breakdown ?? {})));
+  const [values, comments] = [score.breakdown ?? {}, score.comments ?? {}];
+  const criteria = Object.keys({ ...values, ...comments }).map((criterion) => [
+    words(criterion),
+    html`${criterion in values && html`<b>${number(values[criterion])}</b> `}${comments[criterion]}`,
+  ]);
   return html`<section class="score">
     <h4>${name} <b>${number(score.value)}</b></h4>
     ${score.reason && html`<p class="small">${reasonOf(score)}</p>`}
-    ${
-      (criteria.length > 0 || rest.length > 0) &&
-      html`<dl class="criteria small">
-        ${criteria.map(
-          ([criterion, value]) =>
-            html`<div>
-              <dt>${words(criterion)}</dt>
-              <dd><b>${number(value)}</b> ${comments[criterion]}</dd>
-            </div>`,
-        )}
-        ${rest.map(
-          ([criterion, comment]) =>
-            html`<div>
-              <dt>${words(criterion)}</dt>
-              <dd>${comment}</dd>
-            </div>`,
-        )}
-      </dl>`
-    }
+    ${criteria.length > 0 && html`<${Facts} className="criteria small" facts=${criteria} />`}
   </section>`;
 }
 

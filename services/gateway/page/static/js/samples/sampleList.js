@@ -3,18 +3,7 @@ import { JOBS, get } from "../data/api.js";
 import { useEffect, useState } from "../shell/dom.js";
 
 const PAGE = 100;
-const FILTERS = [
-  "step",
-  "purpose",
-  "task",
-  "fate",
-  "correct",
-  "ungradable",
-  "truncated",
-  "zero_advantage",
-  "text",
-  "order",
-];
+const FILTERS = "step purpose task fate correct ungradable truncated zero_advantage text order".split(" ");
 
 /** The part of a view's query that filters samples. */
 export const filtersOf = (query) =>

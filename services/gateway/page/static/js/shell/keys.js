@@ -1,6 +1,6 @@
 /** Keys of a view, where nothing is being typed. */
 import { html, useLayoutEffect } from "./dom.js";
-import { Dialog } from "./parts.js";
+import { Dialog, Facts } from "./parts.js";
 
 /** @param {Object<string, [string, (() => void)|null]>} keys what a key is called, and what it does */
 export function useKeys(keys) {
@@ -20,14 +20,6 @@ export function useKeys(keys) {
 export const Keys = ({ keys, onClose }) =>
   html`<${Dialog} label="Keys" onClose=${onClose}>
     <h2>Keys</h2>
-    <dl class="settings">
-      ${Object.entries(keys).map(
-        ([key, [text]]) =>
-          html`<div>
-            <dt><kbd>${key}</kbd></dt>
-            <dd>${text}</dd>
-          </div>`,
-      )}
-    </dl>
+    <${Facts} facts=${Object.entries(keys).map(([key, [text]]) => [html`<kbd>${key}</kbd>`, text])} />
     <form method="dialog"><button autofocus>Close</button></form>
   <//>`;

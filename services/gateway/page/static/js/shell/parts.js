@@ -46,26 +46,36 @@ export function useWork() {
   return { busy, error, attempt };
 }
 
-/** @param {[string, (row: object) => any, string?][]} props.columns name, content and class; the first heads a row */
+/** @param {[string, (row: object) => any, (string | ((row: object) => string))?][]} props.columns name, content, class */
 export const Table = ({ label, columns, rows, className }) =>
   html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
     <table class=${className}>
       <thead>
         <tr>
-          ${columns.map(([name, , kind]) => html`<th scope="col" class=${kind}>${name}</th>`)}
+          ${columns.map(([name, , kind]) => html`<th scope="col" class=${kind?.call ? "num" : kind}>${name}</th>`)}
         </tr>
       </thead>
       <tbody>
-        ${rows.map((row) => {
-          const [[name, head, kind], ...cells] = columns;
-          return html`<tr key=${head(row)}>
-            <th scope="row" class=${kind} data-label=${name}>${head(row)}</th>
-            ${cells.map(([name, show, kind]) => html`<td class=${kind} data-label=${name}>${show(row)}</td>`)}
-          </tr>`;
-        })}
+        ${rows.map(
+          (row) =>
+            html`<tr>
+              ${columns.map(
+                ([name, show, kind], place) =>
+                  html`<${place ? "td" : "th"} scope=${place ? null : "row"} class=${kind?.call ? kind(row) : kind} data-label=${name}
+                    >${show(row)}<//
+                  >`,
+              )}
+            </tr>`,
+        )}
       </tbody>
     </table>
   </div>`;
+
+/** Names and what they stand for. */
+export const Facts = ({ facts, className = "settings" }) =>
+  html`<dl class=${className}>
+    ${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
+  </dl>`;
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 

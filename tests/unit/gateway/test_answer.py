@@ -1,0 +1,58 @@
+"""What comes of a call in several tries: no token twice, and none missing."""
+
+from __future__ import annotations
+
+import pytest
+from protocol.calls import Call, CallSampling, Piece, Refusal, Served, Token
+from protocol.messages import FinishReason, VersionSpan
+from protocol.recipe import Model
+
+from services.gateway.calls.desk import Answer
+
+pytestmark = pytest.mark.anyio
+SERVED = Served(name="it", job_id="job", model=Model(path="/it"))
+
+
+async def weights() -> Served:
+    return SERVED
+
+
+def a_piece(tries: int, first: int, end: int, version: int = 1, **values: object) -> Piece:
+    """Tokens [first, end) of a try."""
+    tokens = tuple(Token(id=n, text=str(n), logprob=-1) for n in range(first, end))
+    spans = (VersionSpan(attempt=1, version=version, start=0, end=end),)
+    text = "".join(token.text for token in tokens)
+    return Piece.model_validate(
+        {"call_id": "a", "tries": tries, "tokens": tokens, "text": text, "spans": spans, **values}
+    )
+
+
+@pytest.fixture
+def answer() -> Answer:
+    return Answer(
+        Call(id="a", gateway="g", served=SERVED, text="a", sampling=CallSampling()), weights
+    )
+
+
+async def test_a_second_try_goes_on_behind_the_first_whose_late_pieces_are_ignored(
+    answer: Answer,
+) -> None:
+    answer.take(a_piece(0, 0, 2), "one")
+    answer.begin_again(SERVED)
+    assert (answer.call.tries, answer.call.so_far) == (1, (0, 1))
+    answer.take(a_piece(0, 2, 4), "one")
+    answer.take(a_piece(1, 0, 1, version=2), "two")
+    answer.take(a_piece(1, 1, 2, version=2, finish_reason=FinishReason.STOP), "two")
+    assert await answer.refusal() is None
+    assert ([token.id for token in answer.tokens], answer.text) == ([0, 1, 0, 1], "0101")
+    assert [(s.version, s.start, s.end) for s in answer.spans] == [(1, 0, 2), (2, 2, 4)]
+    assert answer.rollouts == ("one", "two")
+
+
+async def test_a_piece_that_is_missing_ends_the_try(answer: Answer) -> None:
+    answer.take(a_piece(0, 0, 2), "one")
+    answer.take(a_piece(0, 3, 4), "one")
+    refusal = await answer.refusal()
+    assert isinstance(refusal, Refusal)
+    assert refusal.again
+    assert len(answer.tokens) == 2
