@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from protocol.messages import FinishReason, VersionSpan
+from protocol.recipe import Model
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from services.chassis.prompts import PromptError
+from services.rollout.calls import CallRefused, prompt_of
 from services.rollout.samples import Sample, group_of, prompt_ids, span_of, version_label
 from tests.builders import a_request, a_task
+from tests.contract.door import JOB, a_call
 
 CHAT = (
     "{{ bos_token }}{% for turn in messages %}{{ turn.role[0] }}:{{ turn.content }};{% endfor %}"
@@ -28,19 +31,21 @@ def rendered(
     chat: str | None, template: str | None, task: dict[str, Any], **options: object
 ) -> str:
     """By a tokenizer with one token per character and a BOS in front; 56 tokens have room."""
+    tokenizer = of_characters(chat)
+    ids = prompt_ids(
+        a_task(**task), template, tokenizer, max_context=64, max_tokens=8, options=options
+    )
+    return "".join(tokenizer.convert_ids_to_tokens(ids))
+
+
+def of_characters(chat: str | None) -> PreTrainedTokenizerFast:
     entries = ["<bos>", *(chr(code) for code in range(33, 127))]
     made = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     made.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 0)]
     )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<bos>", chat_template=chat
-    )
-    ids = prompt_ids(
-        a_task(**task), template, tokenizer, max_context=64, max_tokens=8, options=options
-    )
-    return "".join(tokenizer.convert_ids_to_tokens(ids))
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<bos>", chat_template=chat)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +88,52 @@ def test_a_task_that_is_no_prompt_is_refused(
 ) -> None:
     with pytest.raises(PromptError, match=words):
         rendered(None, template, task)
+
+
+CALLED = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+TOOLS = (
+    CHAT + "{% for tool in tools or () %}[{{ tool.function.name }}]{% endfor %}"
+    "{% for turn in messages %}{% for call in turn.tool_calls or () %}"
+    "{{ call.function.arguments.a }}{% endfor %}{% endfor %}"
+)
+ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
+CALLING = [TURNS[-1], {"role": "assistant", "content": "", "tool_calls": [CALLED]}]
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "text"),
+    [
+        (None, {"messages": TURNS[-1:], "tools": [ADD]}, "<bos>u:1+1=;a:[add]"),
+        (None, {"messages": CALLING}, "<bos>u:1+1=;a:;a:1"),
+        ("Q:{prompt}", {"messages": TURNS[-1:]}, "<bos>Q:1+1="),
+        ("Q:{prompt}", {"text": "1+1="}, "<bos>1+1="),
+    ],
+)
+def test_a_call_is_rendered_as_a_task_is(
+    template: str | None, given: dict[str, Any], text: str
+) -> None:
+    model = Model(path="p", prompt_template=template)
+    call = a_call(served=JOB.model_copy(update={"model": model}), **given)
+    tokenizer = of_characters(TOOLS)
+    assert "".join(tokenizer.convert_ids_to_tokens(prompt_of(call, tokenizer))) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "given"),
+    [
+        ("{prompt}", {"messages": TURNS[-1:], "tools": [ADD]}),
+        ("{prompt}", {"messages": [{"role": "tool", "content": "2"}]}),
+        (None, {"messages": [{**CALLING[1], "tool_calls": [{"id": "1"}]}]}),
+    ],
+)
+def test_messages_that_are_no_prompt_of_the_model_are_refused(
+    template: str | None, given: dict[str, Any]
+) -> None:
+    model = Model(path="p", prompt_template=template)
+    call = a_call(served=JOB.model_copy(update={"model": model}), **given)
+    with pytest.raises(CallRefused) as refused:
+        prompt_of(call, of_characters(TOOLS))
+    assert refused.value.code == "invalid_messages"
 
 
 def test_a_label_names_attempt_and_number_in_this_order() -> None:
