@@ -119,6 +119,7 @@ class Desk:
     rollouts: Callable[[], Sequence[str]]  # the living ones, in words, each with what it does
     most: int = _MOST
     _waiting: dict[str, Answer] = field(default_factory=dict)
+    _heard_at: float = float("-inf")  # from any rollout, whose status may be late
     # What is kept is a whole, so nothing may be asked between its list and the server.
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
