@@ -95,7 +95,6 @@ async def test_a_stop_text_ends_a_response_and_tokens_so_far_go_on(
 ) -> None:
     whole = await answered(engine, streams=True, sampling={"seed": 3})
     text = text_of(whole)
-    assert len(whole) > 1
     assert whole[-1].finish_reason is FinishReason.LENGTH
     assert (
         text

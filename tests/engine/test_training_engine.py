@@ -261,8 +261,8 @@ def test_a_checkpoint_of_three_ranks_goes_on_with_two(
             parameters_in(folder / f"{verb} and train") for verb in ("save", "resume")
         )
         assert largest_gap(saved, whole) > 1e-4
-        # In bfloat16 it is an ulp.
-        assert largest_gap(whole, resumed) <= (1e-3 if "dtype" in each else TOLERANCE), each
+        ulp = 2**-7  # in bfloat16, of a weight of 1 or more
+        assert largest_gap(whole, resumed) <= (ulp if "dtype" in each else TOLERANCE), each
 
 
 def test_a_step_says_what_was_not_finite_and_how_many_updates_it_made(
