@@ -67,6 +67,14 @@ def write(label: str, text: str) -> Click:
     return lambda page: page.get_by_label(label, exact=True).fill(text)
 
 
+def send(text: str) -> Click:
+    def fill_and_enter(page: Page) -> None:
+        page.get_by_label("Message").fill(text)
+        page.keyboard.press("Enter")
+
+    return fill_and_enter
+
+
 @dataclass(frozen=True)
 class Wish:
     """What is clicked, where its answer is then, and the files that arrive."""
@@ -116,6 +124,11 @@ WISHES = {
         (choose("State", "succeeded"), write("Find", "sweep"), button("Delete all found"),
          button("Delete all found jobs that have ended")),
         *(part(".empty"), "No job fits"),
+    ),
+    "a word with two models": Wish(
+        (link("trained"), link("Chat"), choose("Next to it", "tiny"), send("Hello")),
+        lambda page: page.get_by_role("article").nth(1),
+        "tiny",
     ),
     "an example of a job": Wish(
         (link("Submit a job"), choose("begin with an example", "demo.toml"),
