@@ -385,7 +385,7 @@ class PolicyVersion(Message):
     """New weights lie in ``folder``, in the learner's memory, and their manifest has ``digest``."""
 
     job_id: str
-    attempt: int = Field(ge=0)  # 0: of no job
+    attempt: int = Field(ge=0)  # 0: not known, or of no job
     number: int = Field(ge=0)
     folder: str
     digest: str

@@ -93,6 +93,9 @@ class Answering:
             while not await self.service.pause(_LOOK_S):
                 if self._bringing is not None and self._bringing.done():
                     self._bringing = self._bringing.result()
+                await self._look()
+                if not self._next[0] and not self.held:
+                    continue
                 await self.follower.look()
                 self._cut()
                 await self._take()
@@ -107,16 +110,17 @@ class Answering:
             if not self.follower.may_answer(held.call.served.key) and not _is_over(held):
                 held.refuse(_MOVED)
 
-    async def _take(self) -> None:
-        key = self.follower.answers
-        if key and self._room > 0:
-            self._begin(await self.exchange.take_calls(key, self._room))
-        if (wanted := await self.exchange.next_weights()) is None:
-            self._next = ("", 0.0)
-            return
+    async def _look(self) -> None:
+        wanted = await self.exchange.next_weights() or ""
         if wanted != self._next[0]:
             self._next = wanted, time.monotonic()
-        job = self.follower.active
+
+    async def _take(self) -> None:
+        wanted, key, job = self._next[0], self.follower.answers, self.follower.active
+        if not wanted:
+            return
+        if key and self._room > 0:
+            self._begin(await self.exchange.take_calls(key, self._room))
         if job is None and wanted.startswith("folder:"):
             await self._turn_to(wanted)
         elif job is None or wanted != f"job:{job.job_id}":
@@ -138,14 +142,12 @@ class Answering:
             raise
         except (EngineError, NotStarted, OSError, ValueError, LookupError) as error:
             log.warning("a model is not served", extra={"model": served.name, "why": str(error)})
-            why = f"model {served.name} cannot be served: {failure_of(error).words}"
+            words = f"model {served.name} cannot be served: {failure_of(error).words}"
+            message = self.exchange.shown(words)
+            refusal = Refusal(status=500, code="model_not_served", message=message)
             for held in self.held:
                 if held.call.served.key == served.key:
-                    held.refuse(
-                        Refusal(
-                            status=500, code="model_not_served", message=self.exchange.shown(why)
-                        )
-                    )
+                    held.refuse(refusal)
 
     async def _leave(self, key: str) -> None:
         """Have the gateways look again where these weights are."""
@@ -183,12 +185,9 @@ class Answering:
 
     def _said(self) -> AbstractContextManager[None]:
         """Beside training a few calls are not what the rollout does."""
-        is_beside = self.follower.active is not None
-        return (
-            nullcontext()
-            if is_beside
-            else self.service.activity.during(Doing.ANSWERS, timed="sampling")
-        )
+        if self.follower.active is not None:
+            return nullcontext()
+        return self.service.activity.during(Doing.ANSWERS, timed="sampling")
 
     async def _sample(self, held: _Held) -> None:
         call, key = held.call, held.call.served.key
@@ -225,9 +224,8 @@ class Answering:
         if self.follower.coming is not None:
             return f"loads {self.follower.coming.name}"
         work = self.service.activity.now
-        return f"{work.doing} {'' if work.number is None else work.number}".replace(
-            "_", " "
-        ).strip()
+        words = work.doing.replace("_", " ")
+        return words if work.number is None else f"{words} {work.number}"
 
     async def _drop_unwanted(self) -> None:
         if time.monotonic() < self._looked_at + _LIFE_S:

@@ -9,6 +9,9 @@ from protocol.calls import Call, CallSampling, Piece, Pieces, Served
 from protocol.exchange import Exchange
 from protocol.recipe import Model
 
+from services.gateway.calls import desk
+from services.gateway.calls.desk import Answer, Desk
+from services.gateway.errors import Problem
 from tests.contract.conftest import OpenExchange
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
@@ -71,3 +74,20 @@ async def test_a_gateway_hears_in_order_and_what_it_forgets_is_no_longer_wanted(
             await rollout.send_pieces("gateway-1", sent)
         heard = await gateway.pieces(1) + await gateway.pieces(0.01)
         assert [sent.pieces[0].text for sent in heard] == ["0", "1", "2"]
+
+
+async def test_a_call_is_not_asked_where_no_rollout_shows_life(
+    open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def weights() -> Served:
+        return a_call(0).served
+
+    monkeypatch.setattr(desk, "_FIRST_SIGN_S", 0.0)
+    async with open_exchange("gateway-1") as gateway:
+        looks = Desk(gateway, dead_after_s=15.0, rollouts=list).answering(
+            [Answer(a_call(0), weights)]
+        )
+        with pytest.raises(Problem) as raised:
+            [None async for _ in looks]
+        assert await gateway.next_weights() is None
+    assert (raised.value.status_code, raised.value.code) == (503, "no_rollout")

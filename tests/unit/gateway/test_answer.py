@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from unittest.mock import AsyncMock
-
 import pytest
 from protocol.calls import Call, CallSampling, Piece, Refusal, Served, Token
-from protocol.exchange import Exchange
 from protocol.messages import FinishReason, VersionSpan
 from protocol.recipe import Model
 
-from services.gateway.calls import desk
-from services.gateway.calls.desk import Answer, Desk
-from services.gateway.errors import Problem
+from services.gateway.calls.desk import Answer
 
 pytestmark = pytest.mark.anyio
 SERVED = Served(name="it", job_id="job", model=Model(path="/it"))
@@ -61,15 +56,3 @@ async def test_a_piece_that_is_missing_ends_the_try(answer: Answer) -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.again
     assert len(answer.tokens) == 2
-
-
-async def test_a_call_is_not_asked_where_no_rollout_shows_life(
-    answer: Answer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(desk, "_FIRST_SIGN_S", 0.0)
-    exchange = AsyncMock(spec=Exchange)
-    with pytest.raises(Problem) as raised:
-        async for _ in Desk(exchange, dead_after_s=15.0, rollouts=list).answering([answer]):
-            pass
-    assert (raised.value.status_code, raised.value.code) == (503, "no_rollout")
-    exchange.ask_call.assert_not_called()
