@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from protocol.messages import FinishReason, Message, VersionSpan
-from protocol.recipe import Model
+from protocol.recipe import Model, Purpose, Sampling
 
 
 class Served(Message):
@@ -31,6 +31,17 @@ class Served(Message):
     def key(self) -> str:
         """The same for calls that the same weights answer."""
         return f"folder:{self.folder}" if self.folder else f"job:{self.job_id}"
+
+
+class Terms(Message):
+    """What a learner's request asks of the calls of an episode: a session is opened under them."""
+
+    job_id: str
+    purpose: Purpose
+    min_version: int = Field(default=0, ge=0)  # older weights must not answer
+    version: int | None = None  # where no other may: that of an evaluation
+    sampling: Sampling  # of each turn, whatever an agent asks for
+    seed: int
 
 
 class CallSampling(Message):
@@ -61,12 +72,21 @@ class Call(Message):
     so_far: tuple[int, ...] = ()  # of the response, sampled in earlier tries
     sampling: CallSampling
     streams: bool = False  # else few pieces will do
+    terms: Terms | None = None  # of an episode of the job's own
 
     @model_validator(mode="after")
     def _one_kind_of_prompt(self) -> Self:
         if sum(each is not None for each in (self.text, self.messages, self.token_ids)) != 1:
             raise ValueError("give exactly one of 'text', 'messages' and 'token_ids'")
         return self
+
+    @property
+    def key(self) -> str:
+        """The same for calls that one rollout takes for the same reason."""
+        if self.terms is None:
+            return self.served.key
+        kind = "eval" if self.terms.purpose is Purpose.EVAL else "work"
+        return f"{kind}:{self.terms.job_id}"
 
 
 class Token(Message):

@@ -126,6 +126,7 @@ class RolloutRequest(Message):
     seed: int
     min_version: int = Field(default=0, ge=0)  # older weights must not answer this request
     version: int | None = None  # where no other may: that of an evaluation
+    in_environment: bool = False  # each response is an episode
 
     @property
     def key(self) -> str:
@@ -146,12 +147,40 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+class Turn(Message):
+    role: str
+    content: str
+
+
+class Episode(Message):
+    """What an environment says of a response that took several turns."""
+
+    reward: FiniteFloat | None = None  # on the environment's own scale
+    problem: str = ""  # a code, where the environment or the machine broke: no fault of the policy
+    words: str = ""  # of the environment about it
+    turns: int = 0  # responses of the policy
+    seconds: Mapping[str, float] = Field(default_factory=dict)  # by part: model, environment
+    conversation: tuple[Turn, ...] = ()
+
+    @model_validator(mode="after")
+    def _rewarded_or_broken(self) -> Self:
+        if (self.reward is None) != bool(self.problem):
+            raise ValueError("an episode has either a reward or a problem")
+        return self
+
+
 class Response(Message):
     """What is not an array of one sampled response."""
 
-    text: str
+    text: str  # the policy's own
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
+    episode: Episode | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether there is nothing to learn from it: it has no tokens."""
+        return self.episode is not None and bool(self.episode.problem)
 
 
 class RolloutGroup(Message):
@@ -159,8 +188,9 @@ class RolloutGroup(Message):
 
     A response may hold tokens of tools or of an environment between the policy's own. They are
     context: nothing learns from them. Spans cover them too, so that a response has no gaps, and
-    each span has a token of the policy's own. ``lengths`` count all tokens, as do the limit of the
-    context, memory and work; rewards, losses, staleness and metrics count the policy's own.
+    each span has a token of the policy's own. An episode that broke has no tokens. ``lengths``
+    count all tokens, as do the limit of the context, memory and work; rewards, losses, staleness
+    and metrics count the policy's own.
     """
 
     request: RolloutRequest
@@ -219,6 +249,8 @@ class RolloutGroup(Message):
                 edge = span.end
             if edge != length:
                 raise ValueError(f"responses[{index}].spans cover {edge} of {length} tokens")
+            if response.is_broken and length:
+                raise ValueError(f"responses[{index}] broke, but has {length} tokens")
         return self
 
     @model_validator(mode="after")
@@ -233,7 +265,7 @@ class RolloutGroup(Message):
         if self.behavior_logprobs[self.own == 0].any():
             raise ValueError("behavior_logprobs must be 0 where own is 0: the policy sampled none")
         for index, (first, end) in enumerate(self.bounds()):
-            if not self.own[first:end].any():
+            if not self.own[first:end].any() and not self.responses[index].is_broken:
                 raise ValueError(
                     f"responses[{index}] has no token of the policy's own; let the group fail"
                 )

@@ -89,6 +89,7 @@ VERIFIERS = (
     "string_check",
     "text_similarity",
     "python",
+    "environment",
 )
 RUBRICS = ("holistic", "proof", "checkpoints")
 

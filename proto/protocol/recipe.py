@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from protocol.names import (
     CORRECTIONS,
@@ -150,6 +150,43 @@ class Rollout(Table):
     kv_after_sync: Literal["recompute", "keep"] = Field(
         default="recompute", description="the KV cache of unfinished responses when weights change"
     )
+
+
+class Environment(Table):
+    """Where responses are episodes of several turns, with tools or an environment between them."""
+
+    taskset: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a taskset of `verifiers`, by the name of its package or module",
+    )
+    url: str | None = Field(
+        default=None, pattern=r"^(https?|wss?)://", description="an OpenEnv server"
+    )
+    command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="an agent that speaks to `OPENAI_BASE_URL`; its last line is the reward",
+    )
+    settings: Mapping[str, JsonValue] = Field(
+        default_factory=dict, description="of the taskset, or of the OpenEnv server's reset"
+    )
+    max_turns: int = Field(default=10, ge=1, description="responses of the policy in an episode")
+    episode_timeout_s: float = Field(
+        default=600.0, gt=0, le=86400, description="of an episode, all its tries included"
+    )
+    concurrency: int = Field(
+        default=64, ge=1, le=4096, description="episodes at a time in each environment worker"
+    )
+    retries: int = Field(default=1, ge=0, le=10, description="of an episode that breaks")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if sum(each is not None for each in (self.taskset, self.url, self.command)) != 1:
+            raise ValueError("give exactly one of taskset, url and command")
+        if self.settings and self.command is not None:
+            raise ValueError("settings: a command reads none; give it arguments")
+        return self
 
 
 class Algorithm(Table):
@@ -368,10 +405,34 @@ class Recipe(Table):
     reward: Reward = Reward()
     algorithm: Algorithm = Algorithm()
     training: Training
+    environment: Environment | None = None
     optimizer: Optimizer = Optimizer()
     critic: Critic | None = None
     evaluation: Evaluations | None = None
     machine: Machine | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _an_environment_gives_the_reward(cls, data: Any) -> Any:
+        """Unless the recipe names an outcome of its own."""
+        if not isinstance(data, Mapping) or data.get("environment") is None:
+            return data
+        reward = data.get("reward", {})
+        if isinstance(reward, Mapping) and "outcome" not in reward:
+            return {**data, "reward": {**reward, "outcome": "environment"}}
+        return data
+
+    @model_validator(mode="after")
+    def _episodes_have_what_they_need(self) -> Self:
+        asked = any(check.verifier == "environment" for check in self.reward.outcome)
+        if self.environment is None and asked:
+            raise ValueError("reward.outcome = 'environment' needs the table [environment]")
+        if self.environment is not None and self.reward.overlong_buffer is not None:
+            raise ValueError(
+                "reward.overlong_buffer is about one response, not an episode; remove it, or have "
+                "the environment count"
+            )
+        return self
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

@@ -134,11 +134,9 @@ class JudgeMessage(Table):
     content: str = Field(min_length=1, description=_TEMPLATE)
 
 
-class ScoreModel(AskedOfAJudge):
-    """A model answers messages of your own with a number; OpenAI's ``score_model``."""
+class OnScale(Check):
+    """A check whose numbers are on a scale of their own."""
 
-    verifier: VerifierName = "score_model"
-    input: tuple[JudgeMessage, ...] = Field(min_length=1, description="the messages to send")
     range: tuple[float, float] = Field(default=(0.0, 1.0), description="mapped to [0, 1]")
 
     @model_validator(mode="after")
@@ -152,6 +150,13 @@ class ScoreModel(AskedOfAJudge):
     def as_meant(self, value: float) -> float:
         lowest, highest = self.range
         return lowest + value * (highest - lowest)
+
+
+class ScoreModel(OnScale, AskedOfAJudge):
+    """A model answers messages of your own with a number; OpenAI's ``score_model``."""
+
+    verifier: VerifierName = "score_model"
+    input: tuple[JudgeMessage, ...] = Field(min_length=1, description="the messages to send")
 
 
 class LabelModel(AskedOfAJudge):
@@ -208,7 +213,14 @@ class TextSimilarity(Check):
     ] = Field(default="fuzzy_match", description="how similarity is measured")
 
 
+class EnvironmentReward(OnScale):
+    """What the environment of an episode gave it, unless that broke."""
+
+    verifier: VerifierName = "environment"
+
+
 WITH_SETTINGS = {
+    "environment": EnvironmentReward,
     "label_model": LabelModel,
     "math_answer": MathAnswer,
     "model_judge": ModelJudge,
@@ -228,6 +240,7 @@ def _tag(value: Any) -> str:
 
 AnyCheck = Annotated[
     Annotated[Check, Tag(_PLAIN)]
+    | Annotated[EnvironmentReward, Tag("<environment>")]
     | Annotated[LabelModel, Tag("<label_model>")]
     | Annotated[MathAnswer, Tag("<math_answer>")]
     | Annotated[ModelJudge, Tag("<model_judge>")]

@@ -9,9 +9,11 @@ active                ActiveJob                           learner             ro
 learner               who takes up jobs, a hash           learner             learner
 {job}:requests        RolloutRequest (train, pretrain)    learner             rollout
 {job}:eval_requests   RolloutRequest (eval)               learner             rollout, first
-{job}:rollouts        RolloutGroup                        rollout             grader
+{job}:episodes        RolloutRequest (train, pretrain)    learner             environment
+{job}:eval_episodes   RolloutRequest (eval)               learner             environment, first
+{job}:rollouts        RolloutGroup                        samplers            grader
 {job}:graded          GradedGroup                         grader              learner
-{job}:failed          GradedGroup without a group         rollout             learner
+{job}:failed          GradedGroup without a group         samplers            learner
 {job}:policy          PolicyVersion                       learner             every rollout
 {job}:events          JobEvent                            all                 gateway
 {job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
@@ -28,8 +30,8 @@ waited_for:{gateway}  ids of calls and tries, a hash      gateway             ro
 answers:{gateway}     Pieces, a list that expires         rollout             gateway
 ====================  ==================================  ==================  =====================
 
-Every key begins with ``weir:``. A job's keys are made when its learner first takes it up, and go
-when it ends, but for its record and its events.
+Samplers are rollouts and environment workers. Every key begins with ``weir:``. A job's keys are
+made when its learner first takes it up, and go when it ends, but for its record and its events.
 """
 
 from __future__ import annotations
@@ -72,13 +74,18 @@ class Stream(Generic[M]):
 JOBS = Stream("jobs", JobRef)
 REQUESTS = Stream("{job}:requests", RolloutRequest, group="rollout")
 EVAL_REQUESTS = Stream("{job}:eval_requests", RolloutRequest, group="rollout")
+EPISODES = Stream("{job}:episodes", RolloutRequest, group="environment")
+EVAL_EPISODES = Stream("{job}:eval_episodes", RolloutRequest, group="environment")
 ROLLOUTS = Stream("{job}:rollouts", RolloutGroup, group="grader")
 GRADED = Stream("{job}:graded", GradedGroup, group="learner")
 FAILED = Stream("{job}:failed", GradedGroup, group="learner")
 POLICY = Stream("{job}:policy", PolicyVersion)
 EVENTS = Stream("{job}:events", JobEvent)
 
-WORK_STREAMS: tuple[Stream, ...] = (REQUESTS, EVAL_REQUESTS, ROLLOUTS, GRADED, FAILED)
+WORK_STREAMS: tuple[Stream, ...] = (
+    *(REQUESTS, EVAL_REQUESTS, EPISODES, EVAL_EPISODES),
+    *(ROLLOUTS, GRADED, FAILED),
+)
 
 ACTIVE = PREFIX + "active"
 LEARNER = PREFIX + "learner"
@@ -89,9 +96,12 @@ CALLS = PREFIX + "calls"
 CALL_BODIES = PREFIX + "call_bodies"
 
 
-def requests_for(purpose: Purpose) -> Stream[RolloutRequest]:
+def requests_for(purpose: Purpose, in_environment: bool) -> Stream[RolloutRequest]:
     """The stream on which requests of this purpose are asked; evaluation is claimed first."""
-    return EVAL_REQUESTS if purpose is Purpose.EVAL else REQUESTS
+    of_training, of_evaluation = (
+        (EPISODES, EVAL_EPISODES) if in_environment else (REQUESTS, EVAL_REQUESTS)
+    )
+    return of_evaluation if purpose is Purpose.EVAL else of_training
 
 
 def job_key(job_id: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from prometheus_client import Counter, Histogram
@@ -37,7 +38,8 @@ async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grad
     """One grade per response, in order; `WorkerFault` after all if there is no pool."""
     task = group.request.task
     return await _all(
-        grade_response(reward, task, response.text, tools) for response in group.responses
+        grade_response(reward, task, each.text, replace(tools, episode=each.episode))
+        for each in group.responses
     )
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protocol.messages import Score, Ungradable
+from protocol.messages import Episode, Score, Ungradable
 from protocol.rewards import JUDGE
 
 from services.chassis.deployment import Reader, count, switch, words
@@ -23,6 +23,7 @@ class Tools:
     judge: Judge | None = None
     other_judges: Mapping[str, Judge] = field(default_factory=dict)  # by the deployment's names
     sandbox: Pool | None = None  # for clients' code; none: it is not run
+    episode: Episode | None = None  # of the response in hand, if it is one
     quick_deadline_s: float = 0.3  # for the first try of a comparison
     compare_deadline_s: float = 0.7  # for the second, in a fresh worker
     comparisons: SharedWork[Score] = field(default_factory=SharedWork, compare=False)  # in the pool

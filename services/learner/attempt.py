@@ -70,6 +70,7 @@ class Attempt:
             purpose=purpose,
             prompt_template=self.recipe.model.prompt_template,
             seed=request_seed(self.recipe.training.seed, purpose, number),
+            in_environment=self.recipe.environment is not None,
             **values,
         )
 

@@ -25,7 +25,7 @@ class Calls(Connection):
     async def ask_call(self, call: Call, most: int) -> bool:
         """Have a call wait for a rollout, unless ``most`` wait already; False if so."""
         keys = [streams.CALLS, streams.CALL_BODIES, streams.waited_for_key(self.me)]
-        args = [call.served.key, call.id, call.model_dump_json(), most, _KEPT_S, call.tries]
+        args = [call.key, call.id, call.model_dump_json(), most, _KEPT_S, call.tries]
         return bool(await self.run("ask_call", keys, args))
 
     async def keep_calls(self, tries: Mapping[str, int]) -> set[str]:

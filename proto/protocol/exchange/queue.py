@@ -134,7 +134,7 @@ class Work(Connection):
     async def ask(self, request: RolloutRequest) -> bool:
         """Ask for a group, unless it was asked for already. Waits while memory is full."""
         keys = [
-            streams.requests_for(request.purpose).key(request.job_id),
+            streams.requests_for(request.purpose, request.in_environment).key(request.job_id),
             streams.under_way_key(request.job_id),
             streams.job_key(request.job_id),
         ]

@@ -12,7 +12,7 @@ from protocol.messages import Score, Task
 from protocol.names import VerifierName
 
 from services.grader.tools import Tools
-from services.grader.verifiers import equation_steps, judges, math_answer, openai
+from services.grader.verifiers import environment, equation_steps, judges, math_answer, openai
 
 # (task, text of the response, the recipe's settings of this check, tools); each verifier takes the
 # class of checks that `protocol.rewards` makes of its name.
@@ -27,4 +27,5 @@ VERIFIERS: dict[VerifierName, Verifier] = {
     "string_check": openai.string_check,
     "text_similarity": openai.text_similarity,
     "python": openai.python,
+    "environment": environment.verify,
 }

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from protocol.messages import RolloutRequest, Task, group_key
 from protocol.recipe import Evaluation, Purpose, Recipe
-from protocol.streams import EVAL_REQUESTS
+from protocol.streams import requests_for
 
 from services.learner.attempt import Attempt
 from services.learner.supply.intake import Intake
@@ -75,7 +75,8 @@ class Evaluator:
         """Withdraw all requests but those for what the evaluations at a step lack."""
         attempt, wanted = self.attempt, (n for due in self.at(step).values() for n in due)
         kept = [group_key(Purpose.EVAL, n) for n in wanted if not intake.has(Purpose.EVAL, n)]
-        await attempt.exchange.withdraw(EVAL_REQUESTS, attempt.job_id, attempt.number, kept)
+        stream = requests_for(Purpose.EVAL, attempt.recipe.environment is not None)
+        await attempt.exchange.withdraw(stream, attempt.job_id, attempt.number, kept)
 
     def request(self, number: int) -> RolloutRequest:
         assert self.step is not None, "an evaluation has begun"
