@@ -67,6 +67,7 @@ def _response(row: Row, tokenizer: Tokenizer | None) -> Row:
         "finish_reason": row["finish_reason"],
         "spans": row["spans"].tolist(),
         "grade": json.loads(row["grade"]),
+        "episode": json.loads(row["episode"]) if row.get("episode") else None,
         **{name: _rounded(row[name]) for name in _NUMBERS},
         "tokens": token_texts(tokenizer, row["token_ids"].tolist(), row["text"]),
         **{name: _rounded(row[name]) for name in _OF_TOKENS},

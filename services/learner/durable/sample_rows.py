@@ -6,6 +6,7 @@ failed has one row, in which everything about a response is null.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -52,6 +53,7 @@ SCHEMA = pa.schema(
         "text": pa.string(),
         "finish_reason": pa.string(),
         "spans": pa.list_(_SPAN),  # which version sampled which tokens
+        "episode": pa.string(),  # JSON, of a response that took several turns
         "grade": pa.string(),  # JSON, with marks and comments
         "accuracy": pa.float64(),  # null if it could not be graded
         "process": pa.float64(),
@@ -180,6 +182,7 @@ def _responses(group: ScoredGroup, whose: Row, tokens: Mapping[str, np.ndarray])
             "text": response.text,
             "finish_reason": response.finish_reason.value,
             "spans": [span.model_dump() for span in response.spans],
+            "episode": response.episode.model_dump_json() if response.episode else None,
             "grade": grade.model_dump_json(),
             "accuracy": grade.accuracy,
             "process": grade.process_score,
@@ -248,6 +251,12 @@ def _mean(values: np.ndarray) -> float | None:
     return float(known.mean(dtype=np.float64)) if known.size else None
 
 
+def _response_of(row: Row) -> Response:
+    episode = row.get("episode")  # rows of older releases do not tell
+    told = {name: row.get(name) for name in Response.model_fields}
+    return Response.model_validate(told | {"episode": json.loads(episode) if episode else None})
+
+
 def _rollout_of(rows: Sequence[Row]) -> RolloutGroup:
     head = rows[0]
     sampled = np.array([p for row in rows for p in row["behavior_logprobs"]], dtype=np.float32)
@@ -259,9 +268,6 @@ def _rollout_of(rows: Sequence[Row]) -> RolloutGroup:
         behavior_logprobs=np.where(is_own, sampled, 0),
         own=None if is_own.all() else is_own,
         lengths=np.array([len(row["token_ids"]) for row in rows], dtype=np.int32),
-        responses=tuple(
-            Response.model_validate({name: row[name] for name in Response.model_fields})
-            for row in rows
-        ),
+        responses=tuple(map(_response_of, rows)),
         sampling_seconds=head["sampling_seconds"],
     )
