@@ -132,15 +132,13 @@ class Parity:
             )
         if report.holds is not None:
             is_base = report.holds == 0 and self.attempt.recipe.model.lora is not None
-            why = (
-                "the adapter is not loaded" if is_base else "its engine did not take newer weights"
-            )
+            why = "the adapter is not loaded" if is_base else "its engine took no newer weights"
             return f"{who} answers as version {report.holds}; {at}; {why}"
         gap = "not finite" if report.mean is None else f"{report.mean:.1e} on average"
         return (
             f"{who} answers as no version; {at}; the gap is {gap}, above {report.most:.1e}; its "
-            "engine lacks some of the weights, has some in the wrong place (a layer, the head), or "
-            "computes otherwise (quantized, another dtype)"
+            "engine did not take all of the weights, has some in the wrong place (a layer, the "
+            "head), or computes otherwise (kernels, another release of vLLM)"
         )
 
     async def check_sampled(self, measured: Measured, version: int, temperature: float) -> None:
