@@ -49,7 +49,7 @@ class Parity:
         self.control = control
         self.template: Probes | None = None  # without log-probs; none where no task can be read
         self._first: list[float] = []  # mean gaps of the first reports
-        self._taken: set[ParityReport] = set()
+        self._taken: set[ParityReport] = set()  # those that statuses had at the last look
         self._news: dict[tuple[str | None, int], dict[str, Any]] = {}  # since the last step
 
     def choose(self, model: Path, tasks: Sequence[Task]) -> None:
@@ -106,10 +106,11 @@ class Parity:
         own = (self.attempt.job_id, self.attempt.number)
         while True:
             statuses = (await self.attempt.exchange.statuses()).values()
-            for report in (report for status in statuses for report in status.parity):
+            reports = [report for status in statuses for report in status.parity]
+            for report in reports:
                 if (report.job_id, report.attempt) == own and report not in self._taken:
-                    self._taken.add(report)
                     await self._take(report)
+            self._taken = set(reports)
             await asyncio.sleep(self.control.service.deployment.heartbeat_s)
 
     async def _take(self, report: ParityReport) -> None:
