@@ -92,7 +92,7 @@ async def test_what_agrees_sets_the_limit_and_is_told_with_each_step(
             await until(learner.has_made(policy.number + 2))
             assert probes.most == 1e-3
         policy, _ = await probed(learner, 0)
-        assert (await probed(learner, policy.number + 2))[1].most == 1e-4
+        assert (await probed(learner, policy.number + 2))[1].most == 1e-5
     assert (await learner.record()).state is JobState.RUNNING
     steps = await learner.events(kind="step:")
     rows = [row for event in steps for row in event.data.get("parity", [])]  # type: ignore[union-attr]

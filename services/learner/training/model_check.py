@@ -21,7 +21,12 @@ from services.chassis.positions import most_positions
 from services.learner.planning.footprint import sequence_problem, split_problems
 from services.learner.training.lora import linear_layers
 
-_LOGITS_CHANGED_BY = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_EFFECTS = {
+    **dict.fromkeys(_AFTER_HEAD, "changes the logits after the head"),
+    # In bfloat16 no probe tells it from rounding.
+    "quantization_config": "has engines compute otherwise than the learner",
+}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -33,19 +38,19 @@ def check_models(policy: Path, critic: Path | None, max_context: int) -> None:
     """Check the folders of a job's models; the context is prompt and response, in tokens.
 
     Raises:
-        UnsupportedModel: if the policy's logits are not just hidden states times a weight, the
-            critic reads other token ids than the policy writes, or attention is not causal over
-            the whole context, which is longer than a model can read.
+        UnsupportedModel: if the policy is quantized, its logits are not just hidden states times a
+            weight, the critic reads other token ids than the policy writes, or attention is not
+            causal over the whole context, which is longer than a model can read.
     """
     written = _config(policy)
     _check_context("model.path", policy, max_context)
     _check_attention("model.path", policy, written, max_context)
-    for setting in _LOGITS_CHANGED_BY:
+    for setting, effect in _EFFECTS.items():
         value = getattr(written, setting, None)
         if value not in (None, 1):
             raise UnsupportedModel(
-                f"model.path: {policy / 'config.json'} has {setting} = {value}, which changes the "
-                "logits after the head; choose a model without it"
+                f"model.path: {policy / 'config.json'} has {setting} = {value}, which {effect}; "
+                "choose a model without it"
             )
     if critic is None:
         return

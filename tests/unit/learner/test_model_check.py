@@ -54,6 +54,11 @@ def test_logits_that_are_more_than_a_product_are_refused(changed: Changed, setti
         check_models(changed(**{setting: 30.0}), None, 96)
 
 
+def test_a_quantized_policy_is_refused(changed: Changed) -> None:
+    with pytest.raises(UnsupportedModel, match=r"model\.path: .* quantization_config"):
+        check_models(changed(quantization_config={"quant_method": "fp8"}), None, 96)
+
+
 THREE = ["full_attention"] * 3
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 

@@ -88,8 +88,8 @@ class Training:
                 measured = await learning.team.score(
                     some, self._temperature, of_held=version < progress.step
                 )
-            if await learning.parity.check_sampled(measured, version, self._temperature):
-                self._compared = version
+            await learning.parity.check_sampled(measured, version, self._temperature)
+            self._compared = version
             if learning.control.why:  # nor is anything trained that lies in the log
                 await learning.intake.discard(Purpose.TRAIN)
             learning.control.obey()
