@@ -200,7 +200,7 @@ class Desk:
     async def _ask(self, answer: Answer) -> None:
         async with self._turn:
             answer.alive_at = time.monotonic()
-            most = _ALL if answer.call.tries else self.most
+            most = _ALL if answer.call.tries or answer.call.terms else self.most
             try:
                 has_room = await in_time(self.exchange.ask_call(answer.call, most))
             except MemoryFull as error:
@@ -258,7 +258,7 @@ class Desk:
             if call_id in untaken:
                 answer.alive_at, answer.doing = now, doing
                 patience_s, code = _UNTAKEN_S, "not_taken"
-            if now - answer.came_at > patience_s:
+            if now - answer.came_at > patience_s and answer.call.terms is None:
                 message = f"nothing came for {patience_s:g} s; {doing or 'no rollout shows life'}"
                 answer.end_try(Refusal(status=503, code=code, message=message))
             elif now - answer.alive_at > self.dead_after_s:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from protocol.calls import Call, CallSampling, Served
+from protocol.calls import Call, CallSampling, Served, Terms
 from protocol.messages import as_text
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -40,6 +41,7 @@ _NOTES = {
     *("skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
 }
 _SAME = {"temperature", "top_p", "min_p", "stop", "stop_token_ids", "min_tokens", "ignore_eos"}
+_MOST = {"max_tokens", "max_completion_tokens"}
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 StopTexts = Annotated[
@@ -94,6 +96,19 @@ class Sampled(Fields):
     @property
     def most_tokens(self) -> int | None:
         return self.max_tokens
+
+    def under(self, terms: Terms, number: int) -> CallSampling:
+        """How an episode's turn is sampled, of which a client may ask for fewer tokens alone."""
+        most = [terms.sampling.max_tokens]
+        if self.most_tokens is not None and self.model_fields_set & _MOST:
+            most.append(self.most_tokens)
+        seed = hashlib.blake2b(f"{terms.seed}:{number}".encode(), digest_size=7).digest()
+        return CallSampling(
+            **terms.sampling.model_dump(include=_SAME),
+            max_tokens=min(most),
+            seed=int.from_bytes(seed),
+            top_logprobs=self.num_likely or 0,
+        )
 
     def of_response(self, index: int) -> CallSampling:
         return CallSampling(

@@ -46,6 +46,15 @@ async def weights_of(name: str, jobs: JobService) -> Served:
     return served
 
 
+async def newest_of(job_id: str, jobs: JobService) -> Served:
+    """The newest weights of a job, for its own episodes; 503 unless it trains."""
+    active = await in_time(jobs.exchange.active())
+    if active is None or active.job_id != job_id:
+        message, headers = f"job {job_id} does not train now", {"Retry-After": "2"}
+        raise Problem(503, message, code="job_not_active", headers=headers)
+    return Served(name=job_id, job_id=job_id, model=active.recipe.model)
+
+
 async def _made_by(job_id: str, jobs: JobService) -> JobRecord | None:
     """The record of a job, None of one that is forgotten, or if it is no job's id."""
     if not JOB_ID.fullmatch(job_id) or await jobs.is_forgotten(job_id):

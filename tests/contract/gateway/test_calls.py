@@ -539,3 +539,43 @@ def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: httpx.Client) 
     assert http.delete(url).json()["deleted"]
     assert http.get(url).status_code == 404
     assert http.get("/rollout/.hidden").status_code == 400
+
+
+def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened_with(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job = a_job(http)["id"]
+    begin(stack, job)
+    sampling = {"temperature": 0.5, "max_tokens": 3, "stop": ["2 "]}
+    terms = {"job_id": job, "purpose": "train", "min_version": 2, "sampling": sampling, "seed": 7}
+    url = "/rollout/try-1"
+    assert http.put(url, json=terms).status_code == 200
+    assert http.put(url, json=terms).status_code == 200
+    assert_refused(http.put(url, json={**terms, "seed": 8}), 409, "session")
+    assert_refused(http.put(url, json={**terms, "version": "new"}), 400, "version")
+    asked = body_of(model="mine", temperature=2, max_tokens=9, seed=1, stop=["0 "])
+    with a_rollout(stack) as rollout:
+        for changes in ({}, {"max_tokens": 2}):
+            assert http.post(url + CHAT, json=asked | changes).status_code == 200
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
+            assert other.post(url + CHAT, json=asked).status_code == 200
+        text = {"model": "mine", "prompt": "a"}
+        assert http.post(f"{url}/v1/completions", json=text).status_code == 200
+    for call in rollout.taken:
+        assert (call.key, call.served.name) == (f"work:{job}", job)
+        assert call.terms is not None
+        assert call.terms.model_dump(mode="json", exclude_defaults=True) == terms
+        assert (call.sampling.temperature, call.sampling.stop) == (0.5, ("2 ",))
+    assert [call.sampling.max_tokens for call in rollout.taken] == [3, 2, 3, 3]
+    assert len({call.sampling.seed for call in rollout.taken} - {1}) >= 3
+    told = http.get(url).json()
+    gone = http.delete(url).json()
+    assert gone == told | {"deleted": True}
+    assert gone["calls"][0]["messages"] == HELLO
+    assert [call["text"] for call in gone["calls"]] == ["0 1 ", "0 1 ", "0 1 ", "0 1 "]
+    assert http.post(url + CHAT, json=asked).status_code == 404
+    assert http.get(url).status_code == 404
+    assert http.put(url, json=terms).status_code == 200
+    end(stack, job)
+    refused = http.post(url + CHAT, json=asked)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "job_not_active")
