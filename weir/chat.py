@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 
 from weir.client import Json, WeirClient, WeirError
 from weir.views import complain, say, visible
@@ -24,7 +25,6 @@ class Conversation:
     begins_with: list[Json]
     messages: list[Json] = field(default_factory=list)
     has_turns: bool = True  # until an answer says that the model knows none
-    waits_for: str = ""
 
     def reset(self) -> None:
         self.messages = []
@@ -32,10 +32,10 @@ class Conversation:
     def ask(self, question: str) -> Generator[str]:
         """The answer as it comes. A question that gets none is forgotten, so it can be repeated."""
         asked = [*self.messages, {"role": "user", "content": question}]
-        self.waits_for = ""
         body, answer = {**self.settings, "messages": [*self.begins_with, *asked]}, ""
+        told_once = cache(complain)
         try:
-            for chunk in self.weir.chat(body, self._waits):
+            for chunk in self.weir.chat(body, told_once):
                 self._learn(chunk.get("weir") or {})
                 for choice in chunk["choices"]:
                     if text := choice["delta"].get("content"):
@@ -51,11 +51,6 @@ class Conversation:
         if facts.get("prompt_template") is not None and self.has_turns:
             self.has_turns, self.messages = False, []
             complain(_ALONE)
-
-    def _waits(self, words: str) -> None:
-        if words and words != self.waits_for:
-            complain(words)
-        self.waits_for = words
 
 
 def answer_once(conversation: Conversation) -> None:
