@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -88,11 +87,9 @@ def _loadable(name: str, deployment: Deployment) -> Path:
 def _as_it_says(folder: Path) -> Model:
     """How to start an engine on a model that no job has made."""
     facts = facts_of(str(folder))
-    config = json.loads((folder / "config.json").read_bytes())
-    told = config.get("dtype") or config.get("torch_dtype")
     return Model(
         path=str(folder),
-        dtype=told if told in _DTYPES else "bfloat16",
+        dtype=facts.dtype if facts.dtype in _DTYPES else "bfloat16",
         max_context=min(facts.context or _MOST_CONTEXT, _MOST_CONTEXT),
         prompt_template="{prompt}" if facts.has_chat_template is False else None,
     )
