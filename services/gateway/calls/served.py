@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import get_args
 
 from protocol.calls import Served
-from protocol.messages import ActiveJob, JobRecord, JobState
+from protocol.messages import ActiveJob, JobRecord
 from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
-from services.gateway.errors import Problem, conflict, in_time, wrong
+from services.gateway.errors import Problem, in_time, wrong
 from services.gateway.jobs.service import JobService
-from services.gateway.models.checkpoints import Checkpoint, checkpoint_of, kept_checkpoints
+from services.gateway.models.checkpoints import Checkpoint, checkpoint_of
 from services.gateway.models.folders import JOB_ID, facts_of, find_folder, model_id, resolve_model
-from services.gateway.openai.job_object import status_of
 
 _MOST_CONTEXT = 8192  # of a model that no recipe describes
 _DTYPES = get_args(Model.model_fields["dtype"].annotation)
@@ -27,7 +26,7 @@ async def weights_of(name: str, jobs: JobService) -> Served:
     """The newest weights of the job that trains, or those of a folder.
 
     Raises:
-        Problem: 404 if there is no such model, 409 if its job has none, 503 while another trains.
+        Problem: 404 if there is no such model, 503 while a job trains other weights.
     """
     deployment = jobs.service.deployment
     name = _AT_STEP.sub(lambda named: f"ftckpt-{named[1]}-{int(named[2])}", name)
@@ -37,8 +36,6 @@ async def weights_of(name: str, jobs: JobService) -> Served:
         return Served(name=name, job_id=name, model=active.recipe.model)
     checkpoint = checkpoint_of(name, deployment.jobs_dir)
     record = await _made_by(checkpoint.job_id if checkpoint else name, jobs)
-    if checkpoint is None and record is not None and record.state is not JobState.SUCCEEDED:
-        raise _without_model(record, deployment)
     served = await asyncio.to_thread(_in_folder, name, record, checkpoint, deployment)
     if active is not None:
         raise await _busy(active, jobs)
@@ -93,15 +90,6 @@ def _as_it_says(folder: Path) -> Model:
         max_context=min(facts.context or _MOST_CONTEXT, _MOST_CONTEXT),
         prompt_template="{prompt}" if facts.has_chat_template is False else None,
     )
-
-
-def _without_model(record: JobRecord, deployment: Deployment) -> Problem:
-    kept = [f"{record.id}@{each.step}" for each in kept_checkpoints(deployment.job_dir(record.id))]
-    remedy = "it kept no checkpoint" if record.state.is_final else "it answers once it runs"
-    if kept:
-        remedy = f"its checkpoints answer as {' and '.join(kept)}"
-    message = f"job {record.id} is {status_of(record)} and has no model; {remedy}"
-    return conflict(message, param="model")
 
 
 async def _busy(active: ActiveJob, jobs: JobService) -> Problem:
