@@ -85,7 +85,17 @@ class Shape:
         }
 
     def logprobs(self, part: Part) -> Json:
-        return {"content": [_likely(token) for token in part.tokens], "refusal": None}
+        content = [
+            self.likely(token.id, token.text, token.logprob)
+            | {"top_logprobs": [self.likely(*each) for each in token.top]}
+            for token in part.tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    @staticmethod
+    def likely(token_id: int, text: str, logprob: float) -> Json:
+        is_whole = _HALF_A_CHARACTER not in text
+        return {"token": text, "logprob": logprob, "bytes": [*text.encode()] if is_whole else None}
 
     def usage(self) -> Json:
         firsts = self.answers[:: self.request.sampled.n]
@@ -134,31 +144,12 @@ class Generated(Shape):
         told = {"token_ids": _ids(part), "weight_versions": _spans(part.answer)}
         return self._ending(place, part) | told
 
-    def logprobs(self, part: Part) -> Json:
-        return {
-            "content": [
-                _by_id(token.id, token.logprob)
-                | {"top_logprobs": [_by_id(known, logprob) for known, _, logprob in token.top]}
-                for token in part.tokens
-            ]
-        }
+    @staticmethod
+    def likely(token_id: int, text: str, logprob: float) -> Json:
+        return {"token": f"token_id:{token_id}", "token_id": token_id, "logprob": logprob}
 
     def _object(self, which: int, choices: list[Json], with_prompt: bool = True) -> Json:
         return super()._object(which, choices, with_prompt) | {"request_id": self.id}
-
-
-def _likely(token: Token) -> Json:
-    likely = [_by_text(text, logprob) for _, text, logprob in token.top]
-    return _by_text(token.text, token.logprob) | {"top_logprobs": likely}
-
-
-def _by_text(text: str, logprob: float) -> Json:
-    is_whole = _HALF_A_CHARACTER not in text
-    return {"token": text, "logprob": logprob, "bytes": [*text.encode()] if is_whole else None}
-
-
-def _by_id(token_id: int, logprob: float) -> Json:
-    return {"token": f"token_id:{token_id}", "token_id": token_id, "logprob": logprob}
 
 
 def _ids(part: Part) -> list[int]:
