@@ -26,16 +26,12 @@ class Conversation:
     messages: list[Json] = field(default_factory=list)
     has_turns: bool = True  # until an answer says that the model knows none
 
-    def reset(self) -> None:
-        self.messages = []
-
     def ask(self, question: str) -> Generator[str]:
         """The answer as it comes. A question that gets none is forgotten, so it can be repeated."""
         asked = [*self.messages, {"role": "user", "content": question}]
         body, answer = {**self.settings, "messages": [*self.begins_with, *asked]}, ""
-        told_once = cache(complain)
         try:
-            for chunk in self.weir.chat(body, told_once):
+            for chunk in self.weir.chat(body, cache(complain)):  # each thing once
                 self._learn(chunk.get("weir") or {})
                 for choice in chunk["choices"]:
                     if text := choice["delta"].get("content"):
@@ -65,7 +61,7 @@ def talk(conversation: Conversation) -> None:
     say(f"{conversation.settings['model']} answers; {_HOW}")
     while (question := _asked()) is not None:
         if question == "/reset":
-            conversation.reset()
+            conversation.messages = []
         elif question:
             _answer(conversation, question)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from protocol.calls import Served
-from protocol.messages import ActiveJob, JobRecord
+from protocol.messages import JobRecord
 from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
@@ -38,7 +38,7 @@ async def weights_of(name: str, jobs: JobService) -> Served:
     record = await _made_by(checkpoint.job_id if checkpoint else name, jobs)
     served = await asyncio.to_thread(_in_folder, name, record, checkpoint, deployment)
     if active is not None:
-        raise await _busy(active, jobs)
+        raise _busy(active.job_id)
     return served
 
 
@@ -92,11 +92,7 @@ def _as_it_says(folder: Path) -> Model:
     )
 
 
-async def _busy(active: ActiveJob, jobs: JobService) -> Problem:
-    record = await jobs.get(active.job_id)
-    message = (
-        f"job {record.id} trains (step {record.step} of {record.recipe.training.steps}): its "
-        f"newest weights answer as model {record.id}, others once it has ended"
-    )
-    told = {"param": "model", "code": "engine_busy"}
-    return Problem(503, message, **told, headers={"Retry-After": "10"})
+def _busy(job_id: str) -> Problem:
+    why = f"job {job_id} trains: its newest weights answer as {job_id}, others once it has ended"
+    headers = {"Retry-After": "10"}
+    return Problem(503, why, param="model", code="engine_busy", headers=headers)
