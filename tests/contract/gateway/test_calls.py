@@ -477,9 +477,9 @@ def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
         reply = http.post(CHAT, json=body_of(model=model))
         return reply.status_code, reply.json()["error"]["code"]
 
-    assert refusal(job) == (409, "conflict")
     a_checkpoint(stack, job, 2)
-    assert f"{job}@2" in http.post(CHAT, json=body_of(model=job)).json()["detail"]
+    assert refusal(job) == (404, "model_not_found")
+    assert f"ftckpt-{job}-2" in http.post(CHAT, json=body_of(model=job)).json()["detail"]
     begin(stack, job)
     with a_rollout(stack) as rollout:
         for other in ("tiny", f"{job}@2"):
