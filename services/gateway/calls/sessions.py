@@ -22,7 +22,7 @@ from pydantic import Field
 
 from services.gateway.calls.desk import Answer
 from services.gateway.calls.requests import Sampled
-from services.gateway.errors import conflict, not_found
+from services.gateway.errors import Problem, conflict, not_found
 
 Json = dict[str, Any]
 Turns = Iterable[Mapping[str, Any]]
@@ -42,7 +42,7 @@ class Recorded(Message):
     seconds: float
     model: str
     finish_reason: str | None
-    error: dict[str, str] | None
+    error: Json | None
     prompt_ids: list[int]
     token_ids: list[int]
     logprobs: list[float]
@@ -60,7 +60,7 @@ class Recorded(Message):
             seconds=round(time.time() - answer.asked_at, 3),
             model=answer.call.served.name,
             finish_reason=answer.finish_reason,
-            error={"code": problem.code, "message": problem.detail} if problem else None,
+            error=problem and _told(problem),
             prompt_ids=[*answer.prompt_ids],
             token_ids=[token.id for token in answer.tokens],
             logprobs=[token.logprob for token in answer.tokens],
@@ -69,6 +69,10 @@ class Recorded(Message):
             tools=[*map(dict, answer.call.tools)],
             text=answer.text,
         )
+
+
+def _told(problem: Problem) -> Json:
+    return {"code": problem.code, "message": problem.detail, "status": problem.status_code}
 
 
 @dataclass
