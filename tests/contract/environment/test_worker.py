@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, Episode, RolloutGroup, Turn
-from protocol.streams import FAILED, ROLLOUTS
+from protocol.streams import ROLLOUTS
 
 from tests.builders import a_recipe, a_request
 from tests.contract.environment.conftest import StartWorker
