@@ -396,7 +396,7 @@ async def test_a_call_of_which_nothing_comes_ends(
     await desk.keep()
     with pytest.raises(Problem, match="rollout-1 loads") as caught:
         await all_of(looks)
-    assert caught.value.code == code
+    assert (caught.value.code, caught.value.headers) == (code, {"Retry-After": "2"})
 
 
 @pytest.mark.parametrize(
