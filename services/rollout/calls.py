@@ -315,8 +315,9 @@ def prompt_of(call: Call, tokenizer: Tokenizer) -> list[int]:
     if model.prompt_template is not None:
         text = model.prompt_template.replace("{prompt}", _problem(call))
         return list(tokenizer(text).input_ids)
+    options = {**model.chat_template_options, **call.chat_template_options}
     try:
-        return chat(call.messages or (), tokenizer, model.chat_template_options, call.tools)
+        return chat(call.messages or (), tokenizer, options, call.tools)
     except PromptError as error:
         raise CallRefused("invalid_messages", f"messages: {error}") from error
 
