@@ -353,7 +353,7 @@ def test_a_model_that_is_not_there_is_told_where_a_chat_or_a_server_asks_for_it(
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
     job_id = a_job(http)["id"]
     a_checkpoint(stack, job_id, 4)
-    for verb, named in (("chat", f"{job_id}@4"), ("serve", job_id)):
+    for verb, named in (("chat", f"ftckpt-{job_id}-4"), ("serve", job_id)):
         status, out, err = weir(verb, job_id)
         assert (status, out, named in err) == (2, "", True), err
 
