@@ -36,9 +36,13 @@ from protocol.messages import (
 )
 from protocol.recipe import Purpose, Recipe, load_recipe
 from protocol.tasks import read_tasks
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from benchmarks.methods import interval
 from examples.environments.sums import check, is_answer, reward
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.models import Models
@@ -100,7 +104,9 @@ class Player:
     tokenizer: PreTrainedTokenizerBase
     recipe: Recipe
 
-    def play(self, tasks: Sequence[Task], temperature: float, faults: Faults, seed: int) -> list[Played]:
+    def play(
+        self, tasks: Sequence[Task], temperature: float, faults: Faults, seed: int
+    ) -> list[Played]:
         torch.manual_seed(seed)
         rng = random.Random(seed)
         episodes = [Played(self.tokenizer(str(task.prompt)).input_ids) for task in tasks]
@@ -121,7 +127,7 @@ class Player:
             return
         rows = [[*e.prompt, *e.ids] for e in episodes]
         inputs = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
-        output: Any = self.model.generate(  # pyright: ignore
+        output: Any = self.model.generate(  # pyright: ignore[reportCallIssue]
             **inputs,
             max_new_tokens=self.recipe.rollout.sampling.max_tokens,
             do_sample=True,
@@ -140,7 +146,9 @@ class Player:
             episode.texts.append(self.tokenizer.decode(ids[:length], skip_special_tokens=True))
 
 
-def graded(task: Task, played: Sequence[Played], recipe: Recipe, step: int, number: int, faults: Faults) -> GradedGroup:
+def graded(
+    task: Task, played: Sequence[Played], recipe: Recipe, step: int, number: int, faults: Faults
+) -> GradedGroup:
     """The group that an environment worker and a grader make of these episodes."""
     lost = [each.broke and not faults.count_as_zero for each in played]
     kept = [Played(p.prompt) if gone else p for p, gone in zip(played, lost, strict=True)]
@@ -167,8 +175,12 @@ def graded(task: Task, played: Sequence[Played], recipe: Recipe, step: int, numb
             Response(
                 text="\n\n".join(p.texts),
                 finish_reason=FinishReason.STOP,
-                spans=() if gone else (VersionSpan(attempt=1, version=step, start=0, end=len(p.ids)),),
-                episode=Episode(problem="episode_failed") if gone else Episode(reward=_reward(task, p)),
+                spans=()
+                if gone
+                else (VersionSpan(attempt=1, version=step, start=0, end=len(p.ids)),),
+                episode=Episode(problem="episode_failed")
+                if gone
+                else Episode(reward=_reward(task, p)),
             )
             for p, gone in zip(kept, lost, strict=True)
         ),
@@ -213,7 +225,9 @@ def train(recipe: Recipe, faults: Faults, seed: int) -> Json:
             seed * 100_003 + step,
         )
         groups = [
-            ScoredGroup(graded(t, played[n * size : (n + 1) * size], recipe, step, n, faults), scoring)
+            ScoredGroup(
+                graded(t, played[n * size : (n + 1) * size], recipe, step, n, faults), scoring
+            )
             for n, t in enumerate(tasks)
         ]
         samples, facts = samples_of(groups, attempt=1, version=step)
@@ -223,7 +237,15 @@ def train(recipe: Recipe, faults: Faults, seed: int) -> Json:
         broken.append(fmean(p.broke for p in played))
         asked.append(fmean(not is_answer(p.texts[0]) for p in played))
         if step % 10 == 0:
-            print(step, curve[-1], round(rewards[-1],3), round(asked[-1],3), round(broken[-1],3), {k: v for k, v in measured.metrics.items() if 'parity' in k}, flush=True)
+            print(
+                step,
+                curve[-1],
+                round(rewards[-1], 3),
+                round(asked[-1], 3),
+                round(broken[-1], 3),
+                {k: v for k, v in measured.metrics.items() if "parity" in k},
+                flush=True,
+            )
     return {"held_out": curve, "reward": rewards, "asked": asked, "broken": broken}
 
 
@@ -244,10 +266,20 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     recipe = load_recipe(RECIPE)
     u = {}
-    if given.model: u["model"] = recipe.model.model_copy(update={"path": given.model})
-    if given.steps: u["training"] = recipe.training.model_copy(update={"steps": given.steps})
-    if given.lr: u["optimizer"] = recipe.optimizer.model_copy(update={"learning_rate": given.lr})
-    if given.temperature: u["rollout"] = recipe.rollout.model_copy(update={"sampling": recipe.rollout.sampling.model_copy(update={"temperature": given.temperature})})
+    if given.model:
+        u["model"] = recipe.model.model_copy(update={"path": given.model})
+    if given.steps:
+        u["training"] = recipe.training.model_copy(update={"steps": given.steps})
+    if given.lr:
+        u["optimizer"] = recipe.optimizer.model_copy(update={"learning_rate": given.lr})
+    if given.temperature:
+        u["rollout"] = recipe.rollout.model_copy(
+            update={
+                "sampling": recipe.rollout.sampling.model_copy(
+                    update={"temperature": given.temperature}
+                )
+            }
+        )
     recipe = recipe.model_copy(update=u)
     runs = json.loads(given.to.read_text()) if given.to.exists() else []
     there = {(run["way"], run["seed"]) for run in runs}

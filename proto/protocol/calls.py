@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from protocol.messages import FinishReason, Message, VersionSpan
+from protocol.names import TemplateOptions
 from protocol.recipe import Model, Purpose, Sampling
 
 
@@ -77,6 +78,7 @@ class Call(Message):
     token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None  # ... or as it is
     tools: tuple[Mapping[str, Any], ...] = ()  # for the chat template
     begun: Begun | None = None  # where the messages go on from an earlier call
+    chat_template_options: TemplateOptions = Field(default_factory=dict)  # besides the model's own
     so_far: tuple[int, ...] = ()  # of the response, sampled in earlier tries
     sampling: CallSampling
     streams: bool = False  # else few pieces will do

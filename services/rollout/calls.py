@@ -315,7 +315,8 @@ def prompt_of(call: Call, tokenizer: Tokenizer) -> list[int]:
     if model.prompt_template is not None:
         text = model.prompt_template.replace("{prompt}", _problem(call))
         return list(tokenizer(text).input_ids)
-    chats = (turns, tokenizer, model.chat_template_options, call.tools)
+    options = {**model.chat_template_options, **call.chat_template_options}
+    chats = (turns, tokenizer, options, call.tools)
     try:
         known = call.begun and chat_behind(call.begun.token_ids, call.begun.num_messages, *chats)
         return known or chat(*chats)

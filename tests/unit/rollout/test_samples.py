@@ -95,8 +95,10 @@ TOOLS = (
     CHAT + "{% for tool in tools or () %}[{{ tool.function.name }}]{% endfor %}"
     "{% for turn in messages %}{% for call in turn.tool_calls or () %}"
     "{{ call.function.arguments.a }}{% endfor %}{% endfor %}"
+    "{{ effort or '' }}"
 )
 ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
+LOW = {"effort": 1}
 CALLING = [TURNS[-1], {"role": "assistant", "content": "", "tool_calls": [CALLED]}]
 
 
@@ -105,6 +107,7 @@ CALLING = [TURNS[-1], {"role": "assistant", "content": "", "tool_calls": [CALLED
     [
         (None, {"messages": TURNS[-1:], "tools": [ADD]}, "<bos>u:1+1=;a:[add]"),
         (None, {"messages": CALLING}, "<bos>u:1+1=;a:;a:1"),
+        (None, {"messages": TURNS[-1:], "chat_template_options": LOW}, "<bos>u:1+1=;a:1"),
         ("Q:{prompt}", {"messages": TURNS[-1:]}, "<bos>Q:1+1="),
         ("Q:{prompt}", {"text": "1+1="}, "<bos>1+1="),
     ],
