@@ -106,6 +106,27 @@ def a_group(
     return RolloutGroup.model_validate({**values, **changes})
 
 
+def an_episodes_group(*rewards: float | None, **of_request: Any) -> RolloutGroup:
+    """Each of four tokens, of which the second is not the policy's; None: it broke."""
+    lengths = [0 if reward is None else 4 for reward in rewards]
+    responses = [
+        Response.model_validate(
+            {
+                "text": rf"\boxed{{{index}}}",
+                "finish_reason": "stop",
+                "spans": [a_span(length)] if length else [],
+                "episode": {"problem": "episode_failed", "words": f"kaputt {index}"}
+                if reward is None
+                else {"reward": reward, "turns": 2},
+            }
+        )
+        for index, (reward, length) in enumerate(zip(rewards, lengths, strict=True))
+    ]
+    request = a_request(group_size=len(rewards), in_environment=True, **of_request)
+    own = np.tile([1, 0, 1, 1], sum(map(bool, lengths)))
+    return a_group(request, lengths, responses=responses, own=own)
+
+
 def a_span(length: int, version: int = 0, attempt: int = 1) -> VersionSpan:
     return VersionSpan(attempt=attempt, version=version, start=0, end=length)
 

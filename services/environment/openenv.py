@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import httpx
 from protocol.messages import ChatMessage, Task
 from protocol.recipe import Environment
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidHandshake
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from services.environment.door import ContextFull, Session
 from services.environment.episodes import Broken, Play
@@ -151,7 +151,8 @@ def _action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _asked(socket: ClientConnection, kind: str, data: Mapping[str, Any]) -> _Seen:
-    await socket.send(json.dumps({"type": kind, "data": data}))
+    with suppress(ConnectionClosed):  # what is said before that can still be read
+        await socket.send(json.dumps({"type": kind, "data": data}))
     told = json.loads(await socket.recv())
     if told["type"] != "error":
         return _Seen.of(told["data"])

@@ -44,6 +44,8 @@ async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grad
 
 
 async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) -> Grade:
+    if tools.episode is not None and tools.episode.problem:  # whatever the checks would say
+        return Grade(outcome=Ungradable(reason=tools.episode.problem))
     outcome, _ = await grade_outcome(reward, task, text, tools)
     return Grade(outcome=outcome, process=await grade_process(reward, outcome, task, text, tools))
 

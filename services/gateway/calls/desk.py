@@ -27,6 +27,7 @@ _HELD_S = 600.0  # for rollouts that hold it, or refuse it for now, to send a pi
 _MOST = 1000
 _ALL = 2**31
 _MOST_LOSSES = 3
+_LATER = {"Retry-After": "2"}
 _LOST = Refusal(status=503, code="rollout_lost", message="the rollout fell silent", again=True)
 
 
@@ -188,7 +189,8 @@ class Desk:
         await self._ask(answer)
         while (refusal := await answer.refusal()) is not None:
             if not refusal.again:
-                raise Problem(refusal.status, refusal.message, code=refusal.code)
+                later = _LATER if refusal.status == 503 else None
+                raise Problem(refusal.status, refusal.message, code=refusal.code, headers=later)
             answer.losses += refusal is _LOST
             if answer.losses == _MOST_LOSSES:
                 raise _unavailable(f"rollouts lost it {answer.losses} times", "rollout_lost")
@@ -267,4 +269,4 @@ class Desk:
 
 def _unavailable(why: str, code: str) -> Problem:
     message = f"{why}; the request may be repeated"
-    return Problem(503, message, code=code, headers={"Retry-After": "2"})
+    return Problem(503, message, code=code, headers=_LATER)

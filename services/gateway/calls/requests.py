@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from protocol.calls import Call, CallSampling, Served, Terms
 from protocol.messages import as_text
+from protocol.names import TemplateOptions
 from pydantic import BeforeValidator, Field, model_validator
 
 from services.gateway.errors import Problem, from_lines, wrong
@@ -31,7 +32,7 @@ _INSTEAD: Mapping[str, str] = {
 _IDLE: Mapping[str, object] = {
     **{"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]},
     **{"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "best_of": 1},
-    **{"logit_bias": {}, "chat_template_kwargs": {}, "bad_words": [], "suffix": "", "priority": 0},
+    **{"logit_bias": {}, "bad_words": [], "suffix": "", "priority": 0},
     **{"echo": False, "include_stop_str_in_output": False},
 }
 # What clients send along that changes no response here.
@@ -203,6 +204,7 @@ class ChatRequest(Sampled, Request):
 
     messages: list[Turn] = Field(min_length=1)
     tools: list[dict[str, Any]] = Field(default_factory=list)
+    chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     top_logprobs: int = Field(default=0, ge=0, le=20)
@@ -223,7 +225,8 @@ class ChatRequest(Sampled, Request):
                 raise wrong(f"messages.{place}.content", "required, but missing")
         told = (turn.model_dump(exclude_unset=True) for turn in self.messages)
         turns = ({"content": "", **turn} for turn in told)
-        return [{"messages": tuple(turns), "tools": tuple(self.tools)}]
+        prompt = {"messages": tuple(turns), "tools": tuple(self.tools)}
+        return [{**prompt, "chat_template_options": self.chat_template_kwargs}]
 
 
 class CompletionRequest(Sampled, Request):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,6 +24,9 @@ _MOST_STARTS = 3  # of each rollout that fail for the job, in a row
 _LOST = {
     "ungradable": "paused: {share:.0%} of the scores of {moment} could not be graded ({reasons}), "
     "more than reward.max_ungradable = {most:.0%}; mend the grader, then resume the job",
+    "broken": "paused: {share:.0%} of the episodes of {moment} broke ({reasons}), more than "
+    "reward.max_ungradable = {most:.0%}; mend the environment, then resume the job; it said last: "
+    "{example}",
     "failed": "paused: {share:.0%} of the groups of {moment} failed ({reasons}), more than "
     "training.max_failed = {most:.0%}; mend what made them fail, then resume the job, which goes "
     "on without them; the last one: {example}",
@@ -99,7 +102,8 @@ class Lost:
 
     def words(self, moment: str) -> str:
         """Why the job pauses at a moment, for example "step 7"."""
-        return _LOST[self.kind].format(
+        is_broken = self.kind == "ungradable" and self.example
+        return _LOST["broken" if is_broken else self.kind].format(
             share=self.share,
             most=self.most,
             moment=moment,
@@ -124,13 +128,24 @@ def too_much_lost(groups: Sequence[GradedGroup], recipe: Recipe, accepted: int) 
         scores = [score for group in open_groups for score in _scores(group)]
         reasons = Counter(score.reason for score in scores if isinstance(score, Ungradable))
         share, most = reasons.total() / max(1, asked), recipe.reward.max_ungradable
-        lost.append(Lost("ungradable", share, most, reasons))
+        words = [words for group in open_groups for words in _said_by_environments(group)]
+        example = words[-1][:_LONGEST_EXAMPLE] if words else ""
+        lost.append(Lost("ungradable", share, most, reasons, example))
     return [part for part in lost if part.share > part.most]
 
 
 def _scores(group: GradedGroup) -> list[Graded | Ungradable]:
     scores = (score for grade in group.grades for score in (grade.outcome, grade.process))
     return [score for score in scores if score is not None]
+
+
+def _said_by_environments(group: GradedGroup) -> Iterator[str]:
+    """About the episodes without a score; a reward may be outside of the check's range."""
+    for response, grade in zip(
+        group.group.responses if group.group else (), group.grades, strict=False
+    ):
+        if response.episode is not None and grade.accuracy is None:
+            yield response.episode.words or f"the reward {response.episode.reward:g}"
 
 
 def why_none_can_work(groups: Sequence[GradedGroup], accepted: int) -> str | None:

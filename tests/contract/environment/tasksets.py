@@ -6,24 +6,26 @@ from collections.abc import Iterable
 import httpx
 import verifiers.v1 as vf
 
+come = here = 0
+
 
 class Data(vf.TaskData):
     ends: str = "well"
-    answer: str = "1"
+    answer: str = ""
+    crowd: int = 0
 
 
 class Counting(vf.Task[Data]):
     @vf.reward
-    async def counted(self, trace: vf.Trace) -> float:
+    async def counted(self, trace: vf.Trace) -> float | dict[str, float]:
         if self.data.ends == "raises":
             raise KeyError("no such row")
-        return float(trace.last_reply == self.data.answer)
+        return {} if self.data.ends == "unpaid" else float(trace.last_reply == self.data.answer)
 
 
 class Tasks(vf.Taskset[Counting, vf.TasksetConfig]):
     def load(self) -> Iterable[Counting]:
-        for ends in ("well", "raises", "hangs"):
-            yield Counting(Data(name=ends, ends=ends, prompt="Count."), self.config.task)
+        yield Counting(Data(name="first", prompt="Count."), self.config.task)
 
 
 class Twice(vf.Harness[vf.HarnessConfig]):
@@ -42,9 +44,20 @@ class Twice(vf.Harness[vf.HarnessConfig]):
                 said = reply.json()["choices"][0]["message"]["content"]
                 messages.append({"role": "assistant", "content": said})
                 messages.append({"role": "user", "content": "Go on."})
-        if data.ends == "hangs":
-            await asyncio.Event().wait()
+        if data.crowd:
+            await in_a_crowd(data.crowd)
         return vf.ProgramResult(0, "", "")
+
+
+async def in_a_crowd(most: int) -> None:
+    """Wait until so many have come, or twice as many, and so on; break if more are here."""
+    global come, here
+    come, here = come + 1, here + 1
+    assert here <= most
+    wanted = -(-come // most) * most
+    while come < wanted:
+        await asyncio.sleep(0.02)
+    here -= 1
 
 
 __all__ = ["Tasks", "Twice"]

@@ -171,12 +171,15 @@ def test_responses_are_calls_of_their_own_and_end_where_they_are_told_to(
     sdk: openai.OpenAI, rollout: FakeRollout
 ) -> None:
     tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    answer = ask(sdk, n=3, seed=8, stop=["3"], tools=tools, extra_body={"return_token_ids": True})
+    extra = {"return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False}}
+    answer = ask(sdk, n=3, seed=8, stop=["3"], tools=tools, extra_body=extra)
     assert [choice.message.content for choice in answer.choices] == ["0 1 2 "] * 3
     assert {choice.stop_reason for choice in answer.choices} == {"3"}
     assert [choice.token_ids for choice in answer.choices] == [COUNT[:4]] * 3
     assert sorted(call.sampling.seed or 0 for call in rollout.taken) == [8, 9, 10]
-    assert [dict(tool) for tool in rollout.taken[0].tools] == tools
+    call = rollout.taken[0]
+    assert [dict(tool) for tool in call.tools] == tools
+    assert call.chat_template_options == {"enable_thinking": False}
     assert answer.usage.prompt_tokens == len(answer.prompt_token_ids)
     cut = ask(sdk, max_completion_tokens=2).choices[0]
     assert (cut.message.content, cut.finish_reason) == ("0 1 ", "length")
@@ -396,7 +399,7 @@ async def test_a_call_of_which_nothing_comes_ends(
     await desk.keep()
     with pytest.raises(Problem, match="rollout-1 loads") as caught:
         await all_of(looks)
-    assert caught.value.code == code
+    assert (caught.value.code, caught.value.headers) == (code, {"Retry-After": "2"})
 
 
 @pytest.mark.parametrize(
@@ -405,7 +408,6 @@ async def test_a_call_of_which_nothing_comes_ends(
         ("response_format", {"type": "json_object"}),
         ("frequency_penalty", 0.5),
         ("tool_choice", "required"),
-        ("chat_template_kwargs", {"enable_thinking": False}),
         ("temprature", 1),
         ("temperature", -1),
         ("n", 0),
@@ -579,3 +581,24 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     end(stack, job)
     refused = http.post(url + CHAT, json=asked)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "job_not_active")
+
+
+def test_where_a_chat_goes_on_from_an_earlier_call_the_rollout_is_told_its_tokens(
+    stack: Stack, http: httpx.Client
+) -> None:
+    url, more = f"/rollout/chats{CHAT}", {"role": "user", "content": "again"}
+    reply = {"role": "assistant", "content": "0 1 2 3 4"}  # without its last blank
+    goes_on = [*HELLO, reply, more]
+    tokens = (*tokens_of("Hello"), *COUNT)
+    with a_rollout(stack) as rollout:
+        for messages in (HELLO, goes_on, [*goes_on, reply, more], [*HELLO, more, reply, more]):
+            assert http.post(url, json=body_of(messages=messages)).status_code == 200
+        other_tools = body_of(messages=goes_on, tools=[{"type": "function"}])
+        assert http.post(url, json=other_tools).status_code == 200
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
+            assert other.post(url, json=body_of(messages=goes_on)).status_code == 200
+    begun = [call.begun for call in rollout.taken]
+    second = (*tokens, *tokens_of("again"), *COUNT)
+    assert [each and (each.num_messages, each.token_ids) for each in begun] == [
+        *(None, (2, tokens), (4, second), None, None, (2, tokens))
+    ]

@@ -26,7 +26,7 @@ from services.grader.grading import MAX_COMMENT_CHARS, MAX_MARKS, Scored
 from services.grader.pool import Pool
 from services.grader.tools import Settings, Tools
 from services.grader.verifiers import VERIFIERS
-from tests.builders import a_graded_group, a_group, a_request, a_task
+from tests.builders import a_graded_group, a_group, a_request, a_task, an_episodes_group
 
 TEXTS = [r"1+1=2;\boxed{2}", r"1+1=3;\boxed{2}", r"1+1=2;\boxed{3}", "2"]
 
@@ -78,6 +78,19 @@ async def test_a_partial_outcome_is_not_correct(tools: Tools) -> None:
     group = a_group_of(["1+1=2;1+2=4", "1+1=2"])
     grades = await grades_of(tools, group, outcome="equation_steps", process="equation_steps")
     assert [(grade.accuracy, grade.process_score) for grade in grades] == [(0.5, None), (1, 1)]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("check", ["environment", "math_answer"])
+async def test_an_episode_that_broke_has_no_grade_by_any_check(check: str, tools: Tools) -> None:
+    group = an_episodes_group(0.5, None, 1.5, task=a_task(answer="0"))
+    first, broken, last = await grades_of(tools, group, outcome=check, process="equation_steps")
+    assert broken == Grade(outcome=Ungradable(reason="episode_failed"))
+    out_of_range = Ungradable(reason="reward_out_of_range")
+    of_environment = (Graded(value=0.5), out_of_range)
+    found = (first.outcome, last.outcome)
+    assert (found == of_environment) == (check == "environment")
+    assert (first.accuracy == 1.0) == (check == "math_answer")
 
 
 @pytest.mark.anyio

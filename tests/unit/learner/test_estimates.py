@@ -11,7 +11,7 @@ from protocol.recipe import Purpose
 
 from services.learner.job.phases import summary
 from services.learner.job.phases.summary import Estimate, estimate, pass_at_k, summarize
-from tests.builders import a_graded_group, a_group, a_request, a_span, a_task
+from tests.builders import a_graded_group, a_group, a_request, a_span, a_task, an_episodes_group
 
 RIGHT, WRONG = Graded(value=1.0), Graded(value=0.0)
 UNGRADABLE = Ungradable(reason="the judge is away")
@@ -132,6 +132,13 @@ def test_length_and_truncation_are_over_all_responses() -> None:
         group = a_group(request, [2, 4, 6, 8], responses=responses, own=own)
         result = summarize(0, [a_graded_group(group, [1, 0, 0, 0])])
         assert (result["response_length"], result["truncated"]) == (length, 0.25)
+
+
+def test_broken_episodes_have_no_length() -> None:
+    lost = Grade(outcome=UNGRADABLE)
+    group = an_episodes_group(1.0, None, purpose=Purpose.EVAL)
+    result = summarize(0, [a_graded_group(group, grades=[Grade(outcome=RIGHT), lost])])
+    assert (result["response_length"], result["accuracy"], result["ungradable"]) == (3, 1, 1)
 
 
 def test_groups_that_failed_are_counted_beside_those_that_the_numbers_are_of(

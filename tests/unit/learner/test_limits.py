@@ -7,7 +7,7 @@ from protocol.messages import Failure, Grade, Graded, GradedGroup, Status, Ungra
 from protocol.recipe import Purpose
 
 from services.learner.job.limits import FailedStarts, Lost, too_much_lost, why_none_can_work
-from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_status
+from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_status, an_episodes_group
 
 LOST, RIGHT = Ungradable(reason="timeout"), Graded(value=1.0)
 STRICT = a_recipe(training={"max_failed": 0.0}, reward={"max_ungradable": 0.0})
@@ -64,6 +64,19 @@ def test_the_share_of_ungradable_scores_counts_only_what_was_asked_for() -> None
     grades = [Grade(outcome=RIGHT, process=LOST), Grade(outcome=RIGHT)]
     groups = [a_graded_group(a_group(), grades=grades), a_failure(1)]
     assert too_much_lost(groups, STRICT, 0)[1] == Lost("ungradable", 1 / 3, 0.0, {"timeout": 1})
+
+
+def test_a_pause_for_broken_episodes_tells_the_last_words_of_the_environment() -> None:
+    group = an_episodes_group(1.0, None, None, 7.0)
+    lost, right = Grade(outcome=Ungradable(reason="episode_failed")), Grade(outcome=RIGHT)
+    grades = [right, lost, lost, right]
+    (found,) = too_much_lost([a_graded_group(group, grades=grades)], STRICT, 0)
+    assert (found.share, found.example) == (0.5, "kaputt 2")
+    assert "mend the environment" in found.words("step 1")
+    out_of_range = Grade(outcome=Ungradable(reason="reward_out_of_range"))
+    grades = [right, lost, lost, out_of_range]
+    (found,) = too_much_lost([a_graded_group(group, grades=grades)], STRICT, 0)
+    assert found.example == "the reward 7"
 
 
 def test_what_no_worker_can_work_on_is_told_only_where_it_is_all() -> None:

@@ -15,7 +15,7 @@ from protocol.recipe import Purpose, Recipe, parse_recipe
 from services.learner import replay
 from services.learner.durable.sample_rows import Row, rows_of
 from services.learner.training.scoring import ScoredGroup, Scoring
-from tests.builders import a_graded_group, a_group, a_request, a_task
+from tests.builders import a_graded_group, a_group, a_request, a_task, an_episodes_group
 from tests.sample_stores import write_samples
 
 # The answer is 12. By these steps the process scores differ among the correct ones.
@@ -103,6 +103,23 @@ def test_by_its_own_recipe_nothing_changes(
     assert "3 groups (1 failed" in out
     assert "10 responses" in out
     assert "train:5/" not in out
+
+
+def test_the_rewards_of_environments_are_those_that_were_kept(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = parse_recipe(
+        tomllib.loads(
+            f'{PLAIN}environment = {{ taskset = "gone" }}\nalgorithm = {{ advantage = "grpo" }}'
+        )
+    )
+    outcomes = [Graded(value=1.0), Ungradable(reason="episode_failed"), Graded(value=0.25)]
+    group = an_episodes_group(1.0, None, 0.25)
+    write(recipe, a_graded_group(group, grades=[Grade(outcome=each) for each in outcomes]))
+    status, out, err = run(capsys)
+    assert (status, err) == (0, "")
+    assert "nothing changes" in out
+    assert "no episode is played again" in out
 
 
 @pytest.mark.usefixtures("grades_again")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from protocol.frames import encode
-from protocol.messages import GradedGroup
+from protocol.messages import Grade, GradedGroup, Ungradable
 from protocol.recipe import Purpose
 from protocol.samples import USED
 
@@ -24,7 +24,7 @@ from services.learner.durable.sample_rows import graded_of, read_groups, rows_of
 from services.learner.durable.sample_store import SampleStore, remove_old
 from services.learner.training.scoring import ScoredGroup
 from tests.architecture.project import ROOT
-from tests.builders import a_graded_group, a_group, a_recipe, a_request
+from tests.builders import a_graded_group, a_group, a_recipe, a_request, an_episodes_group
 from tests.kept_samples import all_samples
 from tests.sample_stores import SCORING, a_sample, write_samples
 
@@ -69,13 +69,15 @@ def test_a_group_is_read_as_it_was_written(tmp_path: Path) -> None:
     group = a_graded_group(a_group(a_request(number=3, group_size=2), [3, 0]), [1.0, 0.0])
     lost, own = failed(4).graded, np.array([1, 0, 1, 0, 1])
     turns = a_graded_group(a_group(a_request(number=5, group_size=2), [3, 2], own=own), [1.0, 0.0])
-    scored = [ScoredGroup(each, SCORING) for each in (group, lost, turns)]
+    grades = [Grade(outcome=Ungradable(reason="episode_failed"))] * 2
+    broken = a_graded_group(an_episodes_group(None, 0.5, number=6), grades=grades)
+    scored = [ScoredGroup(each, SCORING) for each in (group, lost, turns, broken)]
     tokens = {"logprobs": np.array([-1.0, np.nan, -3.0, -4, -5, -6], dtype=np.float32)}
     written = list(rows_of(scored, tokens, attempt=1, step=2, created_at=0.5))
     write_groups(tmp_path / "step.parquet", written, batch_tokens=1)
     read = read_groups(tmp_path / "step.parquet")
     again = [graded_of(rows) for rows in read]
-    assert list(map(encode, again)) == list(map(encode, (group, lost, turns)))
+    assert [encode(each) for each in again] == [encode(each.graded) for each in scored]
     assert read[0][0]["logprobs"] == pytest.approx([-1.0, np.nan, -3.0], nan_ok=True)
     assert read[2][0]["logprobs"] == pytest.approx([-4.0, np.nan, -5.0], nan_ok=True)
     assert (read[0][0]["fate"], read[1][0]["fate"], read[1][0]["text"]) == (USED, "deaths", None)

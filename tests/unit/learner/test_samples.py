@@ -24,7 +24,7 @@ from services.learner.training import samples
 from services.learner.training.batching import collate, totals_of
 from services.learner.training.samples import GroupFacts, Sample
 from services.learner.training.scoring import ScoredGroup, Scoring
-from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_span
+from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_span, an_episodes_group
 
 RIGHT, WRONG = Graded(value=1), Graded(value=0, reason="wrong")
 RIGHT_AND_WRONG = [Grade(outcome=RIGHT), Grade(outcome=WRONG)]
@@ -197,6 +197,20 @@ def test_what_is_not_the_policys_own_is_learned_from_and_counted_nowhere() -> No
     assert facts.trained_lengths == [3 + 6, 3 + 4]  # all of it is read
     penalized = ScoredGroup(group, scoring("grpo", overlong_buffer=8))  # max_tokens is 8
     assert penalized.scores.penalty.tolist() == [-3 / 8, -2 / 8]
+
+
+def test_a_broken_episode_takes_no_part_in_its_group() -> None:
+    lost = Grade(outcome=Ungradable(reason="episode_failed"))
+    whole = a_graded_group(an_episodes_group(1.0, 0.0), grades=RIGHT_AND_WRONG)
+    grades = [RIGHT_AND_WRONG[0], lost, RIGHT_AND_WRONG[1]]
+    with_broken = a_graded_group(an_episodes_group(1.0, None, 0.0), grades=grades)
+    (found, facts), (wanted, _) = (samples_of([each], grpo) for each in (with_broken, whole))
+    assert [each.advantage for each in found] == [each.advantage for each in wanted]
+    assert facts.dropped_responses == {"episode_failed": 1}
+    assert (facts.responses, facts.tokens, facts.means(1)["response_length"]) == (2, 6, 3)
+    only_broken = a_graded_group(an_episodes_group(None, None), grades=[lost, lost])
+    found, facts = samples_of([only_broken], grpo)
+    assert (found, facts.means(1)["ungradable"], facts.groups_with_signal) == ([], 1, 0)
 
 
 def test_a_group_that_says_all_tokens_are_its_own_is_trained_like_one_that_says_nothing() -> None:

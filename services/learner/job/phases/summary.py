@@ -56,7 +56,7 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
         **_pass_at_each_k(results, max((len(g.responses) for g in answered), default=0)),
         "process": _process(grade for grade in grades if grade.accuracy == 1.0),
         "process_wrong": _process(grade for grade in grades if grade.accuracy not in (1.0, None)),
-        "response_length": _mean(n for group in answered for n in group.own_lengths.tolist()),
+        "response_length": _mean(n for group in answered for n in group.own_lengths.tolist() if n),
         "truncated": _mean(_truncated(answered)),
         "ungradable": sum(grade.accuracy is None for grade in grades),
     }
@@ -102,7 +102,7 @@ def _process(grades: Iterable[Grade]) -> float | None:
 
 def _truncated(groups: Iterable[RolloutGroup]) -> Iterator[bool]:
     for group in groups:
-        for response in group.responses:
+        for response in (each for each in group.responses if not each.is_broken):
             yield response.finish_reason is FinishReason.LENGTH
 
 
