@@ -20,7 +20,8 @@ def main() -> None:
     listing = [sys.executable, "-m", "pip", "list", "--format=freeze"]
     base = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.splitlines()
     on_gpu = "vllm" in map(package, base)
-    added = Path("constraints-gpu.txt" if on_gpu else "constraints.txt").read_text().splitlines()
+    pins = "-gpu" if on_gpu else "-environment" if service == "environment" else ""
+    added = Path(f"constraints{pins}.txt").read_text().splitlines()
     Path("pinned.txt").write_text("\n".join(constraints(base, added) if on_gpu else added))
     # DeepSpeed looks for torch while it is built.
     how = ["--no-build-isolation"] if service == "learner" else []

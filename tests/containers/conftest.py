@@ -22,7 +22,7 @@ from protocol.recipe import load_recipe
 from deploy.local import USERS
 from tests.containers.engines import ROOT, Engine, engine
 
-SERVICES = ("gateway", "grader", "rollout", "learner")
+SERVICES = ("gateway", "grader", "rollout", "learner", "environment")
 PROJECT = "weir-test"
 _CONTAINER_ENDED = ("running", "stopped container", "ended with 137")  # as podman says it
 ENDED = {"succeeded", "failed", "cancelled"}
@@ -136,7 +136,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def running_engine() -> Iterator[Engine]:
-    """An engine that has the images: the four services', and those of other people."""
+    """An engine that has the images: the five services', and those of other people."""
     found = engine()
     base = re.findall(r"^ARG BASE=(.+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
     found.prepare("python", base[0])
@@ -149,6 +149,7 @@ def running_engine() -> Iterator[Engine]:
         for pair in (
             [tagged("grader"), ["learner", "--target", "engine"]],
             [tagged("rollout"), tagged("learner")],
+            [tagged("environment")],
         ):
             list(pool.map(lambda job: found.build(*job), pair))
     yield found
@@ -170,7 +171,7 @@ def stack(running_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> I
     running_engine.environment |= {"WEIR_GATEWAY_PORT": f"127.0.0.1:{port}"}
     sdk = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
     described = Stack(running_engine, ("docker-compose.yml", str(folder / "override.yml")), (), sdk)
-    known = described.compose("config", "--services").split()
+    known = described.compose("--profile", "environment", "config", "--services").split()
     described.services = tuple(name for name in known if name not in running_engine.cannot_make)
     with running_engine.serving():
         try:

@@ -42,6 +42,7 @@ def test_a_job_learns(trained: Json) -> None:
         ("grader", {"math_verify"}),
         ("rollout", {"torch", "vllm", "fastapi"}),
         ("learner", {"torch", "deepspeed"}),
+        ("environment", {"verifiers", "math_verify"}),
     ],
 )
 def test_a_container_may_do_little_holds_its_service_alone_and_is_healthy(
@@ -58,7 +59,7 @@ def test_a_container_may_do_little_holds_its_service_alone_and_is_healthy(
     with_it = {"data"} if service == "grader" else set[str]()  # whose reader `weir data` uses
     there = set(stack.execute(service, "ls", "/app/services").split())
     assert there == {"__init__.py", "chassis", service} | with_it
-    packages = ("torch", "vllm", "deepspeed", "fastapi", "math_verify")
+    packages = ("torch", "vllm", "deepspeed", "fastapi", "math_verify", "verifiers")
     look = f"import importlib.util as u; print(*(n for n in {packages} if u.find_spec(n)))"
     assert set(stack.execute(service, "python3", "-c", look).split()) == heavy
     wait_for(lambda: stack.engine.is_healthy(container(service)), 240, f"{service} to be healthy")

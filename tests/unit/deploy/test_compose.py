@@ -27,7 +27,7 @@ from tests.architecture.project import DOCUMENTS
 from weir.stack import find_stack
 
 ROOT = Path(__file__).parents[3]
-SERVICES = ("gateway", "grader", "rollout", "learner")
+SERVICES = ("gateway", "grader", "rollout", "learner", "environment")
 JUDGED = "learner=0-3 rollout=4-5 rollout=6@0.5 judge=7@0.6"
 BASE_TEXT = (ROOT / "docker-compose.yml").read_text()
 GPU_TEXTS = {path.name: path.read_text() for path in (ROOT / "deploy/compose").glob("*.yml")}
@@ -41,7 +41,8 @@ OF_ONE = {  # the chassis reads it for all
     "WEIR_TRUSTED_PROXIES": "gateway",
     "WEIR_WEIGHTS": "learner",
 }
-NOT_OF_CONTAINERS = {"WEIR_API_KEY", "WEIR_HOME", "WEIR_ROLLOUTS", "WEIR_TURNS"}
+OF_AGENTS = {"WEIR_MAX_TURNS", "WEIR_SEED", "WEIR_SESSION_API_KEY", "WEIR_TASK"}
+NOT_OF_CONTAINERS = OF_AGENTS | {"WEIR_API_KEY", "WEIR_HOME", "WEIR_ROLLOUTS", "WEIR_TURNS"}
 
 
 class Loader(yaml.SafeLoader):
@@ -86,7 +87,7 @@ def test_containers_may_do_little() -> None:
     assert published == {"gateway": ["8000:8000"], "grafana": ["127.0.0.1:3000:3000"]}
     assert BASE["networks"]["inside"]["internal"] is True
     outside = {name for name, each in CONTAINERS.items() if "edge" in each["networks"]}
-    assert outside == {"gateway", "grader", "learner", "grafana", "trackers"}
+    assert outside == {"gateway", "grader", "learner", "grafana", "trackers", "environment"}
     exporter = {"dcgm-exporter": ON_GPUS["judged"]["dcgm-exporter"]}
     for name, service in (CONTAINERS | exporter).items():
         assert "inside" in service["networks"], name
@@ -142,7 +143,7 @@ def test_what_a_person_leaves_open_is_left_to_the_code(name: str, tmp_path: Path
     environment = given | {key: str(secret) for key in given if key.endswith("_FILE")}
     deployment = Deployment.from_environment(environment)
     assert deployment.redis_url == f"redis://{name}:p%40ss%20word@redis:6379/0"
-    assert deployment.api_keys == (("p@ss word",) if name == "gateway" else ())
+    assert deployment.api_keys == (("p@ss word",) if name in {"gateway", "environment"} else ())
     assert (deployment.model_hub, deployment.heartbeat_s) == (False, 1.0)
     assert deployed_judges(environment) == {}
     assert Settings.from_environment(environment) == Settings.from_environment({})

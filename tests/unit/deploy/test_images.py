@@ -13,7 +13,7 @@ from weir.verbs import OF_OTHER_SERVICES
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SERVICES = ("gateway", "grader", "rollout", "learner")
+SERVICES = ("gateway", "grader", "rollout", "learner", "environment")
 
 
 def test_an_image_copies_its_own_service_and_what_is_let_in_and_does_not_run_as_root() -> None:
