@@ -77,10 +77,10 @@ def _response(row: Row, tokenizer: Tokenizer | None) -> Row:
 def _tokens(row: Row, tokenizer: Tokenizer | None) -> list[str]:
     """Those of an episode with what stands between its turns, which is not in the text."""
     ids = row["token_ids"].tolist()
-    if row.get("episode") and tokenizer is not None:
-        if pieces := _decoded(tokenizer, ids, skip_special_tokens=False):
-            return pieces
-    return token_texts(tokenizer, ids, row["text"])
+    if tokenizer is None or not row.get("episode"):
+        return token_texts(tokenizer, ids, row["text"])
+    pieces = _decoded(tokenizer, ids, skip_special_tokens=False)
+    return pieces or token_texts(None, ids, row["text"])
 
 
 def _rounded(values: Any) -> Any:
