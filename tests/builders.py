@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from protocol.messages import (
+    Episode,
     Grade,
     Graded,
     GradedGroup,
@@ -72,6 +74,7 @@ def a_group(
     lengths: Sequence[int] | None = None,
     *,
     texts: Sequence[str] | None = None,
+    episodes: Sequence[Episode] = (),
     version: int = 0,
     **changes: Any,
 ) -> RolloutGroup:
@@ -93,9 +96,10 @@ def a_group(
                     "text": text,
                     "finish_reason": "stop",
                     "spans": [a_span(length, version, request.attempt)] if length else [],
+                    "episode": episode,
                 }
             )
-            for text, length in zip(texts, lengths, strict=True)
+            for text, length, episode in zip_longest(texts, lengths, episodes)
         ],
         "sampling_seconds": 0.5,
     }

@@ -374,13 +374,32 @@ def _response(response: Json) -> Iterator[RenderableType]:
     own = sum(logprob is not None for logprob in response["behavior_logprobs"])
     parts += [f"{own:,} tokens", response["finish_reason"]]
     yield _text(f"\nresponse {response['index']}: {', '.join(parts)}", "bold")
-    text = _text(response["text"])
-    for score in scores.values():
-        for mark in score.get("marks", ()):
-            text.stylize(_STYLES[mark["verdict"]], mark["start"], mark["end"])
-    yield text
+    if episode := response.get("episode"):
+        yield from _episode(episode)
+    else:
+        text = _text(response["text"])
+        for score in scores.values():
+            for mark in score.get("marks", ()):
+                text.stylize(_STYLES[mark["verdict"]], mark["start"], mark["end"])
+        yield text
     for name, score in scores.items():
         yield from _remarks(name, score, response["text"])
+
+
+def _episode(episode: Json) -> Iterator[Text]:
+    """What an environment says, and the conversation; a bar marks what is not the policy's."""
+    parts = [f"reward {number(episode['reward'])}"]
+    if episode["problem"]:
+        parts = [f"{episode['problem']}: {episode['words']}"]
+    parts += [f"{episode['turns']} turns"]
+    parts += [f"{part} {duration(seconds)}" for part, seconds in episode["seconds"].items()]
+    yield _text(f"environment: {', '.join(parts)}", "italic")
+    for turn in episode["conversation"]:
+        if turn["role"] == "assistant":
+            yield _text(turn["content"])
+        else:
+            told = f"{turn['role']}: {turn['content']}".replace("\n", "\n│ ")
+            yield _text(f"│ {told}", "dim")
 
 
 def _remarks(name: str, score: Json, text: str) -> Iterator[Text]:

@@ -545,6 +545,7 @@ class Status(Message):
     waits_for: tuple[str, ...] = ()  # keys of groups that have not arrived
     holds: Mapping[str, float] = Field(default_factory=dict)  # groups it has, by key; seconds
     moved: int = 0  # of a rollout: differs from the one before if its engine has done anything
+    at_once: int = 0  # episodes that are played, or calls of episodes in a rollout's hands
     waits_for_memory: bool = False
     starts: int = 1  # in a row, this one included, since it was last ready
     failure: Failure | None = None  # of the last of them

@@ -63,6 +63,7 @@ class Activity:
         self.rest = Work(Doing.STARTS)
         self.holds: dict[str, float] = {}  # keys of groups, and since when
         self.moved: Callable[[], int] = int  # of a rollout: see `Status`
+        self.at_once: Callable[[], int] = int  # of episodes: see `Status`
         self.capabilities: Capabilities | None = None  # of a grader
         self.parity = deque[ParityReport](maxlen=_REPORTS)  # of a rollout
         self._begun: list[Work] = []

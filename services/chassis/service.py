@@ -242,6 +242,7 @@ class StatusTeller:
             waits_for=tuple(work.waits_for())[:_MOST_KEYS],
             holds={key: now - since for key, since in list(activity.holds.items())[:_MOST_KEYS]},
             moved=activity.moved(),
+            at_once=activity.at_once(),
             waits_for_memory=self.service.exchange.waiting_for_memory > 0,
             starts=self.starts,
             failure=self.failure,

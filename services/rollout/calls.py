@@ -91,6 +91,10 @@ class Answering:
         self.service = self.follower.service
         self.exchange = self.service.exchange
 
+    @property
+    def of_episodes(self) -> int:
+        return sum(held.call.terms is not None for held in self.held)
+
     async def answer_forever(self) -> None:
         """Consumes calls; produces their answers.
 

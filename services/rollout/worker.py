@@ -41,8 +41,9 @@ async def sample_groups(service: Service) -> None:
     """The rollout service: follow the policy, and sample what is asked for."""
     PHASES.name("sleeping", "loading", "sampling", rest="idle")
     follower = PolicyFollower(service, Engine.start)
-    worker = GroupSampler(follower)
+    worker, answering = GroupSampler(follower), Answering(follower)
     service.activity.moved = lambda: follower.engine.moved if follower.engine else 0
+    service.activity.at_once = lambda: answering.of_episodes
     stage = Stage(
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=ROLLOUTS,
@@ -60,7 +61,7 @@ async def sample_groups(service: Service) -> None:
             tasks.create_task(follower.follow_policy_forever())
             tasks.create_task(follower.watch_engine_forever())
             tasks.create_task(work_forever(service, stage))
-            tasks.create_task(Answering(follower).answer_forever())
+            tasks.create_task(answering.answer_forever())
     finally:
         follower.shut_down()
         follower.turns.cancel()

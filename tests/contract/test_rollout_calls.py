@@ -83,6 +83,7 @@ class Line:
     door: Door
     engine: Sampler
     follower: PolicyFollower
+    answering: Answering
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -135,9 +136,9 @@ async def line(server: Server, tmp_path: Path) -> AsyncIterator[Line]:
     ):
         service = Service("rollout", deployment, own)
         follower = PolicyFollower(service, start)
-        line = Line(service, Door(gateway), engine, follower)
+        line = Line(service, Door(gateway), engine, follower, Answering(follower))
         line.tasks = [
-            asyncio.create_task(Answering(follower).answer_forever()),
+            asyncio.create_task(line.answering.answer_forever()),
             asyncio.create_task(follower.follow_policy_forever()),
         ]
         yield line
@@ -251,6 +252,7 @@ async def test_an_episodes_calls_may_have_all_places_and_wait_for_the_version_of
     await door.ask(*calls)
     await line.until(lambda: len(engine.under_way) >= PLACES)
     assert line.service.activity.now.doing is Doing.ANSWERS
+    assert line.answering.of_episodes == len({*engine.under_way} - {"client"})
     engine.ends.set()
     for call in calls:
         (*_, last) = await door.until_over(call)

@@ -39,10 +39,11 @@ SILENT = {  # what has nothing to say here, and why
     'name="value_loss"': "the recipe has no critic",
     'name="process_wrong"': "the recipe scores the process of correct responses alone",
     'name="divergence"': "the recipe has no reference",
+    "weir_episode": "the recipe has no environment",
     "ALERTS{": "nothing is wrong",
     'weir_job_stalled{job=~"$job"} == 1': "nothing stands still",
 }
-MAY_BE_EMPTY = ("DCGM_", "redis_", "weir_judge_", 'name="mfu"')  # whole panels
+MAY_BE_EMPTY = ("DCGM_", "redis_", "weir_judge_", "weir_episode", 'name="mfu"')  # whole panels
 
 
 @dataclass(frozen=True)

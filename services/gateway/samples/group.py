@@ -69,9 +69,18 @@ def _response(row: Row, tokenizer: Tokenizer | None) -> Row:
         "grade": json.loads(row["grade"]),
         "episode": json.loads(row["episode"]) if row.get("episode") else None,
         **{name: _rounded(row[name]) for name in _NUMBERS},
-        "tokens": token_texts(tokenizer, row["token_ids"].tolist(), row["text"]),
+        "tokens": _tokens(row, tokenizer),
         **{name: _rounded(row[name]) for name in _OF_TOKENS},
     }
+
+
+def _tokens(row: Row, tokenizer: Tokenizer | None) -> list[str]:
+    """Those of an episode with what stands between its turns, which is not in the text."""
+    ids = row["token_ids"].tolist()
+    if tokenizer is None or not row.get("episode"):
+        return token_texts(tokenizer, ids, row["text"])
+    pieces = _decoded(tokenizer, ids, skip_special_tokens=False)
+    return pieces or token_texts(None, ids, row["text"])
 
 
 def _rounded(values: Any) -> Any:
@@ -92,8 +101,10 @@ def token_texts(tokenizer: Tokenizer | None, token_ids: Sequence[int], text: str
     return [text, *[""] * (len(token_ids) - 1)] if len(token_ids) else []
 
 
-def _decoded(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
-    stream, pieces, num_open = DecodeStream(skip_special_tokens=True), [], 0
+def _decoded(
+    tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+) -> list[str]:
+    stream, pieces, num_open = DecodeStream(skip_special_tokens=skip_special_tokens), [], 0
     for token_id in token_ids:
         try:
             piece = stream.step(tokenizer, token_id)

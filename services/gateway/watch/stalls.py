@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from protocol.exchange import Backlog
 from protocol.messages import Doing, JobRecord, JobState, Phase, Requested, Status
 from protocol.recipe import Purpose
+from protocol.streams import requests_for
 
 _LONG_START_S = 600.0  # of an engine, of the models of the learner, or of the first weights
 _LONG_WORK_S = 300.0  # of a checkpoint, of responses that get tokens, and what else is no step
@@ -23,11 +24,13 @@ _HOPELESS_STARTS = 3  # that ended without a word
 class Edge(StrEnum):
     NO_LEARNER = "no_learner"
     NO_ROLLOUT = "no_rollout"
+    NO_ENVIRONMENT = "no_environment"
     NO_GRADER = "no_grader"
     CANNOT_START = "cannot_start"
     STARTING = "starting"
     LOADING = "loading"
     SAMPLING = "sampling"
+    ENVIRONMENT = "environment"
     GRADING = "grading"
     JUDGE = "judge"
     TRAINING = "training"
@@ -36,7 +39,16 @@ class Edge(StrEnum):
 
 
 # Of a process that is ready, and of one that is not, or loads.
-_EDGES = {"rollout": (Edge.SAMPLING, Edge.LOADING), "grader": (Edge.GRADING, Edge.JUDGE)}
+_EDGES = {
+    "rollout": (Edge.SAMPLING, Edge.LOADING),
+    "environment": (Edge.ENVIRONMENT, Edge.ENVIRONMENT),
+    "grader": (Edge.GRADING, Edge.JUDGE),
+}
+_CALLED = {"environment": "environment worker"}
+_REMEDIES = {
+    "environment": "; start one: WEIR_ENVIRONMENTS=1 after `make install-environment`, or the "
+    "profile `environment` of docker-compose.yml"
+}
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,7 @@ class Snapshot:
         held = [key, *(held for process in team for held in process.status.holds)]
         takes_long = {
             Edge.SAMPLING: any(process.still_s < _SHORTEST_S for process in team),
+            Edge.ENVIRONMENT: True,
             Edge.GRADING: any(each.startswith(Purpose.EVAL) for each in held),  # with no steps
         }
         return self.usual_s(_LONG_WORK_S if takes_long.get(edge) else _SHORTEST_S)
@@ -160,9 +173,11 @@ def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
     """The learner waits for a group: somebody has it, or it lies in a stream."""
     more = len(learner.waits_for) - 1
     words = f"{learner.name} waits for group {key}" + (f" and {more} more" if more else "")
-    purpose = Purpose(key.partition(":")[0])
-    requests = "eval_requests" if purpose is Purpose.EVAL else "requests"
-    for service, stream in (("grader", "rollouts"), ("rollout", requests)):
+    assert seen.job is not None
+    in_environment = seen.job.recipe.environment is not None
+    sampler, done = ("environment", "played") if in_environment else ("rollout", "sampled")
+    requests = requests_for(Purpose(key.partition(":")[0]), in_environment).short_name
+    for service, stream in (("grader", "rollouts"), (sampler, requests), ("rollout", requests)):
         if seen.streams[stream].entries > 0 and not seen.living(service):
             return _nobody(seen, service, words)
     holders = [process for process in seen.processes if key in process.status.holds]
@@ -173,7 +188,7 @@ def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
         return _lies(seen, "grader", key, f"{words}, which is to be graded")
     if seen.streams[requests].entries == 0 and seen.streams["graded"].entries > 0:
         return Blocked(Edge.LEARNER, f"{words}; it is to be taken in", seen.usual_s())
-    return _lies(seen, "rollout", key, f"{words}, which is to be sampled")
+    return _lies(seen, sampler, key, f"{words}, which is to be {done}")
 
 
 def _held(seen: Snapshot, holder: Process, key: str, words: str) -> Blocked:
@@ -183,7 +198,8 @@ def _held(seen: Snapshot, holder: Process, key: str, words: str) -> Blocked:
     if holder.is_alive:
         patience_s = seen.patience_s(edge, [holder], key)
         still_s = min(holder.still_s, held_s) if edge is Edge.SAMPLING else 0.0
-        return Blocked(edge, f"{words}; {_in_words(status, 'it')}", patience_s, still_s)
+        blocked = Blocked(edge, f"{words}; {_in_words(status, 'it')}", patience_s, still_s)
+        return _of_episodes(seen, key, blocked)
     return Blocked(edge, f"{words}, and {_silent(holder)}", seen.certain_s)
 
 
@@ -198,21 +214,36 @@ def _lies(seen: Snapshot, service: str, key: str, words: str) -> Blocked:
     if any(each.doing.phase is Phase.LOADING and not each.ready for each in team):
         return Blocked(edge, doing, _LONG_START_S)
     patience_s = seen.patience_s(edge, living, key) if team[0].ready else seen.certain_s
-    return Blocked(edge, doing, patience_s)
+    return _of_episodes(seen, key, Blocked(edge, doing, patience_s))
+
+
+def _of_episodes(seen: Snapshot, key: str, blocked: Blocked) -> Blocked:
+    """Where most episodes wait for the model, or no rollout can answer, it is the rollouts."""
+    if blocked.edge is not Edge.ENVIRONMENT:
+        return blocked
+    rollouts = [process.status for process in seen.living("rollout")]
+    calls = sum(status.at_once for status in rollouts)
+    episodes = sum(process.status.at_once for process in seen.living("environment"))
+    answer = any(_edge_of(status) is Edge.SAMPLING for status in rollouts)
+    if episodes and (2 * calls >= episodes or not answer):
+        return _lies(seen, "rollout", key, blocked.because)
+    words = "; ".join((blocked.because, *map(_in_words, rollouts[:3])))
+    return replace(blocked, because=words)
 
 
 def _nobody(seen: Snapshot, service: str, words: str) -> Blocked:
     team, edge = seen.of(service), Edge(f"no_{service}")
     if blocked := _cannot_start(seen, [process.status for process in team], words):
         return blocked
+    called, remedy = _CALLED.get(service, service), _REMEDIES.get(service, "")
     if not team:
-        return Blocked(edge, f"{words}; no {service} is there", seen.certain_s)
+        return Blocked(edge, f"{words}; no {called} is there{remedy}", seen.certain_s)
     last = min(team, key=lambda process: process.silent_s)
     words = f"{words}; {last.status.name}"
     if last.status.doing.phase is Phase.STARTING:
         words = f"{words} starts anew, {duration(last.silent_s)}"
         return Blocked(edge, words, _RESTART_S, last.silent_s)
-    words = f"{words} {_silent(last)}; no {service} lives"
+    words = f"{words} {_silent(last)}; no {called} lives"
     return Blocked(edge, words, seen.certain_s, last.silent_s)
 
 
@@ -230,7 +261,7 @@ def _cannot_start(seen: Snapshot, team: Sequence[Status], words: str) -> Blocked
 
 
 def _edge_of(status: Status) -> Edge:
-    """What keeps a rollout or a grader."""
+    """What keeps one that groups pass through."""
     if status.doing.phase is Phase.STARTING:
         return Edge.STARTING
     works, waits = _EDGES[status.service]
@@ -285,6 +316,10 @@ def words_of(status: Status) -> str:
     """What a process does, for people: "trains step 17"."""
     if status.doing is Doing.IS_NOT_READY:
         return status.why
+    if status.at_once and status.doing in {Doing.PLAYS, Doing.ANSWERS}:
+        verb, things = status.doing.split("_")
+        count = status.at_once
+        return f"{verb} {count} {things if count > 1 else things.removesuffix('s')}"
     number = "" if status.number is None else f" {status.number}"
     fault = f": {status.why}" if status.doing is Doing.FAILS else ""
     return f"{status.doing.replace('_', ' ')}{number}{fault}"

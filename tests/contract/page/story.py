@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from protocol.messages import Grade, Graded, JobEvent, Mark, Task, Ungradable
+from protocol.messages import (
+    Episode,
+    Grade,
+    Graded,
+    JobEvent,
+    Mark,
+    Task,
+    Turn,
+    Ungradable,
+)
 from protocol.recipe import Purpose
 from protocol.samples import TOKENIZER, USED
 from tokenizers import Tokenizer
@@ -20,6 +29,7 @@ from tests import sample_stores
 from tests.builders import a_graded_group, a_group, a_request
 
 BASE_MODEL = Path(__file__).parents[3] / "examples/arithmetic/base-model"
+EPISODES = 21  # the number of the group that an environment has played
 _BEGAN = 1_763_800_000.0
 _CODER = Tokenizer.from_file(str(BASE_MODEL / TOKENIZER))
 
@@ -82,9 +92,13 @@ def _sample(job_id: str, number: int, purpose: Purpose, chance: random.Random) -
     step, task, size = number // 16, _task(number % 24), 8
     answers = [_response(task, 0.2 + min(0.6, step / 40), chance) for _ in range(size)]
     ids = [_CODER.encode(text, add_special_tokens=False).ids for text, _ in answers]
+    if number == EPISODES:
+        ids[-1], answers[-1] = [], ("", Grade(outcome=Ungradable(reason="episode_timeout")))
     lengths = [len(one) for one in ids]
     tokens = sum(lengths)
-    own = np.concatenate([np.arange(length) % 9 < (6 if number == 21 else 9) for length in lengths])
+    own = np.concatenate(
+        [np.arange(length) % 9 < (6 if number == EPISODES else 9) for length in lengths]
+    )
     request = a_request(
         **{"job_id": job_id, "number": number, "step": step, "task": task, "group_size": size},
         purpose=purpose,
@@ -94,6 +108,7 @@ def _sample(job_id: str, number: int, purpose: Purpose, chance: random.Random) -
         request,
         lengths,
         texts=[text for text, _ in answers],
+        episodes=[_played(task, text) for text, _ in answers] if number == EPISODES else (),
         version=step,
         prompt_ids=_CODER.encode(task.prompt or "").ids,
         token_ids=[token for one in ids for token in one],
@@ -112,6 +127,20 @@ def _sample(job_id: str, number: int, purpose: Purpose, chance: random.Random) -
     }
     (rows,) = rows_of([group], tokens, attempt=1, step=step, created_at=_BEGAN + number)
     return [row | {"surprise": surprise} for row, surprise in zip(rows, surprises, strict=True)]
+
+
+def _played(task: Task, text: str) -> Episode:
+    """An episode of two turns; one without text broke."""
+    said = {"user": task.prompt or "", "assistant": text, "tool": "no such number"}
+    told: dict[str, Any] = {"reward": 0.5}
+    if not text:
+        told = {"problem": "episode_timeout", "words": "not over in 600 s"}
+    return Episode(
+        **told,
+        turns=2,
+        seconds={"model": 3.0, "environment": 40.0},
+        conversation=tuple(Turn(role=role, content=content) for role, content in said.items()),
+    )
 
 
 def _task(number: int) -> Task:

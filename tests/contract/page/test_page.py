@@ -292,7 +292,7 @@ def test_tokens_are_coloured_by_what_is_chosen_and_tell_their_numbers(page: Page
 def test_what_is_not_the_policys_own_is_shown_apart_and_without_numbers(
     page: Page, run: str
 ) -> None:
-    page.goto(f"/#/jobs/{run}/samples/train:21?colour=surprise")
+    page.goto(f"/#/jobs/{run}/samples/train:{story.EPISODES}?colour=surprise")
     text = page.get_by_role("group", name=re.compile("Text of response 0"))
     foreign, reading = text.locator(".foreign"), page.locator(".reading:not(:empty)")
     expect(foreign.first).to_be_visible()
@@ -303,6 +303,23 @@ def test_what_is_not_the_policys_own_is_shown_apart_and_without_numbers(
     expect(reading).to_contain_text("of a tool or the environment")
     expect(reading).not_to_contain_text("nats")
     expect(page.get_by_role("article").first).to_contain_text(f"{count - len(shown)} tokens")
+
+
+def test_an_episode_shows_its_conversation_and_what_the_environment_says(
+    page: Page, run: str
+) -> None:
+    page.goto(f"/#/jobs/{run}/samples/train:{story.EPISODES}")
+    first, last = (page.get_by_role("article").nth(place) for place in (0, 7))
+    played = first.get_by_label("Episode")
+    expect(played).to_contain_text("0.500")
+    expect(played.get_by_role("listitem").filter(has_text="user")).to_contain_text("=?")
+    assert [each.inner_text().split()[0] for each in played.get_by_role("listitem").all()] == [
+        *("user", "assistant", "tool")
+    ]
+    assert [each.inner_text()[:4] for each in played.locator(".foreign").all()] == ["user", "tool"]
+    expect(last.get_by_label("Episode")).to_contain_text("not over in 600 s")
+    expect(last).to_contain_text("ungradable")
+    expect(last.locator(".tokens")).to_have_count(0)
 
 
 def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page, run: str) -> None:

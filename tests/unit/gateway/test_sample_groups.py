@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from protocol.messages import Grade, Graded, Mark, Ungradable
+from protocol.messages import Episode, Grade, Graded, Mark, Turn, Ungradable
 from rich.console import Console, Group
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -178,6 +178,37 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments(shown: Shown) 
         "outcome: no gold answer",
     ]
     assert "say \x1b[31m2+2=5\x1b[0m then" in printed(answer, color=True)
+
+
+def test_an_episode_is_shown_with_all_its_tokens_its_conversation_and_what_broke_it(
+    tokenizer: Tokenizer, shown: Shown
+) -> None:
+    ids = ids_of(tokenizer, f"a{END}tool{END}b")
+    said = [("user", "one\ntwo"), ("assistant", "a"), ("tool", "tool"), ("assistant", "b")]
+    turns = tuple(Turn(role=role, content=content) for role, content in said)
+    time = {"model": 3.0, "environment": 40.0}
+    played = Episode(reward=0.25, turns=2, seconds=time, conversation=turns)
+    broken = Episode(problem="episode_timeout", words="not over in 600 s", turns=0)
+    group = a_group(
+        a_request(),
+        [len(ids), 0],
+        texts=["a\n\nb", ""],
+        episodes=[played, broken],
+        token_ids=ids,
+        own=[1, 1, 0, 0, 0, 0, 0, 1],
+    )
+    grades = [Grade(outcome=score) for score in (Graded(value=0.25), Ungradable(reason="broke"))]
+    answer = shown(a_sample(0, graded=a_graded_group(group, grades=grades)), tokenizer)
+    assert answer["responses"][0]["tokens"] == ["a", END, *"tool", END, "b"]
+    assert answer["responses"][0]["episode"] == json.loads(played.model_dump_json())
+    assert printed(answer).splitlines()[4:] == [
+        "response 0: outcome 0.25, reward 1.000, advantage +0.500, 3 tokens, stop",
+        "environment: reward 0.250, 2 turns, model 3 s, environment 40 s",
+        *("│ user: one", "│ two", "a", "│ tool: tool", "b", ""),
+        "response 1: outcome -, reward 1.000, advantage +0.500, 0 tokens, stop",
+        "environment: episode_timeout: not over in 600 s, 0 turns",
+        "outcome: broke",
+    ]
 
 
 def test_a_group_that_failed_says_why_and_has_no_responses(shown: Shown) -> None:

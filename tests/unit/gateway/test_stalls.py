@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from protocol.exchange import Backlog
 from protocol.messages import Failure
+from protocol.streams import WORK_STREAMS
 
 from services.gateway.watch.stalls import (
     Edge,
@@ -21,7 +22,7 @@ from services.gateway.watch.stalls import (
     why_not_first,
 )
 from services.gateway.watch.watchdog import Watchdog
-from tests.builders import a_job_record, a_status
+from tests.builders import a_job_record, a_recipe, a_status
 
 CERTAIN_S = 25.0  # 5/3 of the 15 s after which a process is dead
 USUAL_S = 25.0
@@ -47,8 +48,7 @@ RUNNING = a_job_record(state="running", step=5)
 def a_snapshot(
     *processes: Process, step_s: float | None = 2.0, job: Any = RUNNING, **streams: Backlog
 ) -> Snapshot:
-    names = ("requests", "eval_requests", "rollouts", "graded")
-    backlogs = dict.fromkeys(names, Backlog(0, 0)) | streams
+    backlogs = {stream.short_name: Backlog(0, 0) for stream in WORK_STREAMS} | streams
     return Snapshot(job, processes, backlogs, version=5, step_s=step_s)
 
 
@@ -60,6 +60,13 @@ def asked(*processes: Process, claimed: int = 0, stream: str = "requests") -> Sn
 
 def sampled(*processes: Process, claimed: int = 0) -> Snapshot:
     return asked(*processes, claimed=claimed, stream="rollouts")
+
+
+def played(*processes: Process, claimed: int = 1) -> Snapshot:
+    """The learner of a job with an environment waits for a group."""
+    job = a_job_record(state="running", recipe=a_recipe(environment={"url": "http://games"}))
+    episodes = Backlog(1, claimed, 95.0, "train:412")
+    return a_snapshot(LEARNER, IDLE_GRADER, *processes, job=job, episodes=episodes)
 
 
 def a_learner(doing: str, *, step_s: float | None = 2.0, **changes: Any) -> Snapshot:
@@ -80,6 +87,11 @@ IDLE = a_process("rollout", "is_idle", name="rollout-1", replica="rollout-1")
 MOVES = a_process("rollout", "samples_groups", still_s=9.0, holds={"eval:7": 95.0})
 BUSY: Any = {"eval_requests": Backlog(7, 2), "requests": Backlog(1, 0, 95.0, "train:412")}
 KILLED = a_process("rollout", **STARTING, starts=3, silent_s=16.0)
+PLAYS = a_process("environment", "plays_episodes", at_once=16, holds=HELD)
+PLAYER = a_process("environment", "is_idle")
+SHUT = a_process("environment", **FAILS | {"why": "the gateway does not answer"})
+ANSWERS = a_process("rollout", "answers_calls", at_once=8, still_s=9.0, for_s=3.0)
+FEW = a_process("rollout", "answers_calls", at_once=1, still_s=9.0, for_s=3.0)
 AWAY: Any = None  # the exchange, of which nothing is asked
 AGAIN = a_job_record(state="running", attempts_since_checkpoint=4)
 
@@ -136,6 +148,29 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     "a group is graded behind those of an evaluation": (
         sampled(a_process("grader", "grades_groups", holds={"eval:7": 95.0})),
         *(Edge.GRADING, "grades", LONG_S)),
+    "no environment worker": (
+        played(ROLLOUT, claimed=0), Edge.NO_ENVIRONMENT, "WEIR_ENVIRONMENTS=1", CERTAIN_S),
+    "episodes without a rollout": (
+        played(PLAYS), Edge.NO_ROLLOUT, "no rollout is there", CERTAIN_S),
+    "episodes wait for their environment": (
+        played(PLAYS, FEW), Edge.ENVIRONMENT,
+        "it plays 16 episodes, 95 s; rollout-0 answers 1 call, 3 s", LONG_S),
+    "episodes wait for the model": (
+        played(PLAYS, ANSWERS), Edge.SAMPLING,
+        "it plays 16 episodes, 95 s; rollout-0 answers 8 calls", LONG_S),
+    "episodes wait for an engine that hangs": (
+        played(PLAYS, a_process("rollout", "answers_calls", at_once=8)),
+        *(Edge.SAMPLING, "rollout-0 answers 8 calls", USUAL_S)),
+    "episodes wait for the first weights": (
+        played(PLAYS, a_process("rollout", "loads_version", ready=False)),
+        *(Edge.LOADING, "rollout-0 loads version", 600.0)),
+    "an environment worker takes no group": (
+        played(PLAYER, IDLE, claimed=0), Edge.ENVIRONMENT, "environment-0 is idle", LONG_S),
+    "an environment worker that does not reach the model": (
+        played(SHUT, IDLE), Edge.ENVIRONMENT, "the gateway does not answer, 40 s", CERTAIN_S),
+    "the only environment worker is frozen with the group": (
+        played(a_process("environment", "plays_episodes", silent_s=20.0, holds=HELD), IDLE),
+        *(Edge.NO_ENVIRONMENT, "no environment worker lives", CERTAIN_S)),
     "a collective hangs": (
         a_learner("trains_step", number=17, step_s=100.0), Edge.TRAINING, "trains step 17", 300.0),
     "the first step compiles": (

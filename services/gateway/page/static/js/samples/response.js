@@ -1,6 +1,6 @@
 /** One response: its numbers, its text, what the grader said of it, and which weights wrote it. */
 import { html } from "../shell/dom.js";
-import { number, signed, words } from "../shell/format.js";
+import { duration, number, signed, words } from "../shell/format.js";
 import { Facts } from "../shell/parts.js";
 import { verdictOf } from "./samples.js";
 import { isForeign } from "./shading.js";
@@ -28,12 +28,36 @@ export function ResponseCard({ response, shading, end, chosen }) {
       >
     </header>
     <${Facts} className="advantages" facts=${[...parts, ["reward", number(response.reward)]]} />
-    <${Tokens} response=${response} shading=${shading} end=${end} />
+    ${response.episode && html`<${Episode} episode=${response.episode} />`}
+    ${response.tokens.length > 0 && html`<${Tokens} response=${response} shading=${shading} end=${end} />`}
     ${grade && html`<${Score} name="outcome" score=${grade.outcome} />`}
     ${grade?.process && html`<${Score} name="process" score=${grade.process} />`}
     <${Marks} response=${response} />
     <${Versions} spans=${spans} />
   </article>`;
+}
+
+/** What the environment says of an episode, and its conversation. */
+function Episode({ episode }) {
+  const { reward, problem, words: told, turns, seconds, conversation } = episode;
+  const facts = [
+    ["environment", problem ? words(problem) : number(reward)],
+    ["turns", number(turns)],
+    ...Object.entries(seconds).map(([part, spent]) => [`time of ${part}`, duration(spent)]),
+  ];
+  return html`<section class="score" aria-label="Episode">
+    <${Facts} className="advantages" facts=${facts} />
+    ${told && html`<p class="notice">${told}</p>`}
+    <details class="small" open>
+      <summary>The conversation</summary>
+      <ol class="turns">
+        ${conversation.map(
+          ({ role, content }) =>
+            html`<li class=${role === "assistant" ? "" : "foreign"}><b>${role}</b><pre>${content}</pre></li>`,
+        )}
+      </ol>
+    </details>
+  </section>`;
 }
 
 /** Which weights wrote what. */

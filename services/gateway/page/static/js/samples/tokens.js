@@ -14,7 +14,7 @@ export function Tokens({ response, shading, end }) {
   const [all, setAll] = useState(false);
   const box = useRef(null);
   const tokens = useMemo(() => (all ? response.tokens : response.tokens.slice(0, AT_FIRST)), [response, all]);
-  const runs = useMemo(() => pieces(tokens, marksOf(response)), [tokens]);
+  const runs = useMemo(() => pieces(tokens, response.episode ? [] : marksOf(response)), [tokens]);
   const text = useMemo(() => drawn(runs, response, shading, end), [runs, shading, end]);
   useEffect(() => {
     if (active === null) return undefined;
