@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 
 from weir.client import Json, WeirClient, WeirError
 from weir.views import complain, say, visible
@@ -24,18 +25,13 @@ class Conversation:
     begins_with: list[Json]
     messages: list[Json] = field(default_factory=list)
     has_turns: bool = True  # until an answer says that the model knows none
-    waits_for: str = ""
-
-    def reset(self) -> None:
-        self.messages = []
 
     def ask(self, question: str) -> Generator[str]:
         """The answer as it comes. A question that gets none is forgotten, so it can be repeated."""
         asked = [*self.messages, {"role": "user", "content": question}]
-        self.waits_for = ""
         body, answer = {**self.settings, "messages": [*self.begins_with, *asked]}, ""
         try:
-            for chunk in self.weir.chat(body, self._waits):
+            for chunk in self.weir.chat(body, cache(complain)):  # each thing once
                 self._learn(chunk.get("weir") or {})
                 for choice in chunk["choices"]:
                     if text := choice["delta"].get("content"):
@@ -52,11 +48,6 @@ class Conversation:
             self.has_turns, self.messages = False, []
             complain(_ALONE)
 
-    def _waits(self, words: str) -> None:
-        if words and words != self.waits_for:
-            complain(words)
-        self.waits_for = words
-
 
 def answer_once(conversation: Conversation) -> None:
     """Answer the question that standard input holds."""
@@ -70,7 +61,7 @@ def talk(conversation: Conversation) -> None:
     say(f"{conversation.settings['model']} answers; {_HOW}")
     while (question := _asked()) is not None:
         if question == "/reset":
-            conversation.reset()
+            conversation.messages = []
         elif question:
             _answer(conversation, question)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from protocol.messages import FinishReason, Message, VersionSpan
+from protocol.names import TemplateOptions
 from protocol.recipe import Model, Purpose, Sampling
 
 
@@ -60,6 +61,13 @@ class CallSampling(Message):
     top_logprobs: int = Field(default=0, ge=0, le=20)  # of the most likely tokens, at each place
 
 
+class Begun(Message):
+    """The beginning of a chat whose tokens are known, so that they are not made anew."""
+
+    num_messages: int = Field(ge=1)  # the last of them is a reply
+    token_ids: tuple[int, ...]  # of the reply's prompt and of the reply, as they were sampled
+
+
 class Call(Message):
     id: str = Field(min_length=1)
     gateway: str  # whose queue the answer goes to
@@ -69,6 +77,8 @@ class Call(Message):
     messages: tuple[Mapping[str, Any], ...] | None = None  # ... or for the chat template, ...
     token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None  # ... or as it is
     tools: tuple[Mapping[str, Any], ...] = ()  # for the chat template
+    begun: Begun | None = None  # where the messages go on from an earlier call
+    chat_template_options: TemplateOptions = Field(default_factory=dict)  # besides the model's own
     so_far: tuple[int, ...] = ()  # of the response, sampled in earlier tries
     sampling: CallSampling
     streams: bool = False  # else few pieces will do

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 
 from protocol.recipe import Recipe
 
-# token id (4) + log-prob (4) + the token's text in a JSON header (8)
-BYTES_PER_TOKEN = 16
+
+def bytes_per_token(recipe: Recipe) -> int:
+    """Id (4), log-prob (4), text in a JSON header (8); of an episode also whose it is (1)."""
+    return 16 if recipe.environment is None else 17
 
 
 def responses_in_flight(recipe: Recipe) -> int:
@@ -27,7 +29,7 @@ def evaluation_responses(recipe: Recipe, held_out: Mapping[str, int]) -> int:
 def worst_case_bytes(recipe: Recipe, held_out: Mapping[str, int]) -> int:
     """Bytes in Redis of all that may be under way at once, every response as long as allowed."""
     responses = responses_in_flight(recipe) + evaluation_responses(recipe, held_out)
-    return responses * recipe.model.max_context * BYTES_PER_TOKEN
+    return responses * recipe.model.max_context * bytes_per_token(recipe)
 
 
 def worst_case_in_words(recipe: Recipe, held_out: Mapping[str, int]) -> str:
@@ -40,5 +42,5 @@ def worst_case_in_words(recipe: Recipe, held_out: Mapping[str, int]) -> str:
     return (
         f"({groups} x group_size {recipe.rollout.group_size} + "
         f"{evaluation_responses(recipe, held_out)} evaluation responses) x model.max_context "
-        f"{recipe.model.max_context} tokens x {BYTES_PER_TOKEN} bytes"
+        f"{recipe.model.max_context} tokens x {bytes_per_token(recipe)} bytes"
     )

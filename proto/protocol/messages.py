@@ -502,6 +502,7 @@ class Doing(StrEnum):
     WORKS = "works"
     SAMPLES = "samples_groups"
     ANSWERS = "answers_calls"
+    PLAYS = "plays_episodes"
     GRADES = "grades_groups"
     TRAINS = "trains_step"
     PRETRAINS = "pretrains_step"

@@ -52,6 +52,7 @@ class Service:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     readiness: Readiness = field(default_factory=Readiness)
     activity: Activity = field(default_factory=Activity)
+    place: tuple[int, int] = (0, 1)  # of this worker, among how many that show life
 
     def __post_init__(self) -> None:
         self.exchange.shown = self.deployment.without_places

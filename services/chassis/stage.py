@@ -176,10 +176,13 @@ class _Worker(Generic[I, O]):
         return self.roster.replicas | {replica_of(self.service.exchange.me)}
 
     @property
-    def _inputs(self) -> Sequence[Stream[I]]:
+    def _place(self) -> tuple[int, int]:
         replicas = sorted(self._replicas)
-        place = replicas.index(replica_of(self.service.exchange.me))
-        left = self.stage.leaves(place, len(replicas))
+        return replicas.index(replica_of(self.service.exchange.me)), len(replicas)
+
+    @property
+    def _inputs(self) -> Sequence[Stream[I]]:
+        left = self.stage.leaves(*self._place)
         return [stream for stream in self.stage.inputs if stream not in left]
 
     def _may_claim(self) -> bool:
@@ -219,6 +222,7 @@ class _Worker(Generic[I, O]):
             may_claim=self._may_claim() and not self.service.stopping.is_set(),
         )
         self.roster.look(pulse.lives, time.monotonic())
+        self.service.place = self._place
         for delivery in held:
             if delivery.place in pulse.lost and self.held.get(delivery.place) is delivery:
                 self._lose(delivery)

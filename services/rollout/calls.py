@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import (
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from protocol.calls import Call, Piece, Pieces, Refusal, Served
 from protocol.exchange import Disconnected
@@ -16,11 +24,14 @@ from protocol.exchange.connection import Refused
 from protocol.messages import Doing, Task
 from pydantic import ValidationError
 
-from services.chassis.faults import NotStarted, Unworkable
-from services.chassis.prompts import PromptError, Tokenizer, chat
+from services.chassis.faults import NotNow, NotStarted, Unworkable
+from services.chassis.prompts import PromptError, Tokenizer, chat, chat_behind
 from services.chassis.service import failure_of
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineDied, EngineError, EngineUnfit
+
+if TYPE_CHECKING:
+    from services.rollout.engine import Engine
 
 log = logging.getLogger(__name__)
 _LOOK_S = 0.05
@@ -107,7 +118,7 @@ class Answering:
     def _cut(self) -> None:
         """A job that begins has the engine at once, and one that ends takes its weights along."""
         for held in self.held:
-            if not self.follower.may_answer(held.call.served.key) and not _is_over(held):
+            if not self.follower.may_answer(held.call.key) and not _is_over(held):
                 held.refuse(_MOVED)
 
     async def _look(self) -> None:
@@ -119,12 +130,22 @@ class Answering:
         wanted, key, job = self._next[0], self.follower.answers, self.follower.active
         if not wanted:
             return
+        if job is not None and self.follower.serves(job):
+            await self._take_work(job.job_id)
         if key and self._room > 0:
             self._begin(await self.exchange.take_calls(key, self._room))
         if job is None and wanted.startswith("folder:"):
             await self._turn_to(wanted)
-        elif job is None or wanted != f"job:{job.job_id}":
+        elif job is None or wanted.partition(":")[2] != job.job_id:
             await self._leave(wanted)
+
+    async def _take_work(self, job_id: str) -> None:
+        """Calls of the job's own episodes, which may have all places."""
+        engine, place = self.follower.engine, self.service.place
+        for key in self.follower.demand.calls_taken(job_id, *place):
+            room = engine.places - len(self.held) if engine and not engine.sleeps else 0
+            if room > 0:
+                self._begin(await self.exchange.take_calls(key, room, _FOREVER_S))
 
     async def _turn_to(self, key: str) -> None:
         """Load other weights if nothing is answered, and no rollout that has them takes calls."""
@@ -160,8 +181,9 @@ class Answering:
         engine = self.follower.engine
         if engine is None or engine.sleeps:
             return 0
-        most = engine.places if self.follower.active is None else max(1, engine.places // _SHARE)
-        return most - len(self.held)
+        if self.follower.active is None:
+            return engine.places - len(self.held)
+        return max(1, engine.places // _SHARE) - sum(held.call.terms is None for held in self.held)
 
     def _begin(self, calls: Iterable[Call]) -> None:
         for call in calls:
@@ -176,6 +198,8 @@ class Answering:
             await self._sample(held)
         except EngineDied:
             pass  # which ends this process: the call may have killed it, so nobody is told
+        except NotNow:
+            held.refuse(_MOVED)
         except Unworkable as error:
             code = error.code if isinstance(error, CallRefused) else "invalid_request"
             held.refuse(Refusal(status=400, code=code, message=str(error)))
@@ -183,23 +207,35 @@ class Answering:
             log.exception("a call failed", extra={"call": held.call.id})
             held.refuse(Refusal(status=500, code="engine_error", message=str(error)))
 
-    def _said(self) -> AbstractContextManager[None]:
-        """Beside training a few calls are not what the rollout does."""
-        if self.follower.active is not None:
+    def _said(self, call: Call) -> AbstractContextManager[None]:
+        """Beside training a few calls of clients are not what the rollout does."""
+        if self.follower.active is not None and call.terms is None:
             return nullcontext()
         return self.service.activity.during(Doing.ANSWERS, timed="sampling")
 
+    @asynccontextmanager
+    async def _engine_for(
+        self, call: Call
+    ) -> AsyncIterator[tuple[Engine, Callable[[], Awaitable[object]]]]:
+        """The engine that may answer a call, and how to wait until what it samples may leave."""
+        if call.terms is not None:
+            async with self.follower.engine_for(call.terms) as engine:
+                yield engine, self.follower.proven
+        else:
+            answers = partial(self.follower.engine_that_answers, call.served.key)
+            yield await answers(), answers
+
     async def _sample(self, held: _Held) -> None:
-        call, key = held.call, held.call.served.key
-        engine = await self.follower.engine_that_answers(key)
-        ids = await asyncio.to_thread(prompt_of, call, engine.tokenizer)
-        left = tokens_left(call, len(ids), engine.settings.max_context)
-        engine = await self.follower.engine_that_answers(key)
-        with self._said():
-            async with aclosing(engine.answer(call, ids, left)) as pieces:
-                async for piece in pieces:
-                    await self.follower.engine_that_answers(key)
-                    held.add(piece)
+        call = held.call
+        async with self._engine_for(call) as (engine, may_leave):
+            ids = await asyncio.to_thread(prompt_of, call, engine.tokenizer)
+            left = tokens_left(call, len(ids), engine.settings.max_context)
+            await may_leave()
+            with self._said(call):
+                async with aclosing(engine.answer(call, ids, left)) as pieces:
+                    async for piece in pieces:
+                        await may_leave()
+                        held.add(piece)
 
     async def _send(self) -> None:
         """Tell each gateway what came, or else at times that its calls are held."""
@@ -266,12 +302,12 @@ def _is_over(held: _Held) -> bool:
 
 
 def prompt_of(call: Call, tokenizer: Tokenizer) -> list[int]:
-    """The token ids of a call's prompt, as those of a task are made.
+    """The token ids of a call's prompt, as those of a task are made, but for those that are known.
 
     Raises:
         CallRefused: if the messages are none of this model.
     """
-    model = call.served.model
+    model, turns = call.served.model, call.messages or ()
     if call.token_ids is not None:
         return list(call.token_ids)
     if call.text is not None:
@@ -279,8 +315,11 @@ def prompt_of(call: Call, tokenizer: Tokenizer) -> list[int]:
     if model.prompt_template is not None:
         text = model.prompt_template.replace("{prompt}", _problem(call))
         return list(tokenizer(text).input_ids)
+    options = {**model.chat_template_options, **call.chat_template_options}
+    chats = (turns, tokenizer, options, call.tools)
     try:
-        return chat(call.messages or (), tokenizer, model.chat_template_options, call.tools)
+        known = call.begun and chat_behind(call.begun.token_ids, call.begun.num_messages, *chats)
+        return known or chat(*chats)
     except PromptError as error:
         raise CallRefused("invalid_messages", f"messages: {error}") from error
 
@@ -296,12 +335,14 @@ def _problem(call: Call) -> str:
 
 
 def tokens_left(call: Call, num_prompt_tokens: int, max_context: int) -> int:
-    """How many tokens may follow those so far.
+    """How many tokens may follow those so far; of an episode's turn, as many as the context leaves.
 
     Raises:
         CallRefused: if the context leaves fewer than the call asks for, or none.
     """
     asked, left = call.sampling.max_tokens, max_context - num_prompt_tokens
+    if asked is not None and call.terms is not None:
+        asked = max(1, min(asked, left))
     if left < (asked or 1):
         raise CallRefused(
             "context_length_exceeded",

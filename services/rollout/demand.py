@@ -12,9 +12,12 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from protocol.calls import Terms
 from protocol.messages import PolicyVersion, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, REQUESTS, Stream
+
+Asked = RolloutRequest | Terms
 
 
 @dataclass
@@ -23,8 +26,8 @@ class Demand:
 
     newest: PolicyVersion | None = None
     serving: PolicyVersion | None = None  # none while weights are loaded
-    held: list[RolloutRequest] = field(default_factory=list[RolloutRequest])
-    at_work: list[RolloutRequest] = field(default_factory=list[RolloutRequest])
+    held: list[Asked] = field(default_factory=list[Asked])
+    at_work: list[Asked] = field(default_factory=list[Asked])
     last_version: int = 0  # of the job, after which nothing is trained
     is_alone: bool = True
     linger_s: float = 0.5  # after the last answer, since the next request may be on its way
@@ -32,7 +35,7 @@ class Demand:
     _declines: bool = False  # requests that ask for newer weights
 
     @contextmanager
-    def holding(self, request: RolloutRequest) -> Iterator[None]:
+    def holding(self, request: Asked) -> Iterator[None]:
         self.held.append(request)
         try:
             yield
@@ -43,7 +46,7 @@ class Demand:
             self._declines = self._declines and self._stays
 
     @contextmanager
-    def working_on(self, request: RolloutRequest) -> Iterator[None]:
+    def working_on(self, request: Asked) -> Iterator[None]:
         self.at_work.append(request)
         try:
             yield
@@ -73,7 +76,7 @@ class Demand:
             wanted is not None and all(_may_answer(wanted, request) for request in self.at_work)
         )
 
-    def may_begin(self, request: RolloutRequest) -> bool:
+    def may_begin(self, request: Asked) -> bool:
         """Whether a request may be answered now, and does not keep others from their version."""
         serving, wanted = self.serving, self.wanted
         if serving is None or serving.job_id != request.job_id:
@@ -81,7 +84,7 @@ class Demand:
         waits = None if self.may_switch else wanted
         return all(_may_answer(policy, request) for policy in (serving, waits) if policy)
 
-    def is_for_others(self, request: RolloutRequest) -> bool:
+    def is_for_others(self, request: Asked) -> bool:
         """Whether somebody else should sample what asks for newer weights than are measured here.
 
         From then on nothing of that kind is claimed, as long as the evaluation goes on.
@@ -109,11 +112,18 @@ class Demand:
             left.add(EVAL_REQUESTS)
         return left
 
+    def calls_taken(self, job_id: str, place: int, replicas: int) -> Iterator[str]:
+        """The keys of the job's own calls that are taken, those of an evaluation first."""
+        left = self.left_to_others(place, replicas)
+        for stream, kind in ((EVAL_REQUESTS, "eval"), (REQUESTS, "work")):
+            if stream not in left:
+                yield f"{kind}:{job_id}"
+
     @property
     def _stays(self) -> bool:
         """Whether an evaluation in hand measures what is served."""
         return self.serving is not None and self.serving.number in {r.version for r in self.held}
 
 
-def _may_answer(policy: PolicyVersion, request: RolloutRequest) -> bool:
+def _may_answer(policy: PolicyVersion, request: Asked) -> bool:
     return policy.number >= request.min_version and request.version in (None, policy.number)

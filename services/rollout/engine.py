@@ -81,7 +81,7 @@ class Engine:
         self.num_groups = 0  # being sampled
         self.num_responses = 0  # of them, not yet complete
         self.mean_tokens = settings.max_context / 2  # of responses lately, prompts included
-        self._num_begun = 0  # responses, and loads that have ended
+        self._num_begun = 0  # responses, outputs of a job's calls, and loads that have ended
         self._num_seen = 1  # responses, of which the first guess counts as one
         self.label = ""
         self.dirty = False
@@ -249,15 +249,19 @@ class Engine:
         with _errors_named():
             ids, parameters = [*prompt_ids, *call.so_far], parameters_of(call, max_tokens)
             # What a job asks for goes first, and takes KV blocks of calls where there are none.
-            async with self._outputs(ids, parameters, name, priority=1) as outputs:
+            of_client = call.terms is None
+            async with self._outputs(ids, parameters, name, int(of_client)) as outputs:
                 async for output in outputs:
                     (only,) = output.outputs
+                    self._num_begun += not of_client
                     piece = answer.piece(only)
                     count = answer.num_tokens
                     versions = only.weight_versions or self._versions_so_far(name, count)
                     spans = self._spans(versions, began_under, count)
                     yield piece.model_copy(update={"spans": tuple(spans)})
                     if piece.is_last:
+                        if not of_client:
+                            self._note_length(len(ids) + count)
                         return
 
     def _versions_so_far(self, name: str, num_tokens: int) -> list[WeightVersionSpan]:

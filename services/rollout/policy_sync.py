@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import Counter, Gauge, Histogram
 from protocol import weights
 from protocol.calls import Served
-from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion, RolloutRequest
+from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion
 from protocol.weights import WeightsError, WeightsGone
 
 from services.chassis.faults import NotNow, NotStarted
@@ -23,7 +23,7 @@ from services.chassis.metrics import DEVICES, born_at_zero
 from services.chassis.parity import compared, digest_of
 from services.chassis.service import Service
 from services.chassis.turns import Turns
-from services.rollout.demand import Demand
+from services.rollout.demand import Asked, Demand
 from services.rollout.fetching import Fetcher, ModelShape, shape_of, verified_shape
 from services.rollout.samples import (
     EngineDied,
@@ -133,7 +133,7 @@ class PolicyFollower:
         return self.engine is not None and self.engine.has_died
 
     @asynccontextmanager
-    async def engine_for(self, request: RolloutRequest) -> AsyncIterator[Engine]:
+    async def engine_for(self, request: Asked) -> AsyncIterator[Engine]:
         """The engine, once it samples from a policy that may answer the request.
 
         It waits while weights are loaded, and as long as a learner needs to replay its log: who
@@ -181,7 +181,7 @@ class PolicyFollower:
         """Whether the engine answers calls of this key now, or soon without a look elsewhere."""
         if self.active is None:
             return key in {self.answers, self.coming.key if self.coming is not None else ""}
-        return key == f"job:{self.active.job_id}" and self._refused is None
+        return key.partition(":")[2] == self.active.job_id and self._refused is None
 
     async def serve(self, served: Served) -> None:
         """Have the weights of a folder at hand, unless a job is active.

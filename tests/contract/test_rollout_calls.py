@@ -7,16 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from protocol import weights
-from protocol.calls import Call, Piece, Served, Token
+from protocol.calls import Call, Piece, Served, Terms, Token
 from protocol.exchange import connect
-from protocol.messages import ActiveJob, Doing, FinishReason, PolicyVersion, Requested
+from protocol.messages import ActiveJob, Doing, FinishReason, PolicyVersion, Probes, Requested
 from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
+from services.chassis.parity import digest_of
 from services.chassis.service import Service
 from services.rollout.calls import Answering
 from services.rollout.engine import Engine
@@ -26,6 +27,9 @@ from tests.builders import a_job_record, a_recipe
 from tests.contract.door import Door, a_call
 from tests.contract.valkey_server import Server
 from tests.unit.rollout.test_policy_sync import write_folder
+
+if TYPE_CHECKING:
+    from services.chassis.prompts import Tokenizer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 PLACES = 16
@@ -53,6 +57,9 @@ class Sampler:
         self.loaded.append(folder.name)
         return {}
 
+    async def score(self, prompt: object, seconds: dict[str, float]) -> list[float]:
+        return [-1.0]
+
     async def answer(self, call: Call, ids: list[int], max_tokens: int) -> AsyncIterator[Piece]:
         self.under_way.append(call.id)
         own: dict[str, Any] = {"call_id": call.id, "tries": call.tries}
@@ -63,6 +70,11 @@ class Sampler:
             yield Piece(**own, finish_reason=FinishReason.STOP)
         finally:
             self.under_way.remove(call.id)
+
+
+def terms_of(**changes: Any) -> Terms:
+    values = {"job_id": "job", "purpose": "train", "sampling": {"max_tokens": 8}, "seed": 1}
+    return Terms.model_validate(values | changes)
 
 
 @dataclass
@@ -92,11 +104,14 @@ class Line:
         await exchange.submit(a_job_record())
         await exchange.begin_attempt("job")
         await exchange.activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
-        folder = weights.version_folder("job", 1, 0)
+        await self.announce(0)
+
+    async def announce(self, number: int, probes: Probes | None = None) -> None:
+        folder = weights.version_folder("job", 1, number)
         root = self.service.deployment.weights_dir
         digest = weights.write(root, folder, lambda target: write_folder(target))
-        version = {"job_id": "job", "attempt": 1, "number": 0, "folder": folder}
-        await exchange.announce(PolicyVersion.model_validate(version | {"digest": digest}))
+        version = {"job_id": "job", "attempt": 1, "number": number, "folder": folder}
+        await self.door.exchange.announce(PolicyVersion(**version, digest=digest, probes=probes))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
@@ -224,6 +239,46 @@ async def test_beside_a_job_few_are_answered_at_once_and_one_that_nobody_wants_m
     del door.waiting["call-0"]
     await door.exchange.withdraw_call("call-0")
     await line.until(lambda: engine.under_way == ["call-1", "call-2"])
+
+
+async def test_an_episodes_calls_may_have_all_places_and_wait_for_the_version_of_their_terms(
+    line: Line,
+) -> None:
+    door, engine = line.door, line.engine
+    await line.begin_job()
+    await door.ask(line.call("client"))
+    calls = [line.call(f"turn-{number}", terms=terms_of()) for number in range(PLACES)]
+    await door.ask(*calls)
+    await line.until(lambda: len(engine.under_way) >= PLACES)
+    assert line.service.activity.now.doing is Doing.ANSWERS
+    engine.ends.set()
+    for call in calls:
+        (*_, last) = await door.until_over(call)
+        assert last.finish_reason is FinishReason.STOP
+    newer = line.call("newer", terms=terms_of(min_version=1))
+    await door.ask(newer)
+    await line.until(lambda: any("newer" in told.held for told in door.told))
+    assert not door.pieces["newer"]
+    await line.announce(1)
+    assert (await door.until_over(newer))[0].text == "1.1"
+
+
+async def test_what_weights_sample_that_are_refused_is_no_answer(line: Line) -> None:
+    door, engine = line.door, line.engine
+    await line.begin_job()
+    call = line.call("turn", terms=terms_of())
+    await door.ask(call)
+    await line.until(lambda: engine.under_way == ["turn"])
+    rendered = digest_of((), None, cast("Tokenizer", None), {})
+    given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
+    engine.may_load.clear()
+    await line.announce(1, probes=Probes(**given, logprobs=(-2.0,)))
+    await line.until(lambda: line.follower.serving is None)
+    engine.ends.set()
+    engine.may_load.set()
+    (*_, last) = await door.until_over(call)
+    assert last.refusal is not None
+    assert last.refusal.again
 
 
 async def test_a_rollout_that_stops_gives_back_what_it_holds(line: Line) -> None:

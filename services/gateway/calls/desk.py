@@ -27,6 +27,7 @@ _HELD_S = 600.0  # for rollouts that hold it, or refuse it for now, to send a pi
 _MOST = 1000
 _ALL = 2**31
 _MOST_LOSSES = 3
+_LATER = {"Retry-After": "2"}
 _LOST = Refusal(status=503, code="rollout_lost", message="the rollout fell silent", again=True)
 
 
@@ -188,7 +189,8 @@ class Desk:
         await self._ask(answer)
         while (refusal := await answer.refusal()) is not None:
             if not refusal.again:
-                raise Problem(refusal.status, refusal.message, code=refusal.code)
+                later = _LATER if refusal.status == 503 else None
+                raise Problem(refusal.status, refusal.message, code=refusal.code, headers=later)
             answer.losses += refusal is _LOST
             if answer.losses == _MOST_LOSSES:
                 raise _unavailable(f"rollouts lost it {answer.losses} times", "rollout_lost")
@@ -200,7 +202,7 @@ class Desk:
     async def _ask(self, answer: Answer) -> None:
         async with self._turn:
             answer.alive_at = time.monotonic()
-            most = _ALL if answer.call.tries else self.most
+            most = _ALL if answer.call.tries or answer.call.terms else self.most
             try:
                 has_room = await in_time(self.exchange.ask_call(answer.call, most))
             except MemoryFull as error:
@@ -258,7 +260,7 @@ class Desk:
             if call_id in untaken:
                 answer.alive_at, answer.doing = now, doing
                 patience_s, code = _UNTAKEN_S, "not_taken"
-            if now - answer.came_at > patience_s:
+            if now - answer.came_at > patience_s and answer.call.terms is None:
                 message = f"nothing came for {patience_s:g} s; {doing or 'no rollout shows life'}"
                 answer.end_try(Refusal(status=503, code=code, message=message))
             elif now - answer.alive_at > self.dead_after_s:
@@ -267,4 +269,4 @@ class Desk:
 
 def _unavailable(why: str, code: str) -> Problem:
     message = f"{why}; the request may be repeated"
-    return Problem(503, message, code=code, headers={"Retry-After": "2"})
+    return Problem(503, message, code=code, headers=_LATER)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from protocol.calls import Call, CallSampling, Served
+from protocol.calls import Call, CallSampling, Served, Terms
 from protocol.messages import as_text
+from protocol.names import TemplateOptions
 from pydantic import BeforeValidator, Field, model_validator
 
 from services.gateway.errors import Problem, from_lines, wrong
@@ -30,7 +32,7 @@ _INSTEAD: Mapping[str, str] = {
 _IDLE: Mapping[str, object] = {
     **{"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]},
     **{"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "best_of": 1},
-    **{"logit_bias": {}, "chat_template_kwargs": {}, "bad_words": [], "suffix": "", "priority": 0},
+    **{"logit_bias": {}, "bad_words": [], "suffix": "", "priority": 0},
     **{"echo": False, "include_stop_str_in_output": False},
 }
 # What clients send along that changes no response here.
@@ -40,6 +42,7 @@ _NOTES = {
     *("skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
 }
 _SAME = {"temperature", "top_p", "min_p", "stop", "stop_token_ids", "min_tokens", "ignore_eos"}
+_MOST = {"max_tokens", "max_completion_tokens"}
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 StopTexts = Annotated[
@@ -94,6 +97,19 @@ class Sampled(Fields):
     @property
     def most_tokens(self) -> int | None:
         return self.max_tokens
+
+    def under(self, terms: Terms, number: int) -> CallSampling:
+        """How an episode's turn is sampled, of which a client may ask for fewer tokens alone."""
+        most = [terms.sampling.max_tokens]
+        if self.most_tokens is not None and self.model_fields_set & _MOST:
+            most.append(self.most_tokens)
+        seed = hashlib.blake2b(f"{terms.seed}:{number}".encode(), digest_size=7).digest()
+        return CallSampling(
+            **terms.sampling.model_dump(include=_SAME),
+            max_tokens=min(most),
+            seed=int.from_bytes(seed),
+            top_logprobs=self.num_likely or 0,
+        )
 
     def of_response(self, index: int) -> CallSampling:
         return CallSampling(
@@ -188,6 +204,7 @@ class ChatRequest(Sampled, Request):
 
     messages: list[Turn] = Field(min_length=1)
     tools: list[dict[str, Any]] = Field(default_factory=list)
+    chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     top_logprobs: int = Field(default=0, ge=0, le=20)
@@ -208,7 +225,8 @@ class ChatRequest(Sampled, Request):
                 raise wrong(f"messages.{place}.content", "required, but missing")
         told = (turn.model_dump(exclude_unset=True) for turn in self.messages)
         turns = ({"content": "", **turn} for turn in told)
-        return [{"messages": tuple(turns), "tools": tuple(self.tools)}]
+        prompt = {"messages": tuple(turns), "tools": tuple(self.tools)}
+        return [{**prompt, "chat_template_options": self.chat_template_kwargs}]
 
 
 class CompletionRequest(Sampled, Request):

@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from protocol.calls import Terms
 from starlette.requests import ClientDisconnect
 
 from services.gateway.calls import requests, sessions
 from services.gateway.calls.desk import Answer, Desk
-from services.gateway.calls.served import weights_of
+from services.gateway.calls.served import newest_of, weights_of
 from services.gateway.calls.sessions import Sessions
 from services.gateway.calls.shapes import Completion, Generated, Json, Shape
 from services.gateway.errors import Problem, openai_error
@@ -67,6 +68,13 @@ async def generate(body: requests.GenerateRequest, request: Request, jobs: Jobs)
     return await _answer(Generated, body, request, jobs)
 
 
+@_sessions.put("")
+async def open_session(session: SessionName, terms: Terms, request: Request) -> Json:
+    """Open a session for an episode of the job that trains, whose terms hold for all its calls."""
+    await asyncio.to_thread(request.app.state.sessions.open, session, terms)
+    return {"id": session, "object": "rollout"}
+
+
 @_sessions.get("")
 async def get_session(session: SessionName, request: Request) -> JSONResponse:
     """The calls of a session, and their tokens, linked where one goes on from another."""
@@ -75,21 +83,28 @@ async def get_session(session: SessionName, request: Request) -> JSONResponse:
 
 
 @_sessions.delete("")
-async def delete_session(session: SessionName, request: Request) -> Json:
-    """Delete what was recorded."""
-    await asyncio.to_thread(request.app.state.sessions.delete, session)
-    return {"id": session, "object": "rollout", "deleted": True}
+async def delete_session(session: SessionName, request: Request) -> JSONResponse:
+    """Delete what was recorded, and tell it a last time."""
+    kept = request.app.state.sessions
+    return await asyncio.to_thread(lambda: JSONResponse(kept.delete(session)))
 
 
 async def _answer(
     kind: type[Shape], body: requests.Request, request: Request, jobs: JobService
 ) -> Response:
-    resolve, recorder = partial(weights_of, body.model, jobs), await _recorder(request)
+    name, kept = request.path_params.get("session"), request.app.state.sessions
+    session = await asyncio.to_thread(kept.enter, name) if name else None
+    terms = session.terms if session else None
+    resolve = partial(weights_of, body.model, jobs)
+    if terms is not None:
+        resolve = partial(newest_of, terms.job_id, jobs)
     answer_id = f"{kind.PREFIX}-{secrets.token_hex(12)}"
     calls = body.calls(answer_id, jobs.exchange.me, await resolve())
+    if session is not None:
+        calls = [session.asked(call, body.sampled) for call in calls]
     news = asyncio.Event()
     answers = [Answer(call, resolve, news) for call in calls]
-    looks = request.app.state.desk.answering(answers, recorder)
+    looks = request.app.state.desk.answering(answers, partial(kept.record, name) if name else None)
     shape = kind(answer_id, body, answers)
     if not body.stream:
         await _until(looks, request)
@@ -97,13 +112,6 @@ async def _answer(
     deadline = time.monotonic() + _HEAD_WITHIN_S
     await _until(looks, request, lambda: bool(answers[0].prompt_ids) or time.monotonic() > deadline)
     return StreamingResponse(_events(looks, shape), 200, _HEADERS, media_type="text/event-stream")
-
-
-async def _recorder(request: Request) -> Callable[[Answer], None] | None:
-    if (session := request.path_params.get("session")) is None:
-        return None
-    await asyncio.to_thread(request.app.state.sessions.refuse_more, session)
-    return partial(request.app.state.sessions.record, session)
 
 
 async def _until(

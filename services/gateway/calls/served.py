@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from pathlib import Path
 from typing import get_args
 
 from protocol.calls import Served
-from protocol.messages import ActiveJob, JobRecord, JobState
+from protocol.messages import JobRecord
 from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
-from services.gateway.errors import Problem, conflict, in_time, wrong
+from services.gateway.errors import Problem, in_time, wrong
 from services.gateway.jobs.service import JobService
-from services.gateway.models.checkpoints import Checkpoint, checkpoint_of, kept_checkpoints
+from services.gateway.models.checkpoints import Checkpoint, checkpoint_of
 from services.gateway.models.folders import JOB_ID, facts_of, find_folder, model_id, resolve_model
-from services.gateway.openai.job_object import status_of
 
 _MOST_CONTEXT = 8192  # of a model that no recipe describes
 _DTYPES = get_args(Model.model_fields["dtype"].annotation)
@@ -28,7 +26,7 @@ async def weights_of(name: str, jobs: JobService) -> Served:
     """The newest weights of the job that trains, or those of a folder.
 
     Raises:
-        Problem: 404 if there is no such model, 409 if its job has none, 503 while another trains.
+        Problem: 404 if there is no such model, 503 while a job trains other weights.
     """
     deployment = jobs.service.deployment
     name = _AT_STEP.sub(lambda named: f"ftckpt-{named[1]}-{int(named[2])}", name)
@@ -38,12 +36,19 @@ async def weights_of(name: str, jobs: JobService) -> Served:
         return Served(name=name, job_id=name, model=active.recipe.model)
     checkpoint = checkpoint_of(name, deployment.jobs_dir)
     record = await _made_by(checkpoint.job_id if checkpoint else name, jobs)
-    if checkpoint is None and record is not None and record.state is not JobState.SUCCEEDED:
-        raise _without_model(record, deployment)
     served = await asyncio.to_thread(_in_folder, name, record, checkpoint, deployment)
     if active is not None:
-        raise await _busy(active, jobs)
+        raise _busy(active.job_id)
     return served
+
+
+async def newest_of(job_id: str, jobs: JobService) -> Served:
+    """The newest weights of a job, for its own episodes; 503 unless it trains."""
+    active = await in_time(jobs.exchange.active())
+    if active is None or active.job_id != job_id:
+        message, headers = f"job {job_id} does not train now", {"Retry-After": "2"}
+        raise Problem(503, message, code="job_not_active", headers=headers)
+    return Served(name=job_id, job_id=job_id, model=active.recipe.model)
 
 
 async def _made_by(job_id: str, jobs: JobService) -> JobRecord | None:
@@ -88,30 +93,15 @@ def _loadable(name: str, deployment: Deployment) -> Path:
 def _as_it_says(folder: Path) -> Model:
     """How to start an engine on a model that no job has made."""
     facts = facts_of(str(folder))
-    config = json.loads((folder / "config.json").read_bytes())
-    told = config.get("dtype") or config.get("torch_dtype")
     return Model(
         path=str(folder),
-        dtype=told if told in _DTYPES else "bfloat16",
+        dtype=facts.dtype if facts.dtype in _DTYPES else "bfloat16",
         max_context=min(facts.context or _MOST_CONTEXT, _MOST_CONTEXT),
         prompt_template="{prompt}" if facts.has_chat_template is False else None,
     )
 
 
-def _without_model(record: JobRecord, deployment: Deployment) -> Problem:
-    kept = [f"{record.id}@{each.step}" for each in kept_checkpoints(deployment.job_dir(record.id))]
-    remedy = "it kept no checkpoint" if record.state.is_final else "it answers once it runs"
-    if kept:
-        remedy = f"its checkpoints answer as {' and '.join(kept)}"
-    message = f"job {record.id} is {status_of(record)} and has no model; {remedy}"
-    return conflict(message, param="model")
-
-
-async def _busy(active: ActiveJob, jobs: JobService) -> Problem:
-    record = await jobs.get(active.job_id)
-    message = (
-        f"job {record.id} trains (step {record.step} of {record.recipe.training.steps}): its "
-        f"newest weights answer as model {record.id}, others once it has ended"
-    )
-    told = {"param": "model", "code": "engine_busy"}
-    return Problem(503, message, **told, headers={"Retry-After": "10"})
+def _busy(job_id: str) -> Problem:
+    why = f"job {job_id} trains: its newest weights answer as {job_id}, others once it has ended"
+    headers = {"Retry-After": "10"}
+    return Problem(503, why, param="model", code="engine_busy", headers=headers)

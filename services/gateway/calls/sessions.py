@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import time
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from protocol.calls import Begun, Call, Terms
 from protocol.messages import Message, VersionSpan
+from pydantic import Field
 
 from services.gateway.calls.desk import Answer
-from services.gateway.errors import conflict, not_found
+from services.gateway.calls.requests import Sampled
+from services.gateway.errors import Problem, conflict, not_found
 
 Json = dict[str, Any]
+Turns = Iterable[Mapping[str, Any]]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _KEPT_S = 7 * 24 * 3600.0
+_TERMS = b'{"terms": '
+_MOST_KNOWN = 4096
 _MOST_BYTES = 2**26  # of a session, in which calls are asked
 log = logging.getLogger(__name__)
 
@@ -34,11 +42,14 @@ class Recorded(Message):
     seconds: float
     model: str
     finish_reason: str | None
-    error: dict[str, str] | None
+    error: Json | None
     prompt_ids: list[int]
     token_ids: list[int]
     logprobs: list[float]
     spans: list[VersionSpan]
+    messages: list[Json] | None = None  # of a chat, and ...
+    tools: list[Json] = Field(default_factory=list)  # ... its tools
+    text: str = ""
 
     @classmethod
     def of(cls, answer: Answer) -> Recorded:
@@ -49,12 +60,19 @@ class Recorded(Message):
             seconds=round(time.time() - answer.asked_at, 3),
             model=answer.call.served.name,
             finish_reason=answer.finish_reason,
-            error={"code": problem.code, "message": problem.detail} if problem else None,
+            error=problem and _told(problem),
             prompt_ids=[*answer.prompt_ids],
             token_ids=[token.id for token in answer.tokens],
             logprobs=[token.logprob for token in answer.tokens],
             spans=[*answer.spans],
+            messages=None if answer.call.messages is None else [*map(dict, answer.call.messages)],
+            tools=[*map(dict, answer.call.tools)],
+            text=answer.text,
         )
+
+
+def _told(problem: Problem) -> Json:
+    return {"code": problem.code, "message": problem.detail, "status": problem.status_code}
 
 
 @dataclass
@@ -94,28 +112,115 @@ def branches_of(calls: Iterable[Recorded]) -> list[Branch]:
     return branches
 
 
-def _chained(before: int, token: int) -> int:
+def _write(file: IO[bytes], line: str) -> None:
+    text = f"\n{line}\n".encode() if file.tell() else f"{line}\n".encode()
+    if file.write(text) != len(text):  # several at once would mix with those of others
+        raise OSError(errno.ENOSPC, "the line does not fit")
+
+
+def _chained(before: int, token: Hashable) -> int:
     return hash((before, token))
 
 
-@dataclass(frozen=True)
+@dataclass
+class Session:
+    """What is to be known of a session for its next call."""
+
+    terms: Terms | None = None
+    num_calls: int = 0
+    turns: dict[int, array[int]] = field(default_factory=dict)  # tokens, by what was said in them
+
+    def asked(self, call: Call, sampled: Sampled) -> Call:
+        """A call as the session has it."""
+        self.num_calls += 1
+        changes: Json = {"begun": self._begun(call)}
+        if self.terms is not None:
+            changes |= {"sampling": sampled.under(self.terms, self.num_calls), "terms": self.terms}
+        return call.model_copy(update=changes)
+
+    def _begun(self, call: Call) -> Begun | None:
+        """The longest beginning of a chat that an earlier call and its reply have made."""
+        hashes = [*_said(call.served.name, call.tools, call.messages or ())]
+        for num in range(len(hashes) - 1, 0, -1):
+            if (known := self.turns.get(hashes[num])) is not None:
+                return Begun(num_messages=num, token_ids=tuple(known))
+        return None
+
+    def learn(self, call: Recorded) -> None:
+        """Keep what a chat may go on from."""
+        if call.messages is not None and call.error is None:
+            reply = {"role": "assistant", "content": call.text}
+            *_, last = _said(call.model, call.tools, [*call.messages, reply])
+            self.turns[last] = array("i", call.prompt_ids + call.token_ids)
+
+
+def _said(model: str, tools: Turns, turns: Turns) -> Iterator[int]:
+    """The hash of a chat with a model before each turn, and behind the last."""
+    return accumulate(map(_turn, turns), _chained, initial=hash((model, json.dumps([*tools]))))
+
+
+def _turn(turn: Mapping[str, Any]) -> str:
+    """What is the same for a reply and for what a client makes of it."""
+    if turn["role"] == "assistant" and not turn.get("tool_calls"):
+        return turn["content"].strip()
+    return json.dumps(turn, sort_keys=True)
+
+
+@dataclass
 class Sessions:
     folder: Path
+    _known: dict[str, Session] = field(default_factory=dict)  # those that were entered last
+
+    def open(self, name: str, terms: Terms) -> None:
+        """Begin a session under terms; 409 if it has begun otherwise."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        line = json.dumps({"terms": terms.model_dump(mode="json")})
+        try:
+            with self._path(name).open("xb", buffering=0) as file:
+                _write(file, line)
+            self._known[name] = Session(terms)
+        except FileExistsError:
+            if self.enter(name).terms != terms:
+                why = f"session {name} has begun, and not under these terms; take another name"
+                raise conflict(why, param="session") from None
+
+    def enter(self, name: str) -> Session:
+        """What is known of a session, which a call begins if need be; 409 if it is full."""
+        with suppress(FileNotFoundError):
+            if self._path(name).stat().st_size > _MOST_BYTES:
+                why = f"session {name} has over {_MOST_BYTES >> 20} MiB; begin another"
+                raise conflict(why, param="session")
+        if (known := self._known.get(name)) is not None:
+            return known
+        for oldest in [*self._known][: len(self._known) - _MOST_KNOWN]:
+            self._known.pop(oldest, None)
+        return self._known.setdefault(name, self._found(name))
+
+    def _found(self, name: str) -> Session:
+        """From its file, as after a restart."""
+        found = Session()
+        with suppress(FileNotFoundError), self._path(name).open("rb") as file:
+            if (first := file.readline()).startswith(_TERMS):
+                found.terms = Terms.model_validate(json.loads(first)["terms"])
+            for call in self._read(name):
+                found.num_calls += 1
+                found.learn(call)
+        return found
 
     def record(self, session: str, answer: Answer) -> None:
-        """Add a call, answered or failed. A line that a crash has cut stays a line by itself."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        line = f"\n{Recorded.of(answer).model_dump_json()}\n".encode()
-        with self._path(session).open("ab", buffering=0) as file:
-            if file.write(line) != len(line):  # several at once would mix with those of others
-                raise OSError(errno.ENOSPC, "the line does not fit")
+        """Add a call, answered or failed. A line that a crash has cut stays a line by itself.
 
-    def refuse_more(self, session: str) -> None:
-        """409 if a session is full."""
-        with suppress(FileNotFoundError):
-            if self._path(session).stat().st_size > _MOST_BYTES:
-                why = f"session {session} has over {_MOST_BYTES >> 20} MiB; begin another"
-                raise conflict(why, param="session")
+        What comes of an episode after its end is left out.
+        """
+        path = self._path(session)
+        if answer.call.terms is not None and not path.exists():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        recorded = Recorded.of(answer)
+        with path.open("ab", buffering=0) as file:
+            _write(file, recorded.model_dump_json())
+        if (known := self._known.get(session)) is not None:
+            known.learn(recorded)
 
     def trace(self, session: str) -> Json:
         """All calls of a session and the tokens that they made; 404 if there is no such session."""
@@ -132,11 +237,12 @@ class Sessions:
         own = {"id": session, "object": "rollout", "calls": told}
         return own | {"branches": branches, "num_branches": len(branches)}
 
-    def delete(self, session: str) -> None:
-        try:
-            self._path(session).unlink()
-        except FileNotFoundError as error:
-            raise not_found("session", session) from error
+    def delete(self, session: str) -> Json:
+        """Its trace; 404 if there is no such session."""
+        trace = self.trace(session)
+        self._path(session).unlink(missing_ok=True)
+        self._known.pop(session, None)
+        return trace | {"deleted": True}
 
     def expire(self) -> None:
         """Delete the sessions in which nothing has happened for a week."""
@@ -144,6 +250,7 @@ class Sessions:
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _KEPT_S:
                     path.unlink()
+                    self._known.pop(path.stem, None)
 
     def _path(self, session: str) -> Path:
         return self.folder / f"{session}.jsonl"
@@ -155,6 +262,8 @@ class Sessions:
             raise not_found("session", session) from error
         with file:
             for line in filter(bytes.strip, file):
+                if line.startswith(_TERMS):
+                    continue
                 try:
                     yield Recorded.model_validate_json(line)
                 except ValueError:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from protocol.calls import Token
 
@@ -16,26 +15,13 @@ Json = dict[str, Any]
 _HALF_A_CHARACTER = "\ufffd"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What is told at once of an answer: all of it, or what has come since the last chunk."""
 
     answer: Answer
-    start: int = 0  # at the token, ...
-    char: int = 0  # ... and at the character of the text
+    tokens: Sequence[Token]
+    text: str
     is_first: bool = True
-
-    @property
-    def tokens(self) -> Sequence[Token]:
-        return self.answer.tokens[self.start :]
-
-    @property
-    def text(self) -> str:
-        return self.answer.text[self.char :]
-
-    @property
-    def is_last(self) -> bool:
-        return self.answer.is_done
 
 
 class Shape:
@@ -47,24 +33,26 @@ class Shape:
     def __init__(self, answer_id: str, request: Request, answers: Sequence[Answer]) -> None:
         self.id, self.request, self.answers = answer_id, request, answers
         self.created = int(time.time())
-        self._open = {place: Part(answer) for place, answer in enumerate(answers)}
+        # How many tokens and characters are told of those that are open, by their place.
+        self._told: dict[int, tuple[int, int]] = dict.fromkeys(range(len(answers)), (0, 0))
 
     def whole(self) -> Json:
-        choices = [self.choice(place, Part(each)) for place, each in enumerate(self.answers)]
+        parts = (Part(answer, answer.tokens, answer.text) for answer in self.answers)
+        choices = [self.choice(place, part) for place, part in enumerate(parts)]
         return self._object(0, choices) | {"usage": self.usage(), "weir": self.facts()}
 
     def chunks(self) -> Iterator[Json]:
         """One for each response of which something has come since the last time."""
-        for place, part in list(self._open.items()):
-            if part.is_last:
-                del self._open[place]
+        for place, (start, char) in list(self._told.items()):
+            answer = self.answers[place]
+            part = Part(answer, answer.tokens[start:], answer.text[char:], start + char == 0)
+            self._told[place] = len(answer.tokens), len(answer.text)
+            if answer.is_done:
+                del self._told[place]
             elif not part.tokens and not part.text:
                 continue
-            else:
-                answer = part.answer
-                self._open[place] = Part(answer, len(answer.tokens), len(answer.text), False)
             chunk = self._object(1, [self.choice(place, part, "delta")], part.is_first)
-            yield chunk | ({"weir": self.facts()} if part.is_last else {})
+            yield chunk | ({"weir": self.facts()} if answer.is_done else {})
 
     def usage_chunk(self) -> Json:
         return self._object(1, []) | {"usage": self.usage()}
@@ -91,13 +79,23 @@ class Shape:
         return {
             "index": place,
             "logprobs": self.logprobs(part) if has_logprobs else None,
-            "finish_reason": answer.finish_reason if part.is_last else None,
-            "stop_reason": answer.stop_reason if part.is_last else None,
+            "finish_reason": answer.finish_reason if answer.is_done else None,
+            "stop_reason": answer.stop_reason if answer.is_done else None,
             **({"token_ids": _ids(part)} if self.request.return_token_ids else {}),
         }
 
     def logprobs(self, part: Part) -> Json:
-        return {"content": [_likely(token) for token in part.tokens], "refusal": None}
+        content = [
+            self.likely(token.id, token.text, token.logprob)
+            | {"top_logprobs": [self.likely(*each) for each in token.top]}
+            for token in part.tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    @staticmethod
+    def likely(token_id: int, text: str, logprob: float) -> Json:
+        is_whole = _HALF_A_CHARACTER not in text
+        return {"token": text, "logprob": logprob, "bytes": [*text.encode()] if is_whole else None}
 
     def usage(self) -> Json:
         firsts = self.answers[:: self.request.sampled.n]
@@ -146,31 +144,12 @@ class Generated(Shape):
         told = {"token_ids": _ids(part), "weight_versions": _spans(part.answer)}
         return self._ending(place, part) | told
 
-    def logprobs(self, part: Part) -> Json:
-        return {
-            "content": [
-                _by_id(token.id, token.logprob)
-                | {"top_logprobs": [_by_id(known, logprob) for known, _, logprob in token.top]}
-                for token in part.tokens
-            ]
-        }
+    @staticmethod
+    def likely(token_id: int, text: str, logprob: float) -> Json:
+        return {"token": f"token_id:{token_id}", "token_id": token_id, "logprob": logprob}
 
     def _object(self, which: int, choices: list[Json], with_prompt: bool = True) -> Json:
         return super()._object(which, choices, with_prompt) | {"request_id": self.id}
-
-
-def _likely(token: Token) -> Json:
-    likely = [_by_text(text, logprob) for _, text, logprob in token.top]
-    return _by_text(token.text, token.logprob) | {"top_logprobs": likely}
-
-
-def _by_text(text: str, logprob: float) -> Json:
-    is_whole = _HALF_A_CHARACTER not in text
-    return {"token": text, "logprob": logprob, "bytes": [*text.encode()] if is_whole else None}
-
-
-def _by_id(token_id: int, logprob: float) -> Json:
-    return {"token": f"token_id:{token_id}", "token_id": token_id, "logprob": logprob}
 
 
 def _ids(part: Part) -> list[int]:

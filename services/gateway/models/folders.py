@@ -153,6 +153,7 @@ class ModelFacts:
 
     context: int | None = None  # in tokens; more cannot be read
     has_chat_template: bool | None = None
+    dtype: Any = None  # as its config.json says
 
 
 NOTHING_KNOWN = ModelFacts()
@@ -168,8 +169,10 @@ def facts_of(model: str) -> ModelFacts:
     has_template = bool(tokenizer.get("chat_template")) or any(
         (folder / name).exists() for name in _CHAT_TEMPLATES
     )
+    config = _read(folder / "config.json")
     return ModelFacts(
-        context=most_positions(_read(folder / "config.json")),
+        context=most_positions(config),
+        dtype=config.get("dtype") or config.get("torch_dtype"),
         has_chat_template=None if brings_its_own and not has_template else has_template,
     )
 
@@ -177,13 +180,15 @@ def facts_of(model: str) -> ModelFacts:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         data = json.loads(path.read_bytes())
+        if not isinstance(data, dict):
+            raise ValueError("it is no JSON object")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error  # which names no folder
         what = f"{path.name} cannot be read: {why}; mend that file of the model"
         raise wrong("model", what, code="invalid_model") from error
-    return data if isinstance(data, dict) else {}
+    return data
 
 
 def all_models(deployment: Deployment) -> list[dict[str, Any]]:

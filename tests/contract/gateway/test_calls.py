@@ -171,12 +171,15 @@ def test_responses_are_calls_of_their_own_and_end_where_they_are_told_to(
     sdk: openai.OpenAI, rollout: FakeRollout
 ) -> None:
     tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    answer = ask(sdk, n=3, seed=8, stop=["3"], tools=tools, extra_body={"return_token_ids": True})
+    extra = {"return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False}}
+    answer = ask(sdk, n=3, seed=8, stop=["3"], tools=tools, extra_body=extra)
     assert [choice.message.content for choice in answer.choices] == ["0 1 2 "] * 3
     assert {choice.stop_reason for choice in answer.choices} == {"3"}
     assert [choice.token_ids for choice in answer.choices] == [COUNT[:4]] * 3
     assert sorted(call.sampling.seed or 0 for call in rollout.taken) == [8, 9, 10]
-    assert [dict(tool) for tool in rollout.taken[0].tools] == tools
+    call = rollout.taken[0]
+    assert [dict(tool) for tool in call.tools] == tools
+    assert call.chat_template_options == {"enable_thinking": False}
     assert answer.usage.prompt_tokens == len(answer.prompt_token_ids)
     cut = ask(sdk, max_completion_tokens=2).choices[0]
     assert (cut.message.content, cut.finish_reason) == ("0 1 ", "length")
@@ -396,7 +399,7 @@ async def test_a_call_of_which_nothing_comes_ends(
     await desk.keep()
     with pytest.raises(Problem, match="rollout-1 loads") as caught:
         await all_of(looks)
-    assert caught.value.code == code
+    assert (caught.value.code, caught.value.headers) == (code, {"Retry-After": "2"})
 
 
 @pytest.mark.parametrize(
@@ -405,7 +408,6 @@ async def test_a_call_of_which_nothing_comes_ends(
         ("response_format", {"type": "json_object"}),
         ("frequency_penalty", 0.5),
         ("tool_choice", "required"),
-        ("chat_template_kwargs", {"enable_thinking": False}),
         ("temprature", 1),
         ("temperature", -1),
         ("n", 0),
@@ -477,9 +479,9 @@ def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
         reply = http.post(CHAT, json=body_of(model=model))
         return reply.status_code, reply.json()["error"]["code"]
 
-    assert refusal(job) == (409, "conflict")
     a_checkpoint(stack, job, 2)
-    assert f"{job}@2" in http.post(CHAT, json=body_of(model=job)).json()["detail"]
+    assert refusal(job) == (404, "model_not_found")
+    assert f"ftckpt-{job}-2" in http.post(CHAT, json=body_of(model=job)).json()["detail"]
     begin(stack, job)
     with a_rollout(stack) as rollout:
         for other in ("tiny", f"{job}@2"):
@@ -539,3 +541,64 @@ def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: httpx.Client) 
     assert http.delete(url).json()["deleted"]
     assert http.get(url).status_code == 404
     assert http.get("/rollout/.hidden").status_code == 400
+
+
+def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened_with(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job = a_job(http)["id"]
+    begin(stack, job)
+    sampling = {"temperature": 0.5, "max_tokens": 3, "stop": ["2 "]}
+    terms = {"job_id": job, "purpose": "train", "min_version": 2, "sampling": sampling, "seed": 7}
+    url = "/rollout/try-1"
+    assert http.put(url, json=terms).status_code == 200
+    assert http.put(url, json=terms).status_code == 200
+    assert_refused(http.put(url, json={**terms, "seed": 8}), 409, "session")
+    assert_refused(http.put(url, json={**terms, "version": "new"}), 400, "version")
+    asked = body_of(model="mine", temperature=2, max_tokens=9, seed=1, stop=["0 "])
+    with a_rollout(stack) as rollout:
+        for changes in ({}, {"max_tokens": 2}):
+            assert http.post(url + CHAT, json=asked | changes).status_code == 200
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
+            assert other.post(url + CHAT, json=asked).status_code == 200
+        text = {"model": "mine", "prompt": "a"}
+        assert http.post(f"{url}/v1/completions", json=text).status_code == 200
+    for call in rollout.taken:
+        assert (call.key, call.served.name) == (f"work:{job}", job)
+        assert call.terms is not None
+        assert call.terms.model_dump(mode="json", exclude_defaults=True) == terms
+        assert (call.sampling.temperature, call.sampling.stop) == (0.5, ("2 ",))
+    assert [call.sampling.max_tokens for call in rollout.taken] == [3, 2, 3, 3]
+    assert len({call.sampling.seed for call in rollout.taken} - {1}) >= 3
+    told = http.get(url).json()
+    gone = http.delete(url).json()
+    assert gone == told | {"deleted": True}
+    assert gone["calls"][0]["messages"] == HELLO
+    assert [call["text"] for call in gone["calls"]] == ["0 1 ", "0 1 ", "0 1 ", "0 1 "]
+    assert http.post(url + CHAT, json=asked).status_code == 404
+    assert http.get(url).status_code == 404
+    assert http.put(url, json=terms).status_code == 200
+    end(stack, job)
+    refused = http.post(url + CHAT, json=asked)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "job_not_active")
+
+
+def test_where_a_chat_goes_on_from_an_earlier_call_the_rollout_is_told_its_tokens(
+    stack: Stack, http: httpx.Client
+) -> None:
+    url, more = f"/rollout/chats{CHAT}", {"role": "user", "content": "again"}
+    reply = {"role": "assistant", "content": "0 1 2 3 4"}  # without its last blank
+    goes_on = [*HELLO, reply, more]
+    tokens = (*tokens_of("Hello"), *COUNT)
+    with a_rollout(stack) as rollout:
+        for messages in (HELLO, goes_on, [*goes_on, reply, more], [*HELLO, more, reply, more]):
+            assert http.post(url, json=body_of(messages=messages)).status_code == 200
+        other_tools = body_of(messages=goes_on, tools=[{"type": "function"}])
+        assert http.post(url, json=other_tools).status_code == 200
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
+            assert other.post(url, json=body_of(messages=goes_on)).status_code == 200
+    begun = [call.begun for call in rollout.taken]
+    second = (*tokens, *tokens_of("again"), *COUNT)
+    assert [each and (each.num_messages, each.token_ids) for each in begun] == [
+        *(None, (2, tokens), (4, second), None, None, (2, tokens))
+    ]

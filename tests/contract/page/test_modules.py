@@ -54,18 +54,6 @@ def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
     ]
 
 
-def test_the_tokens_of_an_answer_make_up_its_text(call: Any) -> None:
-    half = "\ufffd"
-    assert call("data/answer", "placed", "", []) == []
-    for text, tokens, pieces in (
-        ("a😀b", ["a", half, half, "b", "</s>"], ["a", "", "😀", "b", ""]),
-        ("a b", ["a", "b"], ["a ", "b"]),
-        ("😀", [half, half], ["", "😀"]),
-        ("abc", ["ab"], ["abc"]),
-    ):
-        assert call("data/answer", "placed", text, tokens) == pieces
-
-
 def test_few_far_values_do_not_bleach_a_scale(page: Page) -> None:
     page.goto("/")
     script = """async (token_advantages) => {

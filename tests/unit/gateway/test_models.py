@@ -130,7 +130,6 @@ def test_a_model_that_cannot_be_copied_for_a_new_job_is_a_conflict_that_leaves_n
         ({"max_position_embeddings": 100, "rope_parameters": {"a": {"factor": 2}}}, 200),
         ({"max_position_embeddings": 100, "rope_scaling": {"factor": None}}, 100),
         ({}, None),
-        ([], None),
     ],
 )
 def test_the_context_is_read_from_the_configuration(
@@ -156,8 +155,9 @@ def test_a_chat_template_is_found_wherever_it_lies(tmp_path: Path) -> None:
     assert facts_of("Qwen/Qwen3-4B") == NOTHING_KNOWN
 
 
-def test_a_configuration_that_is_damaged_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{oops")
+@pytest.mark.parametrize("damaged", ["{oops", "[]"])
+def test_a_configuration_that_is_damaged_is_named(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "config.json").write_text(damaged)
     with pytest.raises(Problem, match="config") as caught:
         facts_of(str(tmp_path))
     assert (caught.value.status_code, caught.value.param) == (400, "model")

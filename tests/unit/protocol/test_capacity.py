@@ -15,20 +15,21 @@ DYNAMIC = {"dynamic_sampling": True, "max_oversampling": 2.5}
 
 
 @pytest.mark.parametrize(
-    ("changes", "responses"),
+    ("changes", "each"),
     [
-        ({}, 2 * 2 * 2),  # (max_staleness + 1) x groups x responses
-        ({"training": {"max_staleness": 0}}, 2 * 2),
-        ({"training": {"max_staleness": 3}, **EVALUATED}, 4 * 2 * 2 + 10 * 3),
-        ({"training": DYNAMIC}, 20),
-        ({"training": {**DYNAMIC, "max_oversampling": 99.0}}, 4 * 8),
+        ({}, 2 * 2 * 2 * 16),  # (max_staleness + 1) x groups x responses x bytes
+        ({"training": {"max_staleness": 0}}, 2 * 2 * 16),
+        ({"training": {"max_staleness": 3}, **EVALUATED}, (4 * 2 * 2 + 10 * 3) * 16),
+        ({"training": DYNAMIC}, 20 * 16),
+        ({"training": {**DYNAMIC, "max_oversampling": 99.0}}, 4 * 8 * 16),
+        ({"environment": {"command": ["play"]}}, 2 * 2 * 2 * 17),  # whose each token is
     ],
 )
 def test_every_response_counts_at_full_length_as_the_words_say(
-    changes: dict[str, Any], responses: int
+    changes: dict[str, Any], each: int
 ) -> None:
     recipe = a_recipe(**changes)
-    assert worst_case_bytes(recipe, {"": 50}) == responses * 64 * 16
+    assert worst_case_bytes(recipe, {"": 50}) == each * 64
     words = worst_case_in_words(recipe, {"": 50})
     arithmetic = re.sub(r"[a-z][a-z_.]*", "", words.replace(" x ", " * "))
-    assert eval(arithmetic) == responses * 64 * 16
+    assert eval(arithmetic) == each * 64

@@ -28,6 +28,7 @@ const MEANING = {
   clip_fraction: "share of tokens beyond the clip range",
   staleness: "mean age of the sampling weights, in updates",
   parity_max: "largest gap of log-probs, engine to learner, same weights",
+  probe_gap: "mean gap of log-probs of the probe, engine to learner",
   mismatch_kl: "divergence of engine and learner",
   tokens_per_second: "sampled and trained",
   loss: "of the objective",

@@ -58,6 +58,7 @@ function withDefaults(options, { width, height, sync, onHover }) {
       {
         ...axis,
         label: "step",
+        labelFont: axis.font,
         labelSize: 14,
         labelGap: 0,
         size: 24,

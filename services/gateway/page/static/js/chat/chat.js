@@ -1,5 +1,5 @@
 /** A conversation with a model, or with two next to each other; a job's tasks are asked and graded. */
-import { html, useEffect, useMemo, useRef, useState } from "../shell/dom.js";
+import { html, useEffect, useRef, useState } from "../shell/dom.js";
 import { JOBS, get, post, request } from "../data/api.js";
 import { fetchAnswer } from "../data/answer.js";
 import { usePolled } from "../data/poll.js";
@@ -7,8 +7,6 @@ import { Choice, Failure } from "../shell/parts.js";
 import { setQuery } from "../shell/router.js";
 import { Marks, Score, Versions } from "../samples/response.js";
 import { verdictOf } from "../samples/samples.js";
-import { SHADINGS, scaleEnd } from "../samples/shading.js";
-import { Scale, Tokens } from "../samples/tokens.js";
 
 const FIRST_BYTES = 2 ** 18; // of a task file
 const SHOWN_TASKS = 50;
@@ -30,7 +28,6 @@ export function Chat({ query }) {
     document.title = "Chat · Weir";
     return () => line.current.abort();
   }, []);
-  const end = useMemo(() => scaleEnd(turns.flatMap(({ answers }) => answers), SHADINGS.surprise), [turns]);
   const show = (shown) => {
     line.current.abort();
     line.current = new AbortController();
@@ -63,11 +60,10 @@ export function Chat({ query }) {
               onInput=${(event) => setQuery({ [name]: event.target.value })}
           /></label>`,
       )}
-      ${end !== null && html`<${Scale} shading="surprise" end=${end} />`}
     </div>
     ${error && html`<${Failure} error=${error} />`}
     ${jobId && html`<${Tasks} key=${jobId} id=${jobId} onAsk=${(task) => ask(messagesOf(task), task)} />`}
-    ${turns.map((turn, place) => html`<${Turn} key=${place} turn=${turn} end=${end} />`)}
+    ${turns.map((turn, place) => html`<${Turn} key=${place} turn=${turn} />`)}
     <${Question} busy=${busy || !names.length} onAsk=${(content) => ask([{ role: "user", content }])}>
       ${busy && html`<button type="button" onClick=${() => line.current.abort()}>Stop</button>`}
       ${turns.length > 0 && html`<button type="button" class="quiet" onClick=${() => show([])}>New conversation</button>`}
@@ -143,18 +139,18 @@ async function firstTasks(id, signal) {
   return whole.filter((line) => line.trim()).map((line) => JSON.parse(line));
 }
 
-function Turn({ turn: { messages, task, answers }, end }) {
+function Turn({ turn: { messages, task, answers } }) {
   const place = useRef(null);
   useEffect(() => place.current.scrollIntoView(), [messages]);
   return html`<section class="turn" ref=${place}>
     ${messages.map(({ role, content }) => html`<h2>${role}</h2><pre>${content}</pre>`)}
     ${task && html`<p class="soft small">The answer is ${task.answer ?? task.reference_answer}.</p>`}
-    <div class="cards">${answers.map((one) => html`<${Answer} answer=${one} end=${end} />`)}</div>
+    <div class="cards">${answers.map((one) => html`<${Answer} answer=${one} />`)}</div>
   </section>`;
 }
 
-function Answer({ answer, end }) {
-  const { index, text, tokens, ended, error } = answer;
+function Answer({ answer }) {
+  const { index, text, ended, error } = answer;
   const { outcome, process } = answer.grade ?? {};
   const verdict = outcome && verdictOf({ index: 0, accuracy: outcome.kind === "graded" ? outcome.value : null });
   return html`<article class="panel card" aria-label=${`Answer of ${index}`} aria-busy=${!ended}>
@@ -162,9 +158,9 @@ function Answer({ answer, end }) {
       <h3>${index}</h3>
       ${verdict && html`<span class="verdict ${verdict.kind}"><i aria-hidden="true">${verdict.symbol}</i>${verdict.text}</span>`}
       <span class="grow"></span>
-      ${ended && html`<span class="soft small">${tokens.length} tokens${answer.finish_reason === "length" && ", cut off"}</span>`}
+      ${answer.finish_reason === "length" && html`<span class="soft small">cut off</span>`}
     </header>
-    ${tokens?.length ? html`<${Tokens} response=${answer} shading="surprise" end=${end} />` : text && html`<div class="tokens">${text}</div>`}
+    ${text && html`<div class="tokens">${text}</div>`}
     ${!ended && !text && html`<p class="soft" role="status">${answer.waits ?? "…"}</p>`}
     ${error && html`<${Failure} error=${error} />`}
     ${outcome && html`<${Score} name="outcome" score=${outcome} />`}

@@ -1,0 +1,83 @@
+"""An agent that is a program: it asks the policy over HTTP, and its last line is the reward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from protocol.messages import Task
+
+from services.environment.door import MODEL, Session
+from services.environment.episodes import Broken
+
+_MOST_BYTES = 2**16  # of what a program says, the last are kept
+# A program ends with this process, however that ends.
+_START = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+async def play(
+    command: Sequence[str], max_turns: int, task: Task, session: Session, seed: int
+) -> float | None:
+    """Run the command in a process group of its own; the reward that it says."""
+    told = {
+        "OPENAI_BASE_URL": f"{session.url}/v1",
+        "OPENAI_API_KEY": session.key,
+        "OPENAI_MODEL": MODEL,
+        "WEIR_TASK": task.model_dump_json(exclude_none=True),
+        "WEIR_SEED": str(seed),
+        "WEIR_MAX_TURNS": str(max_turns),
+    }
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *command),
+        env=os.environ | told,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert program.stdout is not None
+    assert program.stderr is not None
+    try:
+        said, complaint = await asyncio.gather(_last(program.stdout), _last(program.stderr))
+        status = await program.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+    if status != 0:
+        raise Broken("episode_failed", f"exit status {status}: {complaint or said}")
+    return reward_in(said)
+
+
+async def _last(stream: asyncio.StreamReader) -> str:
+    """The last line that is not blank."""
+    kept = b""
+    while read := await stream.read(_MOST_BYTES):
+        kept = (kept + read)[-_MOST_BYTES:]
+    lines = kept.decode(errors="replace").rstrip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def reward_in(line: str) -> float | None:
+    """A line's number, or that of its ``{"reward": …}``; `Broken` if it is neither."""
+    try:
+        found = json.loads(line)
+        reward = found["reward"] if isinstance(found, dict) else found
+        number = None if reward is None else float(reward)
+    except (ValueError, TypeError, KeyError):
+        number = math.nan
+    if number is not None and not math.isfinite(number):
+        wanted = 'a number or {"reward": a number}'
+        raise Broken("no_reward", f"the last line must be {wanted}, but is {line[:200]!r}")
+    return number

@@ -1,0 +1,122 @@
+"""The model door over HTTP: a session for each try of an episode, and the trace it leaves."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from protocol.calls import Terms
+from protocol.messages import VersionSpan
+from pydantic import BaseModel, Field
+
+from services.chassis.faults import NotNow
+
+MODEL = "policy"  # what agents may call it: the session's terms say which weights answer
+_OPEN_S = 60.0
+_OURS = 500  # statuses from here on are no fault of who asks
+
+
+class DoorShut(NotNow):
+    """The model does not answer, through no fault of an environment; the text says why."""
+
+
+class ContextFull(Exception):
+    """The context leaves no room for another turn."""
+
+
+class Failed(BaseModel):
+    code: str
+    message: str
+    status: int = 0
+
+
+class RecordedCall(BaseModel):
+    """A call of a session, answered or failed."""
+
+    id: str
+    seconds: float
+    finish_reason: str | None = None
+    error: Failed | None = None
+    messages: list[dict[str, Any]] | None = None  # of a chat
+    text: str = ""  # of the reply
+
+
+class Branch(BaseModel):
+    """Tokens of turns that go on from each other."""
+
+    token_ids: list[int]
+    logprobs: list[float | None]
+    own: list[bool]
+    weight_versions: list[VersionSpan]
+    calls: list[str]
+
+
+class Trace(BaseModel):
+    calls: list[RecordedCall] = Field(default_factory=list)
+    branches: list[Branch] = Field(default_factory=list)
+
+    @property
+    def answered(self) -> list[RecordedCall]:
+        return [call for call in self.calls if call.error is None]
+
+    @property
+    def seconds(self) -> float:
+        return sum(call.seconds for call in self.calls)
+
+    def refuse_if_the_model_failed(self) -> None:
+        """`DoorShut` if a call failed for a reason of the server's own."""
+        for call in self.calls:
+            if call.error is not None and call.error.status >= _OURS:
+                raise DoorShut(f"a call failed: {call.error.code}: {call.error.message}")
+
+
+@dataclass(frozen=True)
+class Session:
+    url: str  # that agents call, without /v1
+    key: str
+    http: httpx.AsyncClient
+
+    async def chat(self, messages: list[dict[str, str]]) -> str:
+        """What the policy answers; `ContextFull` or `httpx.HTTPStatusError` if it does not."""
+        body = {"model": MODEL, "messages": messages}
+        reply = await self.http.post(f"{self.url}/v1/chat/completions", json=body, timeout=None)
+        if reply.status_code == 400 and "context_length_exceeded" in reply.text:
+            raise ContextFull
+        reply.raise_for_status()
+        return reply.json()["choices"][0]["message"]["content"]
+
+
+@dataclass(frozen=True)
+class Door:
+    url: str
+    key: str
+    http: httpx.AsyncClient
+
+    async def open(self, name: str, terms: Terms) -> Session:
+        """A session of this name; `DoorShut` if there is none to be had."""
+        url = f"{self.url}/rollout/{name}-{secrets.token_hex(4)}"
+        await self._ask("PUT", url, terms.model_dump(mode="json"))
+        return Session(url, self.key, self.http)
+
+    async def close(self, session: Session) -> Trace:
+        return Trace.model_validate_json(await self._ask("DELETE", session.url))
+
+    async def _ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> bytes:
+        try:
+            reply = await self.http.request(method, url, json=body, timeout=_OPEN_S)
+        except httpx.HTTPError as error:
+            why = f"the gateway at {self.url} does not answer: {type(error).__name__}: {error}"
+            raise DoorShut(f"{why}; see WEIR_GATEWAY_URL") from error
+        if reply.is_error:
+            hint = "; see WEIR_API_KEYS" if reply.status_code in (401, 403) else ""
+            raise DoorShut(f"the gateway answers {reply.status_code}: {reply.text[:200]}{hint}")
+        return reply.content
+
+
+def client_of(key: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(headers=headers, limits=limits, trust_env=False)

@@ -1,0 +1,152 @@
+"""An episode: its tries, its deadline, and what is told of how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from prometheus_client import Counter, Gauge, Histogram
+from protocol.calls import Terms
+from protocol.messages import Episode, RolloutRequest, Task
+from protocol.recipe import Environment
+
+from services.chassis.faults import Unable, Unworkable
+from services.chassis.metrics import born_at_zero
+from services.environment.door import Door, DoorShut, Session, Trace
+from services.environment.group import Played, calls_of, conversation_of, trained_branch
+
+T = TypeVar("T")
+# A task, the session in which the policy answers, and a seed that the episodes of a group share;
+# the reward, None if the environment gave none.
+Play = Callable[[Task, Session, int], Awaitable[float | None]]
+_PARTING_S = 5.0  # for what was cancelled
+_MOST_WORDS = 500
+PROBLEMS = ("episode_failed", "episode_timeout", "no_reward")
+TRIES = born_at_zero(
+    Counter("weir_episodes_total", "Episodes played, each try by how it ended", ["outcome"]),
+    *("ended", *PROBLEMS),
+)
+UNDER_WAY = Gauge("weir_episodes_under_way", "Episodes that are played now")
+TURNS = Histogram(
+    "weir_episode_turns",
+    "Responses of the policy in an episode",
+    buckets=(1, 2, 3, 5, 8, 13, 21, 34, 55, 89),
+)
+SECONDS = Histogram(
+    "weir_episode_seconds",
+    "Of an episode, by who took them",
+    ["part"],
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000),
+)
+
+
+class Broken(Exception):
+    """An episode broke through no fault of the policy: a code, and words about it."""
+
+    def __init__(self, problem: str, words: str) -> None:
+        super().__init__(words)
+        self.problem, self.words = problem, words
+
+
+class DeadlineError(Exception):
+    """An episode has reached its deadline."""
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The episodes of a group."""
+
+    request: RolloutRequest
+    settings: Environment
+    do: Play
+    door: Door
+
+    async def play(self, index: int) -> Played:
+        """Play one until it ends, within the recipe's tries and time."""
+        deadline = time.monotonic() + self.settings.episode_timeout_s
+        number = 0
+        while True:
+            played = await self._try(index, number, deadline)
+            _count(played.episode)
+            is_over = number == self.settings.retries or time.monotonic() >= deadline
+            if is_over or not played.episode.problem:
+                return played
+            number += 1
+
+    async def _try(self, index: int, number: int, deadline: float) -> Played:
+        request, began = self.request, time.monotonic()
+        name = f"{request.job_id}-{request.purpose}-{request.number}-{index}-{number}"
+        session = await self.door.open(name, self._terms(f"{index}.{number}"))
+        reward, problem, words = None, "no_reward", "the environment gave no reward"
+        try:
+            playing = self.do(request.task, session, request.seed % 2**31)
+            reward = await _within(deadline - time.monotonic(), playing)
+        except Broken as broken:
+            problem, words = broken.problem, broken.words
+        except DeadlineError:
+            problem, words = "episode_timeout", f"not over in {self.settings.episode_timeout_s:g} s"
+        except (DoorShut, Unable, Unworkable):
+            raise
+        except Exception as error:
+            problem, words = "episode_failed", f"{type(error).__name__}: {error}"
+        trace = await self.door.close(session)
+        trace.refuse_if_the_model_failed()
+        if reward is not None and not math.isfinite(reward):
+            reward, words = None, f"the environment gave the reward {reward}"
+        elif reward is not None and trained_branch(trace) is None:
+            reward, problem, words = None, "episode_failed", "the policy was asked nothing"
+        seconds = time.monotonic() - began
+        return Played(_episode(trace, seconds, reward, problem, words), trace)
+
+    def _terms(self, of_try: str) -> Terms:
+        request = self.request
+        text = f"{request.seed}.{of_try}".encode()
+        return Terms(
+            job_id=request.job_id,
+            purpose=request.purpose,
+            min_version=request.min_version,
+            version=request.version,
+            sampling=request.sampling,
+            seed=int.from_bytes(hashlib.blake2b(text, digest_size=7).digest()),
+        )
+
+
+def _episode(
+    trace: Trace, seconds: float, reward: float | None, problem: str, words: str
+) -> Episode:
+    is_broken = reward is None
+    calls = calls_of(trace, None if is_broken else trained_branch(trace))
+    of_model = min(trace.seconds, seconds)
+    return Episode(
+        reward=reward,
+        problem=problem if is_broken else "",
+        words=" ".join(words.split())[:_MOST_WORDS] if is_broken else "",
+        turns=len(trace.answered),
+        seconds={"model": round(of_model, 3), "environment": round(seconds - of_model, 3)},
+        conversation=conversation_of(calls),
+    )
+
+
+def _count(episode: Episode) -> None:
+    TRIES.labels(episode.problem or "ended").inc()
+    TURNS.observe(episode.turns)
+    for part, seconds in episode.seconds.items():
+        SECONDS.labels(part).observe(seconds)
+
+
+async def _within(seconds: float, playing: Awaitable[T]) -> T:
+    """Its result, or `DeadlineError`, also if it hangs when it is cancelled."""
+    task = asyncio.ensure_future(playing)
+    try:
+        await asyncio.wait({task}, timeout=max(0.0, seconds))
+        if task.done():
+            return task.result()
+    finally:
+        task.cancel()
+    await asyncio.wait({task}, timeout=_PARTING_S)
+    raise DeadlineError

@@ -1,0 +1,125 @@
+"""Episodes become a group: one branch of each trace, behind the prompt that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+from protocol.messages import (
+    Episode,
+    FinishReason,
+    Response,
+    RolloutGroup,
+    RolloutRequest,
+    Turn,
+    VersionSpan,
+)
+
+from services.environment.door import Branch, RecordedCall, Trace
+
+
+@dataclass(frozen=True)
+class Played:
+    """An episode that has ended, and what it left; broken, it left no branch."""
+
+    episode: Episode
+    trace: Trace
+
+    @property
+    def branch(self) -> Branch | None:
+        return None if self.episode.problem else trained_branch(self.trace)
+
+
+def trained_branch(trace: Trace) -> Branch | None:
+    """The branch with the most tokens of the policy's own, of several the last."""
+    branches = [branch for branch in reversed(trace.branches) if any(branch.own)]
+    return max(branches, key=lambda branch: sum(branch.own), default=None)
+
+
+def calls_of(trace: Trace, branch: Branch | None) -> list[RecordedCall]:
+    """The calls of a branch, or all that were answered."""
+    ids = set(branch.calls) if branch else {call.id for call in trace.answered}
+    return [call for call in trace.calls if call.id in ids]
+
+
+def conversation_of(calls: Sequence[RecordedCall]) -> tuple[Turn, ...]:
+    """What the last call was told, and its reply; of calls without messages the replies."""
+    if not calls or calls[-1].messages is None:
+        return tuple(Turn(role="assistant", content=call.text) for call in calls)
+    told = [Turn(role=turn["role"], content=_said(turn)) for turn in calls[-1].messages]
+    return (*told, Turn(role="assistant", content=calls[-1].text))
+
+
+def _said(turn: dict[str, Any]) -> str:
+    asked = [str(call.get("function", call)) for call in turn.get("tool_calls") or ()]
+    return "\n".join(filter(None, [str(turn.get("content") or ""), *asked]))
+
+
+def group_of(request: RolloutRequest, played: Sequence[Played], seconds: float) -> RolloutGroup:
+    branches = [each.branch for each in played]
+    prompt = _common_prefix([_before_own(branch) for branch in branches if branch is not None])
+    tails = [_Tail.of(branch, len(prompt)) for branch in branches]
+    return RolloutGroup(
+        request=request,
+        prompt_ids=np.array(prompt, dtype=np.int32),
+        token_ids=_joined(tails, "token_ids", np.int32),
+        behavior_logprobs=_joined(tails, "logprobs", np.float32),
+        own=_joined(tails, "own", np.uint8),
+        lengths=np.array([len(tail.token_ids) for tail in tails], dtype=np.int32),
+        responses=tuple(map(_response, played, tails)),
+        sampling_seconds=seconds,
+    )
+
+
+def _before_own(branch: Branch) -> list[int]:
+    return branch.token_ids[: branch.own.index(True)]
+
+
+def _common_prefix(rows: Sequence[list[int]]) -> list[int]:
+    equal = takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False))
+    return [column[0] for column in equal]
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """What follows the prompt in a branch."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    own: list[bool]
+    spans: tuple[VersionSpan, ...]
+
+    @classmethod
+    def of(cls, branch: Branch | None, start: int) -> _Tail:
+        if branch is None:
+            return cls([], [], [], ())
+        logprobs = [logprob or 0.0 for logprob in branch.logprobs[start:]]
+        return cls(branch.token_ids[start:], logprobs, branch.own[start:], _spans(branch, start))
+
+
+def _spans(branch: Branch, start: int) -> tuple[VersionSpan, ...]:
+    """Without gaps: each span begins where the last one ended, and the last goes to the end."""
+    given = [span for span in branch.weight_versions if span.end > span.start]
+    ends = [*(span.end - start for span in given[:-1]), len(branch.token_ids) - start]
+    return tuple(
+        span.model_copy(update={"start": before, "end": end})
+        for span, before, end in zip(given, [0, *ends], ends, strict=False)
+    )
+
+
+def _joined(tails: Sequence[_Tail], name: str, dtype: type) -> np.ndarray:
+    return np.concatenate([np.array(getattr(tail, name), dtype=dtype) for tail in tails])
+
+
+def _response(played: Played, tail: _Tail) -> Response:
+    calls = calls_of(played.trace, played.branch)
+    is_cut = bool(calls) and calls[-1].finish_reason == FinishReason.LENGTH
+    return Response(
+        text="\n\n".join(call.text for call in calls),
+        finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
+        spans=tail.spans,
+        episode=played.episode,
+    )
