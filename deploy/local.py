@@ -20,7 +20,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploy.launches import Launch, judge_launch, launches, model_roots, port_of, python_path
+from deploy.launches import (
+    Launch,
+    judge_launch,
+    launches,
+    model_roots,
+    of_door,
+    port_of,
+    python_path,
+)
 from deploy.placement import Choice, PlacementError, choose
 from deploy.processes import (
     STOP_TIMEOUT_S,
@@ -126,6 +134,8 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     passwords = {name: secrets.token_hex(16) for name in ("default", *USERS)}
     ports = free_ports()
     redis_port = port_of(environment, "WEIR_REDIS_PORT") or next(ports)
+    front_port = port_of(environment, "WEIR_GATEWAY_PORT") or next(ports)
+    url = f"http://127.0.0.1:{front_port}"
     shared = _shared_variables(home, environment, choice) | {"WEIR_API_KEYS": keys}
 
     def redis_url(user: str) -> str:
@@ -144,14 +154,13 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
         judge.append(process(judge_launch(choice.placement.judge, environment, choice.visible)))
         shared["WEIR_JUDGE_URL"] = f"http://127.0.0.1:{judge[0].port}/v1"
     gateway, *others = launches(choice.placement, shared, environment, choice.visible)
-    front = process(gateway)
-    url = f"http://127.0.0.1:{front.port}"
+    front = process(replace(gateway, port=front_port))
     return Stack(
         home=home,
         facts={"url": url, "api_key": api_key, "redis_url": redis_url("default")},
         memory=home.memory(environment),
         valkey=process(*_valkey(home.path / "valkey", redis_port, passwords, environment)),
-        services=[front, *judge, *map(process, others)],
+        services=[front, *judge, *(process(of_door(each, url, api_key)) for each in others)],
     )
 
 

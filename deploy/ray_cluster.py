@@ -33,6 +33,7 @@ from deploy.launches import (
     judge_launch,
     launches,
     learner_command,
+    of_door,
     python_path,
     resources_of,
 )
@@ -214,9 +215,14 @@ class Cluster:
             look_at([judge])
             if judge.status is not None:
                 shared["WEIR_JUDGE_URL"] = f"http://{judge.status.address}:{judge.status.port}/v1"
-        all_launches = list(launches(self.placement, shared, environment))
-        for role in ("gateway", "grader", "rollout", "learner"):
-            self._place_role(role, [each for each in all_launches if each.role == role])
+        gateway, *others = launches(self.placement, shared, environment)
+        (front,) = self._place_role("gateway", [gateway])
+        if at := front.ask("status", timeout_s=PLACING_TIMEOUT_S):
+            url, key = f"http://{at.address}:{at.port}", self.home.api_keys(environment)[1]
+            others = [of_door(launch, url, key) for launch in others]
+        for role in ("grader", "environment", "rollout", "learner"):
+            if of_role := [launch for launch in others if launch.role == role]:
+                self._place_role(role, of_role)
         self._check_folder(Path(environment["WEIR_DATA_DIR"]))
 
     def _place_role(self, role: str, of_role: Sequence[Launch]) -> list[Actor]:

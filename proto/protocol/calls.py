@@ -61,6 +61,13 @@ class CallSampling(Message):
     top_logprobs: int = Field(default=0, ge=0, le=20)  # of the most likely tokens, at each place
 
 
+class Begun(Message):
+    """The beginning of a chat whose tokens are known, so that they are not made anew."""
+
+    num_messages: int = Field(ge=1)  # the last of them is a reply
+    token_ids: tuple[int, ...]  # of the reply's prompt and of the reply, as they were sampled
+
+
 class Call(Message):
     id: str = Field(min_length=1)
     gateway: str  # whose queue the answer goes to
@@ -70,6 +77,7 @@ class Call(Message):
     messages: tuple[Mapping[str, Any], ...] | None = None  # ... or for the chat template, ...
     token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None  # ... or as it is
     tools: tuple[Mapping[str, Any], ...] = ()  # for the chat template
+    begun: Begun | None = None  # where the messages go on from an earlier call
     chat_template_options: TemplateOptions = Field(default_factory=dict)  # besides the model's own
     so_far: tuple[int, ...] = ()  # of the response, sampled in earlier tries
     sampling: CallSampling

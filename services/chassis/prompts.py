@@ -11,6 +11,8 @@ from protocol.messages import Task
 
 from services.chassis.faults import Unworkable
 
+_REPLY = "4cfb09a81d"  # in the place of a reply, which no template changes
+
 
 class PromptError(Unworkable):
     """A task that cannot be a prompt of this model; the text says what to change."""
@@ -19,7 +21,9 @@ class PromptError(Unworkable):
 class Tokenizer(Protocol):
     chat_template: Any
 
-    def __call__(self, text: str) -> Any: ...
+    def __call__(self, text: str, **options: Any) -> Any: ...
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> Any: ...
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any: ...
 
@@ -62,6 +66,45 @@ def chat(
         PromptError: if the chat template refuses it, or the model has none, or an option has the
             name of a parameter of the tokenizer.
     """
+    return list(_templated(turns, tokenizer, options, tools, tokenize=True, return_dict=False))
+
+
+def chat_behind(
+    known: Sequence[int],
+    num_known: int,
+    turns: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    options: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[int] | None:
+    """The same where the ids of the first turns are known, up to a reply: the others are added.
+
+    None if the chat template does not show a reply as it is.
+
+    Args:
+        num_known: of the turns; the last of them is the reply.
+
+    Raises:
+        PromptError: as `chat` does.
+    """
+    reply = {"role": "assistant", "content": _REPLY}
+    marked = [*turns[: num_known - 1], reply, *turns[num_known:]]
+    text = _templated(marked, tokenizer, options, tools, tokenize=False)
+    _, *rest = text.split(_REPLY)
+    if len(rest) != 1:
+        return None
+    new = list(tokenizer(rest[0], add_special_tokens=False).input_ids)
+    is_ended = new[:1] == [*known[-1:]] and not tokenizer.decode(new[:1], skip_special_tokens=True)
+    return [*known, *new[is_ended:]]
+
+
+def _templated(
+    turns: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    options: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+    **how: bool,
+) -> Any:
     if tokenizer.chat_template is None:
         raise PromptError("the model has no chat template: set model.prompt_template in the recipe")
     taken = options.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys()
@@ -72,16 +115,14 @@ def chat(
             "argument of the tokenizer; remove it"
         )
     try:
-        ids = tokenizer.apply_chat_template(
+        return tokenizer.apply_chat_template(
             [_turn(turn, tokenizer) for turn in turns],
-            **{"tools": list(tools) or None, "tokenize": True, "add_generation_prompt": True},
-            return_dict=False,
+            **{"tools": list(tools) or None, "add_generation_prompt": True, **how},
             **options,
         )
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         given = f" with model.chat_template_options {dict(options)}" if options else ""
         raise PromptError(f"the model's chat template refuses it{given}: {error}") from error
-    return list(ids)
 
 
 def _turn(turn: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:

@@ -1,7 +1,29 @@
-"""Run an environment worker: ``python -m services.environment``."""
+"""Run an environment worker, ``python -m services.environment``, or write a taskset's tasks.
 
+``python -m services.environment tasks TASKSET [SETTINGS]`` writes them as lines for a file; the
+settings are JSON, as those of a recipe's ``[environment]``.
+"""
+
+import json
+import sys
+
+from services.chassis.faults import Unable
 from services.chassis.service import run_service
 from services.environment import worker
+from services.environment.taskset import tasks_of
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments:
+        run_service("environment", worker.run)
+    elif arguments[0] != "tasks" or len(arguments) not in (2, 3):
+        sys.exit(__doc__)
+    try:
+        for line in tasks_of(arguments[1], json.loads("".join(arguments[2:]) or "{}")):
+            print(line)
+    except (Unable, ValueError) as error:
+        sys.exit(f"environment: {error}")
+
 
 if __name__ == "__main__":
-    run_service("environment", worker.run)
+    main(sys.argv[1:])

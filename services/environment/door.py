@@ -23,6 +23,10 @@ class DoorShut(NotNow):
     """The model does not answer, through no fault of an environment; the text says why."""
 
 
+class ContextFull(Exception):
+    """The context leaves no room for another turn."""
+
+
 class Failed(BaseModel):
     code: str
     message: str
@@ -76,9 +80,11 @@ class Session:
     http: httpx.AsyncClient
 
     async def chat(self, messages: list[dict[str, str]]) -> str:
-        """What the policy answers; `httpx.HTTPStatusError` if it is refused."""
+        """What the policy answers; `ContextFull` or `httpx.HTTPStatusError` if it does not."""
         body = {"model": MODEL, "messages": messages}
         reply = await self.http.post(f"{self.url}/v1/chat/completions", json=body, timeout=None)
+        if reply.status_code == 400 and "context_length_exceeded" in reply.text:
+            raise ContextFull
         reply.raise_for_status()
         return reply.json()["choices"][0]["message"]["content"]
 

@@ -9,17 +9,23 @@ from functools import partial
 from protocol.recipe import Environment
 
 from services.chassis.faults import Unable
-from services.environment import command
+from services.environment import command, openenv, taskset
 from services.environment.episodes import Play
 
 
 @asynccontextmanager
 async def opened(environment: Environment, runs_commands: bool) -> AsyncIterator[Play]:
     """An environment that is ready for episodes; `Unable` if it is none of this worker's."""
-    if environment.command is not None:
-        if not runs_commands:
-            raise Unable(
-                "environment.command is refused, since it runs a client's program on this "
-                "machine; WEIR_ENVIRONMENT_COMMANDS=on of the environment workers allows it"
-            )
-        yield partial(command.play, environment.command, environment.max_turns)
+    if environment.taskset is not None:
+        async with taskset.opened(environment) as play:
+            yield play
+    elif environment.url is not None:
+        async with openenv.opened(environment) as play:
+            yield play
+    elif environment.command is not None and not runs_commands:
+        raise Unable(
+            "environment.command is refused, since it runs a client's program on this machine; "
+            "WEIR_ENVIRONMENT_COMMANDS=on of the environment workers allows it"
+        )
+    else:
+        yield partial(command.play, environment.command or (), environment.max_turns)

@@ -25,7 +25,7 @@ from protocol.messages import Doing, Task
 from pydantic import ValidationError
 
 from services.chassis.faults import NotNow, NotStarted, Unworkable
-from services.chassis.prompts import PromptError, Tokenizer, chat
+from services.chassis.prompts import PromptError, Tokenizer, chat, chat_behind
 from services.chassis.service import failure_of
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineDied, EngineError, EngineUnfit
@@ -302,12 +302,12 @@ def _is_over(held: _Held) -> bool:
 
 
 def prompt_of(call: Call, tokenizer: Tokenizer) -> list[int]:
-    """The token ids of a call's prompt, as those of a task are made.
+    """The token ids of a call's prompt, as those of a task are made, but for those that are known.
 
     Raises:
         CallRefused: if the messages are none of this model.
     """
-    model = call.served.model
+    model, turns = call.served.model, call.messages or ()
     if call.token_ids is not None:
         return list(call.token_ids)
     if call.text is not None:
@@ -316,8 +316,10 @@ def prompt_of(call: Call, tokenizer: Tokenizer) -> list[int]:
         text = model.prompt_template.replace("{prompt}", _problem(call))
         return list(tokenizer(text).input_ids)
     options = {**model.chat_template_options, **call.chat_template_options}
+    chats = (turns, tokenizer, options, call.tools)
     try:
-        return chat(call.messages or (), tokenizer, options, call.tools)
+        known = call.begun and chat_behind(call.begun.token_ids, call.begun.num_messages, *chats)
+        return known or chat(*chats)
     except PromptError as error:
         raise CallRefused("invalid_messages", f"messages: {error}") from error
 

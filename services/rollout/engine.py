@@ -250,7 +250,7 @@ class Engine:
             ids, parameters = [*prompt_ids, *call.so_far], parameters_of(call, max_tokens)
             # What a job asks for goes first, and takes KV blocks of calls where there are none.
             of_client = call.terms is None
-            async with self._outputs(ids, parameters, name, priority=of_client) as outputs:
+            async with self._outputs(ids, parameters, name, int(of_client)) as outputs:
                 async for output in outputs:
                     (only,) = output.outputs
                     self._num_begun += not of_client

@@ -13,7 +13,8 @@ RECIPES = {
     str(path.relative_to(ROOT / "recipes").with_suffix("")): load_recipe(path)
     for path in sorted((ROOT / "recipes").rglob("*.toml"))
 }
-PUBLISHED = [n for n in RECIPES if "/" in n and not n.startswith(("tiny/", "one-gpu/"))]
+UNPUBLISHED = ("tiny/", "one-gpu/", "environments/")
+PUBLISHED = [n for n in RECIPES if "/" in n and not n.startswith(UNPUBLISHED)]
 
 JUDGE = "reward.process"  # a model in a published run, a program in its twin
 OVERLAP = {"rollout.kv_after_sync", "training.max_staleness", "algorithm.correction"}

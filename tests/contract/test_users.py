@@ -45,6 +45,7 @@ class Services:
     learner: Exchange
     rollout: Exchange
     grader: Exchange
+    environment: Exchange
 
     async def begin(self) -> Delivery[JobRef]:
         """A job that the learner works on, with one request for training and one to evaluate."""
@@ -68,7 +69,7 @@ async def services(server: Server) -> AsyncIterator[Services]:
                 name: await opened.enter_async_context(
                     connect(server.url_of(name), me=f"{name}-1.1", patience_s=5)
                 )
-                for name in ("gateway", "learner", "rollout", "grader")
+                for name in ("gateway", "learner", "rollout", "grader", "environment")
             }
         )
 
@@ -79,7 +80,8 @@ async def services(server: Server) -> AsyncIterator[Services]:
         *[
             (service, (ENTRY[0], stream.key("one"), *ENTRY[1:]))
             for service, written in {
-                "rollout": {GRADED, streams.POLICY, streams.JOBS},
+                "rollout": {GRADED, streams.EPISODES, streams.POLICY, streams.JOBS},
+                "environment": {REQUESTS, EVAL_REQUESTS, GRADED, streams.POLICY, streams.JOBS},
                 "grader": {REQUESTS, EVAL_REQUESTS, FAILED, streams.POLICY, streams.JOBS},
                 "gateway": {*WORK_STREAMS, streams.POLICY},
             }.items()
@@ -87,7 +89,7 @@ async def services(server: Server) -> AsyncIterator[Services]:
         ],
         *[
             (service, command)
-            for service in ("rollout", "grader")
+            for service in ("rollout", "grader", "environment")
             for command in (
                 ("HSET", streams.job_key("one"), "step", "9"),
                 ("DEL", streams.job_key("one")),
@@ -102,7 +104,11 @@ async def services(server: Server) -> AsyncIterator[Services]:
         ("rollout", ("XREAD", "STREAMS", GRADED.key("one"), "0")),
         ("rollout", ("HSET", streams.lives_key("grader"), "me", "1")),
         ("rollout", ("HDEL", streams.waited_for_key("gateway-1"), "call-0")),
-        *[(service, ("LRANGE", streams.CALLS, "0", "-1")) for service in ("grader", "learner")],
+        *[
+            (service, ("LRANGE", streams.CALLS, "0", "-1"))
+            for service in ("grader", "learner", "environment")
+        ],
+        ("environment", ("LPUSH", streams.answers_key("gateway-1"), "an answer")),
         ("learner", ("FLUSHALL",)),
         ("gateway", ("ACL", "LIST")),
         ("monitor", ("GET", streams.ACTIVE)),
@@ -169,6 +175,31 @@ async def test_a_group_goes_its_way_and_a_failed_one_too(
     for worker in (s.rollout, s.grader):
         await worker.leave("rollout" if worker is s.rollout else "grader")
         await worker.forget_status(worker.me.rpartition(".")[0])
+
+
+async def test_a_group_of_episodes_goes_the_same_way_and_a_failed_one_too(
+    services: Services,
+) -> None:
+    await services.begin()
+    worker, inputs = services.environment, (streams.EVAL_EPISODES, streams.EPISODES)
+    for purpose in (Purpose.TRAIN, Purpose.EVAL):
+        await services.learner.ask(a_request(number=1, purpose=purpose, in_environment=True))
+    assert await worker.active() is not None
+    assert await worker.requested_state("job") is Requested.RUN
+    await worker.count_start("environment")
+    await worker.show_status(a_status("environment"))
+    assert await worker.record_event(an_event("environment"))
+    await worker.heartbeat("environment", inputs, "job")
+    await worker.bury("environment", "another", 0, inputs, "job")
+    evaluated, trained = await worker.claim(inputs, "job", count=2, wait_s=0)
+    await worker.release(evaluated, "failures")
+    (again,) = await worker.reclaim(streams.EVAL_EPISODES, "job", count=1)
+    await worker.pardon("job", [again])
+    assert await worker.hand_off(again, FAILED, again.as_failed("unworkable: no taskset"))
+    assert await worker.hand_off(trained, ROLLOUTS, a_group(trained.message()))
+    await services.learner.withdraw(streams.EVAL_EPISODES, "job", 1, [])
+    await worker.leave("environment")
+    await worker.forget_status(worker.me.rpartition(".")[0])
 
 
 async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 from protocol import weights
+from protocol.calls import Call, Terms
 from protocol.exchange import Exchange, connect
 from protocol.messages import (
     ActiveJob,
@@ -37,7 +38,7 @@ from services.rollout.worker import sample_groups
 from tests.builders import a_recipe, a_request
 from tests.contract.door import Door, a_call
 from tests.contract.valkey_server import Server
-from tests.engine.conftest import ENDLESS, MAX_CONTEXT, TOLERANCE, Reference
+from tests.engine.conftest import ENDLESS, MAX_CONTEXT, TOLERANCE, Reference, make_tokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(600)]
 
@@ -189,6 +190,50 @@ async def test_calls_are_answered_beside_groups_by_the_newest_weights_through_th
         expected = reference(folders[span.version], prompt, np.array(ids))
         own = slice(span.start, span.end)
         assert np.abs(expected - logprobs)[own].max() < 1e-4
+
+
+TEMPLATE = "{% for turn in messages %}<bos>{{ turn.content[:20] }}<eos>{% endfor %}="
+
+
+async def test_turns_of_an_episode_are_answered_by_the_version_of_their_terms_and_as_sampled(
+    line: Line, folders: list[Path], reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def a_turn(name: str, messages: list[dict[str, str]], begun: Any = None, **terms: Any) -> Call:
+        given = {"job_id": "job", "sampling": Sampling(max_tokens=30), "seed": 1, **terms}
+        own = {"terms": Terms(**given), "sampling": {"max_tokens": 30, "seed": 1}}
+        return a_call(name, messages=messages, begun=begun, **own)
+
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    monkeypatch.setattr(Engine, "tokenizer", tokenizer)
+    pinned = {"purpose": "eval", "min_version": 0, "version": 0}
+    door, turns = line.door, [{"role": "user", "content": "1+1="}]
+    async with asyncio.timeout(240):
+        await line.announce(0, folders[0])
+        first = await door.answered(a_turn("first", turns, **pinned))
+        prompt, sampled = first[0].prompt_ids, [token for each in first for token in each.tokens]
+        assert prompt is not None, first
+        newer = a_turn("newer", turns, purpose="train", min_version=1)
+        await door.ask(newer)
+        evaluated = await line.exchange.newest_policy("job")
+        await line.announce(1, folders[1], evaluated=evaluated)
+        trained = await door.until_over(newer)
+        ids = (*prompt, *(token.id for token in sampled))
+        reply = {"role": "assistant", "content": "".join(each.text for each in first)}
+        turns = [*turns, reply, {"role": "user", "content": "and 2+2="}]
+        begun = {"num_messages": 2, "token_ids": ids}
+        second = await door.answered(a_turn("second", turns, begun, **pinned))
+    spans = [{(span.version, span.end) for span in each[-1].spans} for each in (first, trained)]
+    assert spans == [{(0, 30)}, {(1, 30)}]
+    assert {span.version for span in second[-1].spans} == {0}
+    assert second[0].prompt_ids is not None
+    assert second[0].prompt_ids[: len(ids)] == ids
+    assert len(second[0].prompt_ids) == len(ids) + len("and 2+2=") + 4
+    for pieces in (first, second):
+        tokens = [token for each in pieces for token in each.tokens]
+        read = np.array([token.id for token in tokens])
+        expected = reference(folders[0], pieces[0].prompt_ids, read)
+        assert np.abs(expected - [token.logprob for token in tokens]).max() < 1e-4
 
 
 def as_int8(name: str, weight: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,9 @@ import errno
 import json
 import logging
 import time
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -15,14 +16,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
-from protocol.calls import Call, Terms
+from protocol.calls import Begun, Call, Terms
 from protocol.messages import Message, VersionSpan
+from pydantic import Field
 
 from services.gateway.calls.desk import Answer
 from services.gateway.calls.requests import Sampled
-from services.gateway.errors import conflict, not_found
+from services.gateway.errors import Problem, conflict, not_found
 
 Json = dict[str, Any]
+Turns = Iterable[Mapping[str, Any]]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _KEPT_S = 7 * 24 * 3600.0
 _TERMS = b'{"terms": '
@@ -39,12 +42,13 @@ class Recorded(Message):
     seconds: float
     model: str
     finish_reason: str | None
-    error: dict[str, str] | None
+    error: Json | None
     prompt_ids: list[int]
     token_ids: list[int]
     logprobs: list[float]
     spans: list[VersionSpan]
-    messages: list[Json] | None = None  # of a chat
+    messages: list[Json] | None = None  # of a chat, and ...
+    tools: list[Json] = Field(default_factory=list)  # ... its tools
     text: str = ""
 
     @classmethod
@@ -56,14 +60,19 @@ class Recorded(Message):
             seconds=round(time.time() - answer.asked_at, 3),
             model=answer.call.served.name,
             finish_reason=answer.finish_reason,
-            error={"code": problem.code, "message": problem.detail} if problem else None,
+            error=problem and _told(problem),
             prompt_ids=[*answer.prompt_ids],
             token_ids=[token.id for token in answer.tokens],
             logprobs=[token.logprob for token in answer.tokens],
             spans=[*answer.spans],
             messages=None if answer.call.messages is None else [*map(dict, answer.call.messages)],
+            tools=[*map(dict, answer.call.tools)],
             text=answer.text,
         )
+
+
+def _told(problem: Problem) -> Json:
+    return {"code": problem.code, "message": problem.detail, "status": problem.status_code}
 
 
 @dataclass
@@ -109,7 +118,7 @@ def _write(file: IO[bytes], line: str) -> None:
         raise OSError(errno.ENOSPC, "the line does not fit")
 
 
-def _chained(before: int, token: int) -> int:
+def _chained(before: int, token: Hashable) -> int:
     return hash((before, token))
 
 
@@ -119,14 +128,42 @@ class Session:
 
     terms: Terms | None = None
     num_calls: int = 0
+    turns: dict[int, array[int]] = field(default_factory=dict)  # tokens, by what was said in them
 
     def asked(self, call: Call, sampled: Sampled) -> Call:
         """A call as the session has it."""
         self.num_calls += 1
-        if self.terms is None:
-            return call
-        sampling = sampled.under(self.terms, self.num_calls)
-        return call.model_copy(update={"sampling": sampling, "terms": self.terms})
+        changes: Json = {"begun": self._begun(call)}
+        if self.terms is not None:
+            changes |= {"sampling": sampled.under(self.terms, self.num_calls), "terms": self.terms}
+        return call.model_copy(update=changes)
+
+    def _begun(self, call: Call) -> Begun | None:
+        """The longest beginning of a chat that an earlier call and its reply have made."""
+        hashes = [*_said(call.served.name, call.tools, call.messages or ())]
+        for num in range(len(hashes) - 1, 0, -1):
+            if (known := self.turns.get(hashes[num])) is not None:
+                return Begun(num_messages=num, token_ids=tuple(known))
+        return None
+
+    def learn(self, call: Recorded) -> None:
+        """Keep what a chat may go on from."""
+        if call.messages is not None and call.error is None:
+            reply = {"role": "assistant", "content": call.text}
+            *_, last = _said(call.model, call.tools, [*call.messages, reply])
+            self.turns[last] = array("i", call.prompt_ids + call.token_ids)
+
+
+def _said(model: str, tools: Turns, turns: Turns) -> Iterator[int]:
+    """The hash of a chat with a model before each turn, and behind the last."""
+    return accumulate(map(_turn, turns), _chained, initial=hash((model, json.dumps([*tools]))))
+
+
+def _turn(turn: Mapping[str, Any]) -> str:
+    """What is the same for a reply and for what a client makes of it."""
+    if turn["role"] == "assistant" and not turn.get("tool_calls"):
+        return turn["content"].strip()
+    return json.dumps(turn, sort_keys=True)
 
 
 @dataclass
@@ -165,7 +202,9 @@ class Sessions:
         with suppress(FileNotFoundError), self._path(name).open("rb") as file:
             if (first := file.readline()).startswith(_TERMS):
                 found.terms = Terms.model_validate(json.loads(first)["terms"])
-            found.num_calls = sum(1 for _ in filter(bytes.strip, file))
+            for call in self._read(name):
+                found.num_calls += 1
+                found.learn(call)
         return found
 
     def record(self, session: str, answer: Answer) -> None:
@@ -177,8 +216,11 @@ class Sessions:
         if answer.call.terms is not None and not path.exists():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
+        recorded = Recorded.of(answer)
         with path.open("ab", buffering=0) as file:
-            _write(file, Recorded.of(answer).model_dump_json())
+            _write(file, recorded.model_dump_json())
+        if (known := self._known.get(session)) is not None:
+            known.learn(recorded)
 
     def trace(self, session: str) -> Json:
         """All calls of a session and the tokens that they made; 404 if there is no such session."""

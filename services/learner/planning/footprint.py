@@ -196,6 +196,9 @@ BUILT_IN: Mapping[str, ModelShape] = {
     "Qwen/Qwen3-4B-Base": ModelShape(
         2560, 36, 32, 8, 128, 9728, 151936, 32768, tied=True, query_key_norm=True
     ),
+    "Qwen/Qwen3-4B-Instruct-2507": ModelShape(
+        2560, 36, 32, 8, 128, 9728, 151936, 262144, tied=True, query_key_norm=True
+    ),
     "deepseek-ai/deepseek-math-7b-instruct": ModelShape(4096, 30, 32, 32, 128, 11008, 102400, 4096),
 }
 

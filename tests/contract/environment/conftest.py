@@ -1,4 +1,4 @@
-"""Environment workers, as processes of the Python that has what environments need."""
+"""A gateway and a rollout whose model counts, and environment workers as processes."""
 
 from __future__ import annotations
 
@@ -11,36 +11,51 @@ import pytest
 
 from deploy.processes import free_ports
 from tests.architecture.project import ROOT
-from tests.contract.environment.fake_door import FakeDoor, a_door
+from tests.contract.gateway.fake_rollout import FakeRollout, a_rollout
+from tests.contract.gateway.stack import KEY, Stack, a_gateway
 from tests.contract.valkey_server import Server
 
 PYTHON = os.environ.get("WEIR_ENVIRONMENT_PYTHON") or str(ROOT / ".venv-environment/bin/python")
 StartWorker = Callable[..., subprocess.Popen[bytes]]
 
 
-@pytest.fixture
-def door() -> Iterator[FakeDoor]:
-    with a_door() as door:
-        yield door
+@pytest.fixture(scope="package")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with (
+        Server(tmp_path_factory.mktemp("valkey")) as server,
+        a_gateway(server, tmp_path_factory.mktemp("gateway")) as stack,
+    ):
+        yield stack
 
 
 @pytest.fixture
-def start_worker(server: Server, door: FakeDoor, tmp_path: Path) -> Iterator[StartWorker]:
-    """Starts a worker for the door; variables change its environment."""
-    started = list[subprocess.Popen[bytes]]()
+def server(stack: Stack) -> Server:
+    return stack.server
+
+
+@pytest.fixture
+def rollout(stack: Stack) -> Iterator[FakeRollout]:
+    with a_rollout(stack) as rollout:
+        yield rollout
+
+
+@pytest.fixture
+def start_worker(stack: Stack, rollout: FakeRollout, tmp_path: Path) -> Iterator[StartWorker]:
+    """Starts a worker on a port that stays its own; variables change its environment."""
+    started, port = list[subprocess.Popen[bytes]](), str(next(free_ports()))
 
     def start(**variables: str) -> subprocess.Popen[bytes]:
         environment = os.environ | {
-            **{"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path)},
-            **{"WEIR_PORT": str(next(free_ports())), "WEIR_API_KEYS": "key"},
-            **{"WEIR_GATEWAY_URL": door.url, "WEIR_ENVIRONMENT_COMMANDS": "on"},
-            **{"WEIR_HEARTBEAT_S": "0.3", "WEIR_CLAIM_IDLE_S": "3"},
-            **{"PYTHONPATH": f"{ROOT / 'proto'}{os.pathsep}{ROOT}", **variables},
+            **{"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(tmp_path)},
+            **{"WEIR_PORT": port, "WEIR_API_KEYS": KEY, "WEIR_GATEWAY_URL": stack.url},
+            **{"WEIR_HEARTBEAT_S": "0.3", "WEIR_CLAIM_IDLE_S": "3", "WEIR_DRAIN_S": "0"},
+            **{"WEIR_ENVIRONMENT_COMMANDS": "on", "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}"},
+            **variables,
         }
         started.append(subprocess.Popen([PYTHON, "-m", "services.environment"], env=environment))
         return started[-1]
 
     yield start
     for process in started:
-        process.kill()
-        process.wait()
+        process.terminate()
+        process.wait(timeout=60)

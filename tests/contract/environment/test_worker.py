@@ -1,73 +1,304 @@
-"""Environment workers on a real server: episodes end, break, hang, and are never lost."""
+"""Environment workers at the real door: episodes end, break, hang, and are never lost."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
+from protocol.calls import Refusal
 from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, Episode, RolloutGroup, Turn
-from protocol.streams import ROLLOUTS
+from protocol.streams import EPISODES, FAILED, ROLLOUTS, Stream
 
-from tests.builders import a_recipe, a_request
+from deploy.processes import free_ports
+from tests.builders import a_recipe, a_request, a_task
 from tests.contract.environment.conftest import StartWorker
-from tests.contract.environment.fake_door import FakeDoor, an_agent
 from tests.contract.exchange_steps import begin
+from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout
+from tests.contract.gateway.stack import Stack
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+JOBS = (f"ftjob-{number}" for number in count())
+TASKSET = "tests.contract.environment.tasksets"
+COUNTS = "0 1 2 3 4 "  # what the model says
+_AGENT = """
+import json, os, sys, time
+from urllib.request import Request, urlopen
+told, said = [], []
+def ask(text):
+    told.append({"role": "user", "content": text})
+    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": told}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    headers["Content-Type"] = "application/json"
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    reply = json.load(urlopen(Request(url, body, headers), timeout=60))
+    told.append(reply["choices"][0]["message"])
+    said.append(told[-1]["content"])
+"""
+
+
+def an_agent(*lines: str) -> list[str]:
+    """A program of these lines, which may ``ask`` a text and find in ``said`` what was replied."""
+    return [sys.executable, "-c", _AGENT + "\n".join(lines)]
 
 
 async def ask(
-    exchange: Exchange, *, groups: int = 1, group_size: int = 2, **environment: Any
-) -> None:
-    attempt = await begin(exchange)
-    size = {"group_size": group_size, "sampling": {"max_tokens": 8}}
-    recipe = a_recipe(environment=environment, rollout=size)
-    await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=recipe))
+    exchange: Exchange, *, groups: int = 1, size: int = 1, task: Any = None, **environment: Any
+) -> str:
+    """Have a job of its own ask for groups; its id."""
+    job_id = next(JOBS)
+    attempt = await begin(exchange, job_id)
+    rollout = {"group_size": max(2, size), "sampling": {"max_tokens": 8}}
+    recipe = a_recipe(environment=environment, rollout=rollout)
+    await exchange.activate(ActiveJob(job_id=job_id, attempt=attempt, recipe=recipe))
     for number in range(groups):
-        asked = {"number": number, "attempt": attempt, "group_size": group_size}
-        await exchange.ask(a_request(**asked, in_environment=True, min_version=3))
+        asked = {"job_id": job_id, "number": number, "attempt": attempt, "group_size": size}
+        changes = {"task": a_task(**(task or {})), "in_environment": True, "min_version": 3}
+        await exchange.ask(a_request(**asked, **changes))
+    return job_id
 
 
-async def groups(exchange: Exchange, count: int = 1) -> list[RolloutGroup]:
-    found = list[RolloutGroup]()
+async def found(exchange: Exchange, stream: Stream, job_id: str, num: int = 1) -> list[Any]:
+    messages = list[Any]()
     async with asyncio.timeout(60):
-        while len(found) < count:
-            for delivery in await exchange.claim([ROLLOUTS], "job", count=16, wait_s=0.1):
-                found.append(delivery.message())
-    return found
+        while len(messages) < num:
+            for delivery in await exchange.claim([stream], job_id, count=16, wait_s=0.1):
+                messages.append(delivery.message())
+    return messages
+
+
+async def group_of(exchange: Exchange, job_id: str) -> RolloutGroup:
+    (group,) = await found(exchange, ROLLOUTS, job_id)
+    return group
 
 
 def episodes_of(group: RolloutGroup) -> list[Episode]:
     return [response.episode for response in group.responses if response.episode is not None]
 
 
+async def played(exchange: Exchange, **asked: Any) -> Episode:
+    """The only episode of the only group."""
+    (episode,) = episodes_of(await group_of(exchange, await ask(exchange, **asked)))
+    return episode
+
+
 async def test_an_agent_asks_twice_and_says_the_reward(
-    exchange: Exchange, door: FakeDoor, start_worker: StartWorker
+    exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
 ) -> None:
     start_worker()
-    agent = an_agent("ask('a')", "ask('b')", "print(said)", "print(0.5)")
-    await ask(exchange, command=agent)
-    (group,) = await groups(exchange)
-    assert [episode.words for episode in episodes_of(group)] == ["", ""]
-    first = "<user>a<assistant>"
-    tail = "0;<user>b<assistant>1;"
-    assert "".join(map(chr, group.prompt_ids)) == first
-    assert "".join(map(chr, group.token_ids)) == 2 * tail
-    own = [1, 1, *[0] * len("<user>b<assistant>"), 1, 1]
+    agent = an_agent("ask('ab')", "ask('cd')", "print(said)", "print(0.5)")
+    job_id = await ask(exchange, size=2, command=agent)
+    group = await group_of(exchange, job_id)
+    told, between = [ord("a"), ord("b")], [ord("c"), ord("d")]
+    reply = [COUNTED + number for number in range(5)]
+    assert group.prompt_ids.tolist() == told
+    assert group.token_ids.tolist() == 2 * [*reply, *between, *reply]
+    own = 2 * [*[1] * 5, 0, 0, *[1] * 5]
     assert group.own is not None
-    assert group.own.tolist() == 2 * own
-    assert group.behavior_logprobs.tolist() == [-0.5 * each for each in 2 * own]
+    assert group.own.tolist() == own
+    assert group.behavior_logprobs.tolist() == [-0.5 * each for each in own]
+    said = [("user", "ab"), ("assistant", COUNTS), ("user", "cd"), ("assistant", COUNTS)]
     for response, episode in zip(group.responses, episodes_of(group), strict=True):
-        assert [(s.version, s.start, s.end) for s in response.spans] == [(1, 0, 2), (3, 2, 22)]
-        assert response.text == "0\n\n1"
+        spans = [(span.version, span.start, span.end) for span in response.spans]
+        assert spans == [(7, 0, 5), (7, 5, 12)]
+        assert response.text == f"{COUNTS}\n\n{COUNTS}"
         assert (episode.reward, episode.turns, episode.problem) == (0.5, 2, "")
-        said = [("user", "a"), ("assistant", "0"), ("user", "b"), ("assistant", "1")]
         assert episode.conversation == tuple(Turn(role=r, content=c) for r, c in said)
         assert set(episode.seconds) == {"model", "environment"}
-    terms = list(door.terms.values())
-    assert {(t.job_id, t.purpose, t.min_version, t.sampling.max_tokens) for t in terms} == {
-        ("job", "train", 3, 8)
+    terms = [call.terms for call in rollout.taken if call.terms is not None]
+    assert {(each.job_id, each.min_version, each.sampling.max_tokens) for each in terms} == {
+        (job_id, 3, 8)
     }
-    assert len({t.seed for t in terms}) == 2
+    assert len({each.seed for each in terms}) == 2
+
+
+@pytest.mark.parametrize(
+    ("last_lines", "problem", "words"),
+    [
+        (["raise KeyError('no row')"], "episode_failed", "no row"),
+        (["sys.exit(3)"], "episode_failed", "exit status 3"),
+        (["print('{\"reward\": null}')"], "no_reward", "gave no reward"),
+        (["print('well done')"], "no_reward", "well done"),
+        (["print('NaN')"], "no_reward", "NaN"),
+    ],
+)
+async def test_what_breaks_is_tried_again_and_then_has_a_problem_and_no_tokens(
+    exchange: Exchange,
+    rollout: FakeRollout,
+    start_worker: StartWorker,
+    last_lines: Sequence[str],
+    problem: str,
+    words: str,
+) -> None:
+    start_worker()
+    command = an_agent("ask('a')", *last_lines)
+    group = await group_of(exchange, await ask(exchange, command=command, retries=2))
+    (episode,) = episodes_of(group)
+    assert (episode.problem, episode.reward, episode.turns) == (problem, None, 1)
+    assert words in episode.words
+    assert episode.conversation[0] == Turn(role="user", content="a")
+    assert (group.lengths.tolist(), group.responses[0].text) == ([0], COUNTS)
+    assert len(rollout.taken) == 3
+
+
+async def test_an_episode_that_ends_at_a_later_try_is_as_good(
+    exchange: Exchange, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    start_worker()
+    once = f"os.mkdir('{tmp_path}/tried') if not os.path.exists('{tmp_path}/tried') else print(1)"
+    assert (await played(exchange, command=an_agent("ask('a')", once))).reward == 1
+
+
+async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_count(
+    exchange: Exchange, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """Its program has started one of its own, which ends with it."""
+    start_worker()
+    agent = an_agent(
+        f"is_first = not os.path.exists('{tmp_path}/first')",
+        f"os.makedirs('{tmp_path}/first', exist_ok=True)",
+        "ask('a')",
+        f"is_first and os.system('echo $$ > {tmp_path}/pid; sleep 1000')",
+        "print(1)",
+    )
+    job_id = await ask(exchange, size=2, command=agent, episode_timeout_s=10, concurrency=1)
+    episodes = episodes_of(await group_of(exchange, job_id))
+    assert [(each.problem, each.reward) for each in episodes] == [
+        ("episode_timeout", None),
+        ("", 1),
+    ]
+    program = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cmdline")
+    async with asyncio.timeout(60):
+        while program.exists() and program.read_bytes():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_taskset_is_played_by_its_own_agent(
+    exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
+) -> None:
+    start_worker()
+    task = {"metadata": {"task": {"prompt": "Count.", "answer": COUNTS.strip()}}}
+    job_id = await ask(exchange, taskset=TASKSET, task=task, max_turns=2)
+    group = await group_of(exchange, job_id)
+    (episode,) = episodes_of(group)
+    assert (episode.reward, episode.turns) == (1, 2)
+    assert "".join(map(chr, group.prompt_ids)) == "Count."
+    assert group.own_lengths.tolist() == [10]
+    for ends, problem in (("raises", "no such row"), ("unpaid", "gave no reward")):
+        task = {"metadata": {"task": {"prompt": "Count.", "ends": ends}}}
+        assert problem in (await played(exchange, taskset=TASKSET, task=task)).words
+
+
+async def test_64_episodes_wait_at_the_same_time_in_one_thread(
+    exchange: Exchange, start_worker: StartWorker
+) -> None:
+    """Each waits until it is one of 64; a 65th would break."""
+    worker = start_worker()
+    task = {"prompt": "Count.", "metadata": {"crowd": 64}}
+    asked = {"groups": 16, "size": 8, "task": task}
+    settings = {"concurrency": 64, "retries": 0, "episode_timeout_s": 60}
+    job_id = await ask(exchange, taskset=TASKSET, **asked, **settings)
+    groups = await found(exchange, ROLLOUTS, job_id, 16)
+    assert {each.problem for group in groups for each in episodes_of(group)} == {""}
+    status = Path(f"/proc/{worker.pid}/status").read_text()
+    assert int(status.partition("Threads:")[2].split()[0]) < 32
+
+
+@pytest.fixture
+def game(stack: Stack) -> Iterator[str]:
+    """The address of an OpenEnv server with a place for one."""
+    port = next(free_ports())
+    command = [sys.executable, str(Path(__file__).with_name("openenv_server.py")), f"{port}", "1"]
+    with subprocess.Popen(command) as process:
+        yield f"http://127.0.0.1:{port}"
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("ends", "reward", "problem", "turns"),
+    [
+        ("soon", 0.25, "", 1),
+        ("never", 0.75, "", 3),
+        ("invalid", 0, "", 1),
+        ("unpaid", None, "no_reward", 1),
+        ("broken", None, "episode_failed", 1),
+    ],
+)
+async def test_the_rewards_of_a_game_are_added_until_it_or_the_turns_end(
+    exchange: Exchange,
+    start_worker: StartWorker,
+    game: str,
+    ends: str,
+    reward: float | None,
+    problem: str,
+    turns: int,
+) -> None:
+    """The two of a group wait for the server's only place."""
+    start_worker()
+    task = {"prompt": "Play.", "metadata": {"seed": 7, "ends": ends}}
+    settings = {"settings": {"level": 2}, "max_turns": 3, "retries": 0}
+    job_id = await ask(exchange, url=game, task=task, size=2, **settings)
+    for episode in episodes_of(await group_of(exchange, job_id)):
+        found = (episode.reward, episode.problem, episode.turns)
+        assert found == (reward, problem, turns), episode.words
+        told = [turn.content for turn in episode.conversation if turn.role == "user"]
+        assert told == ["Play.\n\nseed 7, level 2", *["go on"] * (turns - 1)]
+
+
+async def test_a_group_is_given_back_while_the_model_fails(
+    exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
+) -> None:
+    start_worker()
+    broken = Refusal(status=500, code="engine_error", message="the engine fails")
+    rollout.refuse = lambda call: broken if len(rollout.taken) < 3 else None
+    agent = an_agent("ask('a')", "print(1)")
+    assert (await played(exchange, command=agent, retries=0)).reward == 1
+    assert len(rollout.taken) == 3
+
+
+async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_comes_twice(
+    exchange: Exchange, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = start_worker()
+    agent = an_agent(
+        "ask('a')",
+        f"open('{tmp_path}/' + str(os.getpid()), 'w').close()",
+        f"while not os.path.exists('{tmp_path}/go'): time.sleep(0.05)",
+        "print(1)",
+    )
+    job_id = await ask(exchange, groups=3, size=2, command=agent, retries=0)
+    async with asyncio.timeout(60):
+        while len(programs := [*tmp_path.glob("[0-9]*")]) < 6:
+            await asyncio.sleep(0.05)
+    worker.kill()
+    worker.wait()
+    (tmp_path / "go").touch()
+    start_worker()
+    groups = await found(exchange, ROLLOUTS, job_id, 3)
+    assert sorted(group.request.number for group in groups) == [0, 1, 2]
+    assert all(each.reward == 1 for group in groups for each in episodes_of(group))
+    assert await exchange.claim([ROLLOUTS, EPISODES], job_id, count=16, wait_s=1.0) == []
+    assert not any(Path(f"/proc/{program.name}").exists() for program in programs)
+
+
+@pytest.mark.parametrize(
+    ("environment", "remedy"),
+    [
+        ({"command": ["true"]}, "WEIR_ENVIRONMENT_COMMANDS=on"),
+        ({"taskset": "no_such"}, "make install-environment"),
+        ({"taskset": TASKSET, "settings": {"no": 1}}, "environment.settings"),
+    ],
+)
+async def test_an_environment_that_no_worker_has_fails_the_group_with_the_remedy(
+    exchange: Exchange, start_worker: StartWorker, environment: dict[str, Any], remedy: str
+) -> None:
+    start_worker(WEIR_ENVIRONMENT_COMMANDS="off")
+    (failed,) = await found(exchange, FAILED, await ask(exchange, **environment))
+    assert failed.failure.startswith("unworkable: environment.")
+    assert remedy in failed.failure

@@ -108,8 +108,10 @@ class FakeRollout:
         if end == call.sampling.max_tokens:
             finish = FinishReason.LENGTH
         span = VersionSpan(attempt=1, version=self.version, start=0, end=end - before)
-        said = "".join(str(turn["content"]) for turn in call.messages or ())
-        prompt = call.token_ids or tokens_of(call.text or json.dumps(call.tools)[2:-2] + said)
+        num, known = (call.begun.num_messages, call.begun.token_ids) if call.begun else (0, ())
+        said = "".join(str(turn["content"]) for turn in (call.messages or ())[num:])
+        text = call.text or json.dumps(call.tools)[2:-2] + said
+        prompt = call.token_ids or (*known, *tokens_of(text))
         return Piece(
             call_id=call.id,
             tries=call.tries,

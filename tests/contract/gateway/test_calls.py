@@ -581,3 +581,24 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     end(stack, job)
     refused = http.post(url + CHAT, json=asked)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "job_not_active")
+
+
+def test_where_a_chat_goes_on_from_an_earlier_call_the_rollout_is_told_its_tokens(
+    stack: Stack, http: httpx.Client
+) -> None:
+    url, more = f"/rollout/chats{CHAT}", {"role": "user", "content": "again"}
+    reply = {"role": "assistant", "content": "0 1 2 3 4"}  # without its last blank
+    goes_on = [*HELLO, reply, more]
+    tokens = (*tokens_of("Hello"), *COUNT)
+    with a_rollout(stack) as rollout:
+        for messages in (HELLO, goes_on, [*goes_on, reply, more], [*HELLO, more, reply, more]):
+            assert http.post(url, json=body_of(messages=messages)).status_code == 200
+        other_tools = body_of(messages=goes_on, tools=[{"type": "function"}])
+        assert http.post(url, json=other_tools).status_code == 200
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
+            assert other.post(url, json=body_of(messages=goes_on)).status_code == 200
+    begun = [call.begun for call in rollout.taken]
+    second = (*tokens, *tokens_of("again"), *COUNT)
+    assert [each and (each.num_messages, each.token_ids) for each in begun] == [
+        *(None, (2, tokens), (4, second), None, None, (2, tokens))
+    ]

@@ -48,7 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def link(name: str) -> Click:
-    return lambda page: page.get_by_role("link", name=name, exact=True).click()
+    return lambda page: page.get_by_role("main").get_by_role("link", name=name, exact=True).click()
 
 
 def button(name: str) -> Click:

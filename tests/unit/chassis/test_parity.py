@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -22,8 +23,11 @@ class Tokenizer:
         self.chat_template = chat_template
         self._times = count()
 
-    def __call__(self, text: str) -> Any:
+    def __call__(self, text: str, **options: Any) -> Any:
         raise AssertionError("no plain template is given")
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> Any:
+        raise AssertionError("no chat goes on")
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> list[int]:
         return [next(self._times)]

@@ -70,9 +70,11 @@ def test_two_stacks_side_by_side_share_no_port_and_no_secret(
 
 def test_a_stack_on_cpus_has_as_many_processes_as_the_environment_says(tmp_path: Path) -> None:
     counts = {"WEIR_ROLLOUTS": "2", "WEIR_GRADERS": "3", "WEIR_LEARNER_RANKS": "2"}
+    counts |= {"WEIR_ENVIRONMENTS": "1", "WEIR_ENVIRONMENT_PYTHON": sys.executable}
     stack = stack_of(tmp_path, (), **counts)
     roles = [process.launch.role for process in stack.services]
-    assert roles == ["gateway", *["grader"] * 3, *["rollout"] * 2, "learner"]
+    expected = ["gateway", *["grader"] * 3, "environment", *["rollout"] * 2, "learner"]
+    assert roles == expected
     assert "torch.distributed.run" in stack.services[-1].launch.command
     assert all("CUDA_VISIBLE_DEVICES" not in p.launch.environment for p in stack.services)
     held = {process.held for process in stack.processes}
@@ -80,7 +82,7 @@ def test_a_stack_on_cpus_has_as_many_processes_as_the_environment_says(tmp_path:
     urls = {p.launch.role: p.launch.environment["WEIR_REDIS_URL"] for p in stack.services}
     users = {role: (urlsplit(url).username, urlsplit(url).password) for role, url in urls.items()}
     assert all(role == user for role, (user, _) in users.items())
-    assert len({password for _, password in users.values()}) == 4
+    assert len({password for _, password in users.values()}) == 5
     for user, password in (
         *users.values(),
         ("default", urlsplit(stack.facts["redis_url"]).password),
@@ -92,7 +94,8 @@ def test_a_stack_on_cpus_has_as_many_processes_as_the_environment_says(tmp_path:
 
 def test_on_a_gpu_box_every_process_sees_its_own_gpus(tmp_path: Path) -> None:
     line = "learner=0-3 rollout=4,5 rollout=6 judge=7"
-    stack = stack_of(tmp_path, GPUS, WEIR_GPUS=line, WEIR_JUDGE_MODEL="models/judge")
+    given = {"WEIR_GPUS": line, "WEIR_JUDGE_MODEL": "models/judge", "WEIR_ENVIRONMENTS": "0"}
+    stack = stack_of(tmp_path, GPUS, **given)
     by_name = {process.name: process for process in stack.services}
     made = {name: process.launch.environment for name, process in by_name.items()}
     assert {name: own["CUDA_VISIBLE_DEVICES"] for name, own in made.items()} == {
@@ -108,6 +111,24 @@ def test_on_a_gpu_box_every_process_sees_its_own_gpus(tmp_path: Path) -> None:
     judge = by_name["judge"]
     assert made["grader-0"]["WEIR_JUDGE_URL"] == f"http://127.0.0.1:{judge.port}/v1"
     assert {sys.executable, str(judge.port)} < {*judge.launch.command_at(judge.port)}
+
+
+def test_environment_workers_run_by_a_python_of_their_own_and_know_the_model_door(
+    tmp_path: Path,
+) -> None:
+    python = tmp_path / "bin/python"
+    variables = {"WEIR_ENVIRONMENT_PYTHON": str(python), "WEIR_API_KEYS": f"a:sha256:{'0' * 64}"}
+    roles = {process.launch.role for process in stack_of(tmp_path, **variables).services}
+    assert "environment" not in roles, "that Python is not there"
+    with pytest.raises(PlacementError, match="make install-environment"):
+        stack_of(tmp_path, **variables, WEIR_ENVIRONMENTS="2")
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    stack = stack_of(tmp_path, **variables)
+    (worker,) = (p for p in stack.services if p.launch.role == "environment")
+    assert worker.launch.command_at(1) == [str(python), "-m", "services.environment"]
+    assert worker.launch.environment["WEIR_GATEWAY_URL"] == stack.facts["url"]
+    assert worker.launch.environment["WEIR_API_KEYS"] == stack.facts["api_key"]
 
 
 def test_launchers_of_several_nodes_meet_at_the_first() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from protocol.messages import FinishReason, VersionSpan
 from protocol.recipe import Model
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from services.chassis.prompts import PromptError
@@ -119,6 +119,43 @@ def test_a_call_is_rendered_as_a_task_is(
     call = a_call(served=JOB.model_copy(update={"model": model}), **given)
     tokenizer = of_characters(TOOLS)
     assert "".join(tokenizer.convert_ids_to_tokens(prompt_of(call, tokenizer))) == text
+
+
+THINKING = (  # as Qwen3 has it: what was thought of earlier questions is left out
+    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n"
+    "{{ (turn.content if loop.last else turn.content.split('</think>')[-1]) | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def of_pairs() -> PreTrainedTokenizerFast:
+    """One that makes one token of "12" and of "ab"."""
+    entries = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "12", "ab"]
+    merges = [("1", "2"), ("a", "b")]
+    made = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges=merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=THINKING)
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", ""])
+def test_where_a_chat_goes_on_nothing_of_it_is_tokenized_again(end: str) -> None:
+    tokenizer = of_pairs()
+    question, reply = {"role": "user", "content": "12+1"}, "a</think>1212"
+    prompt = prompt_of(a_call(messages=[question]), tokenizer)
+    sampled = [tokenizer.convert_tokens_to_ids(each) for each in [*reply, *([end] if end else ())]]
+    turns = [question, {"role": "assistant", "content": reply}, {"role": "tool", "content": "ab12"}]
+    begun = {"num_messages": 2, "token_ids": prompt + sampled}
+    exact = prompt_of(a_call(messages=turns, begun=begun), tokenizer)
+    new = "<|im_end|>\n<|im_start|>tool\nab12<|im_end|>\n<|im_start|>assistant\n"
+    assert exact[: len(prompt + sampled)] == prompt + sampled
+    assert exact[len(prompt + sampled) :] == tokenizer(new.removeprefix(end)).input_ids
+    plain = prompt_of(a_call(messages=turns), tokenizer)
+    assert tokenizer.decode(plain) == tokenizer.decode(exact).replace("a</think>", "")
+    tokenizer.chat_template = THINKING.replace("split('</think>')[-1]", "upper()")
+    shouted = [prompt_of(a_call(messages=turns, begun=each), tokenizer) for each in (begun, None)]
+    assert shouted[0] == shouted[1]
 
 
 @pytest.mark.parametrize(

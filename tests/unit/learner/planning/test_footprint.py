@@ -247,6 +247,7 @@ def test_parameters_of_the_built_in_table_are_the_published_ones() -> None:
         "Qwen2.5-32B": 32_763_876_352,
         "Qwen2.5-Math-7B": 7_615_616_512,
         "Qwen3-4B-Base": 4_022_468_096,
+        "Qwen3-4B-Instruct-2507": 4_022_468_096,
         "deepseek-math-7b-instruct": 6_910_365_696,
     }
 

@@ -1,0 +1,35 @@
+"""Sum, then check: the policy writes a running total, a tool verifies it, the policy goes on.
+
+The first turn is to be a chain of equations such as `47+8=55;55-6=39;`. The tool adds up the same
+terms and says `right.` or `wrong: 49.`; the second turn goes on from there and boxes the answer. A
+turn that boxes a number ends the episode, so the policy may also answer without asking the tool.
+"""
+
+import re
+
+NO_EQUATION = "no equation."
+RIGHT = "right."
+
+_EQUATION = re.compile(r"(\d{1,4})((?:[+-]\d{1,4}){1,9})=(-?\d{1,5})")
+_SIGNED_NUMBER = re.compile(r"[+-]\d+")
+_BOXED = re.compile(r"\\boxed\{(-?\d+)\}")
+
+
+def check(text: str) -> str:
+    """What the tool says of a chain: each equation goes on from the one before it."""
+    equations = _EQUATION.findall(text)
+    if not equations:
+        return NO_EQUATION
+    terms = "".join(steps for _, steps, _ in equations)
+    total = int(equations[0][0]) + sum(map(int, _SIGNED_NUMBER.findall(terms)))
+    return RIGHT if total == int(equations[-1][2]) else f"wrong: {total}."
+
+
+def is_answer(text: str) -> bool:
+    """Whether a turn boxes a number, which ends the episode."""
+    return _BOXED.search(text) is not None
+
+
+def reward(text: str, answer: str) -> float:
+    """1 where the last boxed number is the answer."""
+    return float(_BOXED.findall(text)[-1:] == [answer])

@@ -1,0 +1,63 @@
+"""A taskset of `verifiers` for the tests, whose tasks say how their episodes end."""
+
+import asyncio
+from collections.abc import Iterable
+
+import httpx
+import verifiers.v1 as vf
+
+come = here = 0
+
+
+class Data(vf.TaskData):
+    ends: str = "well"
+    answer: str = ""
+    crowd: int = 0
+
+
+class Counting(vf.Task[Data]):
+    @vf.reward
+    async def counted(self, trace: vf.Trace) -> float | dict[str, float]:
+        if self.data.ends == "raises":
+            raise KeyError("no such row")
+        return {} if self.data.ends == "unpaid" else float(trace.last_reply == self.data.answer)
+
+
+class Tasks(vf.Taskset[Counting, vf.TasksetConfig]):
+    def load(self) -> Iterable[Counting]:
+        yield Counting(Data(name="first", prompt="Count."), self.config.task)
+
+
+class Twice(vf.Harness[vf.HarnessConfig]):
+    """Asks twice, in this process."""
+
+    NEEDS_CONTAINER = EXECUTES_CODE = False
+
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
+        messages = [{"role": "user", "content": data.prompt}]
+        headers = {"Authorization": f"Bearer {secret}"}
+        async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+            for _ in range(2):
+                body = {"model": ctx.model, "messages": messages}
+                reply = await http.post(f"{endpoint}/chat/completions", json=body)
+                reply.raise_for_status()
+                said = reply.json()["choices"][0]["message"]["content"]
+                messages.append({"role": "assistant", "content": said})
+                messages.append({"role": "user", "content": "Go on."})
+        if data.crowd:
+            await in_a_crowd(data.crowd)
+        return vf.ProgramResult(0, "", "")
+
+
+async def in_a_crowd(most: int) -> None:
+    """Wait until so many have come, or twice as many, and so on; break if more are here."""
+    global come, here
+    come, here = come + 1, here + 1
+    assert here <= most
+    wanted = -(-come // most) * most
+    while come < wanted:
+        await asyncio.sleep(0.02)
+    here -= 1
+
+
+__all__ = ["Tasks", "Twice"]
