@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -97,17 +97,19 @@ class _Tail:
         if branch is None:
             return cls([], [], [], ())
         logprobs = [logprob or 0.0 for logprob in branch.logprobs[start:]]
-        return cls(branch.token_ids[start:], logprobs, branch.own[start:], _spans(branch, start))
+        return cls(branch.token_ids[start:], logprobs, branch.own[start:], tuple(_spans(branch, start)))
 
 
-def _spans(branch: Branch, start: int) -> tuple[VersionSpan, ...]:
-    """Without gaps: each span begins where the last one ended, and the last goes to the end."""
-    given = [span for span in branch.weight_versions if span.end > span.start]
-    ends = [*(span.end - start for span in given[:-1]), len(branch.token_ids) - start]
-    return tuple(
-        span.model_copy(update={"start": before, "end": end})
-        for span, before, end in zip(given, [0, *ends], ends, strict=False)
-    )
+def _spans(branch: Branch, start: int) -> Iterator[VersionSpan]:
+    """Without gaps: each begins where the last one ended, and what is empty stays so.
+
+    Empty is one of weights that have read a prompt, but sampled nothing behind it.
+    """
+    edge = 0
+    for span in branch.weight_versions:
+        end = span.end - start if span.end > span.start else edge
+        yield span.model_copy(update={"start": edge, "end": end})
+        edge = end
 
 
 def _joined(tails: Sequence[_Tail], name: str, dtype: type) -> np.ndarray:
