@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -40,7 +41,7 @@ class Refused(Exception):
 async def opened(environment: Environment) -> AsyncIterator[Play]:
     assert environment.url is not None
     url = environment.url.rstrip("/")
-    async with httpx.AsyncClient(base_url=url.replace("ws", "http", 1)) as http:
+    async with httpx.AsyncClient(base_url=re.sub("^ws", "http", url)) as http:
         yield _Game(url, http, environment).play
 
 
@@ -66,6 +67,10 @@ class _Game:
     url: str
     http: httpx.AsyncClient
     environment: Environment
+
+    @property
+    def address(self) -> str:
+        return f"{re.sub('^http', 'ws', self.url)}/ws"
 
     async def play(self, task: Task, session: Session, seed: int) -> float | None:
         """The sum of the rewards of all steps; None if the game ended and no step had one.
@@ -95,10 +100,9 @@ class _Game:
     ) -> AsyncIterator[tuple[ClientConnection, _Seen]]:
         """A session of the server's, once it has a place for one."""
         deadline = time.monotonic() + _PATIENCE_S
-        address = f"{self.url.replace('http', 'ws', 1)}/ws"
         while True:
             try:
-                socket = await connect(address, max_size=_MOST_BYTES)
+                socket = await connect(self.address, max_size=_MOST_BYTES)
             except (OSError, InvalidHandshake) as error:
                 if time.monotonic() > deadline:
                     why = f"the OpenEnv server at {self.url} does not answer: {error}"
@@ -142,7 +146,7 @@ def _action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if isinstance(found := json.loads(reply), dict):
             return found
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     needed = schema.get("required", [])
     if len(needed) != 1:
