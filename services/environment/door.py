@@ -80,11 +80,22 @@ class Session:
     http: httpx.AsyncClient
 
     async def chat(self, messages: list[dict[str, str]]) -> str:
-        """What the policy answers; `ContextFull` or `httpx.HTTPStatusError` if it does not."""
-        body = {"model": MODEL, "messages": messages}
-        reply = await self.http.post(f"{self.url}/v1/chat/completions", json=body, timeout=None)
+        """What the policy answers.
+
+        Raises:
+            ContextFull: if there is no room for it.
+            DoorShut: if the model does not answer.
+            httpx.HTTPStatusError: if the call is wrong.
+        """
+        body, url = {"model": MODEL, "messages": messages}, f"{self.url}/v1/chat/completions"
+        try:
+            reply = await self.http.post(url, json=body, timeout=None)
+        except httpx.HTTPError as error:
+            raise DoorShut(f"a call has no answer: {type(error).__name__}: {error}") from error
         if reply.status_code == 400 and "context_length_exceeded" in reply.text:
             raise ContextFull
+        if reply.status_code >= _OURS:
+            raise DoorShut(f"a call failed: {reply.text[:200]}")
         reply.raise_for_status()
         return reply.json()["choices"][0]["message"]["content"]
 

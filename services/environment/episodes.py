@@ -7,6 +7,7 @@ import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ T = TypeVar("T")
 # the reward, None if the environment gave none.
 Play = Callable[[Task, Session, int], Awaitable[float | None]]
 _PARTING_S = 5.0  # for what was cancelled
+_FORGET_S = 2.0
 _MOST_WORDS = 500
 PROBLEMS = ("episode_failed", "episode_timeout", "no_reward")
 TRIES = born_at_zero(
@@ -90,7 +92,8 @@ class Episodes:
             problem, words = broken.problem, broken.words
         except DeadlineError:
             problem, words = "episode_timeout", f"not over in {self.settings.episode_timeout_s:g} s"
-        except (DoorShut, Unable, Unworkable):
+        except (DoorShut, Unable, Unworkable, asyncio.CancelledError):
+            await self._forget(session)
             raise
         except Exception as error:
             problem, words = "episode_failed", f"{type(error).__name__}: {error}"
@@ -102,6 +105,12 @@ class Episodes:
             reward, problem, words = None, "episode_failed", "the policy was asked nothing"
         seconds = time.monotonic() - began
         return Played(_episode(trace, seconds, reward, problem, words), trace)
+
+    async def _forget(self, session: Session) -> None:
+        """Else it would lie at the gateway for a week."""
+        with suppress(DoorShut, TimeoutError):
+            async with asyncio.timeout(_FORGET_S):
+                await self.door.close(session)
 
     def _terms(self, of_try: str) -> Terms:
         request = self.request
