@@ -9,8 +9,11 @@ from protocol.recipe import Recipe
 
 
 def bytes_per_token(recipe: Recipe) -> int:
-    """Id (4), log-prob (4), text in a JSON header (8); of an episode also whose it is (1)."""
-    return 16 if recipe.environment is None else 17
+    """Id (4), log-prob (4), text in a JSON header (8).
+
+    Of an episode also whose it is (1), and its conversation (8).
+    """
+    return 16 if recipe.environment is None else 25
 
 
 def responses_in_flight(recipe: Recipe) -> int:
