@@ -97,7 +97,9 @@ class _Tail:
         if branch is None:
             return cls([], [], [], ())
         logprobs = [logprob or 0.0 for logprob in branch.logprobs[start:]]
-        return cls(branch.token_ids[start:], logprobs, branch.own[start:], tuple(_spans(branch, start)))
+        return cls(
+            branch.token_ids[start:], logprobs, branch.own[start:], tuple(_spans(branch, start))
+        )
 
 
 def _spans(branch: Branch, start: int) -> Iterator[VersionSpan]:

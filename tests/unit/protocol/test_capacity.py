@@ -22,7 +22,7 @@ DYNAMIC = {"dynamic_sampling": True, "max_oversampling": 2.5}
         ({"training": {"max_staleness": 3}, **EVALUATED}, (4 * 2 * 2 + 10 * 3) * 16),
         ({"training": DYNAMIC}, 20 * 16),
         ({"training": {**DYNAMIC, "max_oversampling": 99.0}}, 4 * 8 * 16),
-        ({"environment": {"command": ["play"]}}, 2 * 2 * 2 * 25),  # its conversation, and whose each token is
+        ({"environment": {"command": ["play"]}}, 2 * 2 * 2 * 25),  # whose, and told
     ],
 )
 def test_every_response_counts_at_full_length_as_the_words_say(
