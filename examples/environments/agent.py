@@ -7,8 +7,8 @@ import re
 from openai import OpenAI
 
 task = json.loads(os.environ["WEIR_TASK"])
-model = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
-messages = [{"role": "user", "content": task["prompt"]}]
-reply = model.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages)
-answer = re.findall(r"boxed\{(\d+)\}", reply.choices[0].message.content)
-print(json.dumps({"reward": float(answer[-1:] == [task["answer"]])}))
+reply = OpenAI().chat.completions.create(  # reads OPENAI_BASE_URL and OPENAI_API_KEY
+    model=os.environ["OPENAI_MODEL"], messages=[{"role": "user", "content": task["prompt"]}]
+)
+answers = re.findall(r"boxed\{(\d+)\}", reply.choices[0].message.content or "")
+print(float(answers[-1:] == [task["answer"]]))

@@ -1,8 +1,8 @@
 """What the base model of these examples is made of: episodes by careless players, turn by turn.
 
-`python -m examples.environments.base_model` writes a model to start from and the lines that it is
-to imitate to `runs/environments`, where `weir sft examples/environments/sft.toml DIR` finds them.
-The same files every time.
+Run `python -m examples.environments.base_model` to write a model to start from, that of
+`examples/arithmetic`, and the lines that it is to imitate to `runs/environments`, where
+`weir sft examples/environments/sft.toml DIR` finds them. The same files every time.
 """
 
 import json

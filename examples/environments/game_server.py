@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
 """*Higher or lower* behind an OpenEnv server: ``python -m examples.environments.game_server``."""
 
 import random

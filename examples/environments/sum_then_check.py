@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
 """*Sum, then check* as a taskset of `verifiers`, with a harness of its own.
 
 A harness is how an agent goes about a task. Those of `verifiers` start a program for each episode;

@@ -12,23 +12,14 @@ from protocol.messages import as_text
 from protocol.names import TemplateOptions
 from pydantic import BeforeValidator, Field, model_validator
 
-from services.gateway.errors import Problem, from_lines, wrong
+from services.gateway.errors import Problem, wrong
 from services.gateway.openai.body import Body, Part, unusable
 
 _MOST_CALLS = 128  # of a request
 _MOST_BYTES = 2**23  # each response has its prompt in Redis
 _MOST_TOKENS = 500_000  # of an answer, those of top_logprobs included
 _MOST_CHARS = 16  # of a prompt, for each token of the context
-_OWN = "the policy's own distribution is sampled; remove it"
-# Fields of other servers that do not work here, and what to do instead.
-_INSTEAD: Mapping[str, str] = {
-    "response_format": "ask for the format in a message, and parse the text",
-    "tool_choice": "leave it out: the model chooses, and without tools it calls none",
-    "frequency_penalty": _OWN,
-    "presence_penalty": _OWN,
-    "repetition_penalty": _OWN,
-}
-# Their values that change nothing.
+# Values that change nothing, of fields of other servers.
 _IDLE: Mapping[str, object] = {
     **{"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]},
     **{"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "best_of": 1},
@@ -57,8 +48,6 @@ StopTexts = Annotated[
 class Fields(Part):
     """A part of a body in which a null is the same as nothing, and notes are passed over."""
 
-    PLACE: ClassVar[str] = ""
-
     @model_validator(mode="before")
     @classmethod
     def _without_others(cls, data: Any) -> Any:
@@ -67,9 +56,6 @@ class Fields(Part):
         given = {name: value for name, value in data.items() if value is not None}
         idle = _IDLE if given.get("tools") else {**_IDLE, "tool_choice": "none"}
         passed = {name for name in given if given[name] in (_IDLE.get(name), idle.get(name))}
-        others = [name for name in given if name in _INSTEAD and name not in passed]
-        if lines := [f"{cls.PLACE}{name}: not supported; {_INSTEAD[name]}" for name in others]:
-            raise from_lines(lines, code="not_supported")
         return {name: given[name] for name in given if name not in passed | _NOTES}
 
 
@@ -246,17 +232,11 @@ class CompletionRequest(Sampled, Request):
         ]
 
 
-class GenerateSampling(Sampled):
-    """vLLM's sampling parameters."""
-
-    PLACE: ClassVar[str] = "sampling_params."
-
-
 class GenerateRequest(Request):
     """The body of ``POST /inference/v1/generate``: vLLM's, from tokens to tokens."""
 
     token_ids: list[TokenId] = Field(min_length=1)
-    sampling_params: GenerateSampling = GenerateSampling()
+    sampling_params: Sampled = Sampled()
 
     @property
     def sampled(self) -> Sampled:

@@ -48,7 +48,8 @@ class Recorded(Message):
     logprobs: list[float]
     spans: list[VersionSpan]
     messages: list[Json] | None = None  # of a chat, and ...
-    tools: list[Json] = Field(default_factory=list)  # ... its tools
+    tools: list[Json] = Field(default_factory=list)  # ... its tools, and ...
+    chat_template_options: Json = Field(default_factory=dict)  # ... what else its template was told
     text: str = ""
 
     @classmethod
@@ -67,6 +68,7 @@ class Recorded(Message):
             spans=[*answer.spans],
             messages=None if answer.call.messages is None else [*map(dict, answer.call.messages)],
             tools=[*map(dict, answer.call.tools)],
+            chat_template_options=answer.call.chat_template_options,
             text=answer.text,
         )
 
@@ -140,7 +142,8 @@ class Session:
 
     def _begun(self, call: Call) -> Begun | None:
         """The longest beginning of a chat that an earlier call and its reply have made."""
-        hashes = [*_said(call.served.name, call.tools, call.messages or ())]
+        told = [*call.tools, call.chat_template_options]
+        hashes = [*_said(call.served.name, told, call.messages or ())]
         for num in range(len(hashes) - 1, 0, -1):
             if (known := self.turns.get(hashes[num])) is not None:
                 return Begun(num_messages=num, token_ids=tuple(known))
@@ -150,13 +153,14 @@ class Session:
         """Keep what a chat may go on from."""
         if call.messages is not None and call.error is None:
             reply = {"role": "assistant", "content": call.text}
-            *_, last = _said(call.model, call.tools, [*call.messages, reply])
+            told = [*call.tools, call.chat_template_options]
+            *_, last = _said(call.model, told, [*call.messages, reply])
             self.turns[last] = array("i", call.prompt_ids + call.token_ids)
 
 
-def _said(model: str, tools: Turns, turns: Turns) -> Iterator[int]:
+def _said(model: str, told: list[Json], turns: Turns) -> Iterator[int]:
     """The hash of a chat with a model before each turn, and behind the last."""
-    return accumulate(map(_turn, turns), _chained, initial=hash((model, json.dumps([*tools]))))
+    return accumulate(map(_turn, turns), _chained, initial=hash((model, json.dumps(told))))
 
 
 def _turn(turn: Mapping[str, Any]) -> str:

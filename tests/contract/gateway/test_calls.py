@@ -593,12 +593,13 @@ def test_where_a_chat_goes_on_from_an_earlier_call_the_rollout_is_told_its_token
     with a_rollout(stack) as rollout:
         for messages in (HELLO, goes_on, [*goes_on, reply, more], [*HELLO, more, reply, more]):
             assert http.post(url, json=body_of(messages=messages)).status_code == 200
-        other_tools = body_of(messages=goes_on, tools=[{"type": "function"}])
-        assert http.post(url, json=other_tools).status_code == 200
+        for others in {"tools": [{"type": "function"}]}, {"chat_template_kwargs": {"effort": 1}}:
+            asked = body_of(messages=goes_on, **others)
+            assert http.post(url, json=asked).status_code == 200
         with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
             assert other.post(url, json=body_of(messages=goes_on)).status_code == 200
     begun = [call.begun for call in rollout.taken]
     second = (*tokens, *tokens_of("again"), *COUNT)
     assert [each and (each.num_messages, each.token_ids) for each in begun] == [
-        *(None, (2, tokens), (4, second), None, None, (2, tokens))
+        *(None, (2, tokens), (4, second), None, None, None, (2, tokens))
     ]
