@@ -91,8 +91,9 @@ async def played(exchange: Exchange, **asked: Any) -> Episode:
 async def test_an_agent_asks_twice_and_says_the_reward(
     exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
 ) -> None:
-    start_worker()
-    agent = an_agent("ask('ab')", "ask('cd')", "print(said)", "print(0.5)")
+    start_worker(PATH="/usr/bin:/bin")
+    has_programs = "import shutil; assert shutil.which('uv')"
+    agent = an_agent(has_programs, "ask('ab')", "ask('cd')", "print(said)", "print(0.5)")
     job_id = await ask(exchange, size=2, command=agent)
     group = await group_of(exchange, job_id)
     told, between = [ord("a"), ord("b")], [ord("c"), ord("d")]
