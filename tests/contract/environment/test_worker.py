@@ -277,6 +277,8 @@ async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_com
     async with asyncio.timeout(60):
         while len(programs := [*tmp_path.glob("[0-9]*")]) < 6:
             await asyncio.sleep(0.05)
+        while 6 not in [status.at_once for status in (await exchange.statuses()).values()]:
+            await asyncio.sleep(0.05)
     worker.kill()
     worker.wait()
     (tmp_path / "go").touch()
