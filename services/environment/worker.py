@@ -37,9 +37,9 @@ async def run(service: Service) -> None:
     read = Reader(os.environ)
     url = read("WEIR_GATEWAY_URL", str).rstrip("/")
     runs_commands = read("WEIR_ENVIRONMENT_COMMANDS", switch, "off")
-    key = next(iter(service.deployment.api_keys), "")
-    if not key:
-        raise DeploymentError("WEIR_API_KEYS is not set: give a key that the gateway takes")
+    key = next((each for each in service.deployment.api_keys if ":" not in each), "")
+    if not key:  # a name and a hash are no key
+        raise DeploymentError("WEIR_API_KEYS has no plain key: give one that the gateway takes")
     _keep_secrets()
     _show_its_programs()
     _start_no_thread_for_a_process()
