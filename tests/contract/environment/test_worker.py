@@ -94,8 +94,9 @@ async def played(exchange: Exchange, **asked: Any) -> Episode:
 async def test_an_agent_asks_twice_and_says_the_reward(
     exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
 ) -> None:
-    start_worker()
-    agent = an_agent("ask('ab')", "ask('cd')", "print(said)", "print(0.5)")
+    start_worker(PATH="/usr/bin:/bin")
+    has_programs = "import shutil; assert shutil.which('uv')"
+    agent = an_agent(has_programs, "ask('ab')", "ask('cd')", "print(said)", "print(0.5)")
     job_id = await ask(exchange, size=2, command=agent)
     group = await group_of(exchange, job_id)
     told, between = [ord("a"), ord("b")], [ord("c"), ord("d")]
@@ -293,6 +294,8 @@ async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_com
     job_id = await ask(exchange, groups=3, size=2, command=agent, retries=0)
     async with asyncio.timeout(60):
         while len(programs := [*tmp_path.glob("[0-9]*")]) < 6:
+            await asyncio.sleep(0.05)
+        while 6 not in [status.at_once for status in (await exchange.statuses()).values()]:
             await asyncio.sleep(0.05)
     worker.kill()
     worker.wait()
