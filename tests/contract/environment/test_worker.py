@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from protocol.calls import Refusal
 from protocol.exchange import Exchange
@@ -64,9 +65,11 @@ async def ask(
     return job_id
 
 
-async def found(exchange: Exchange, stream: Stream, job_id: str, num: int = 1) -> list[Any]:
+async def found(
+    exchange: Exchange, stream: Stream, job_id: str, num: int = 1, within_s: float = 60
+) -> list[Any]:
     messages = list[Any]()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(within_s):
         while len(messages) < num:
             for delivery in await exchange.claim([stream], job_id, count=16, wait_s=0.1):
                 messages.append(delivery.message())
@@ -119,6 +122,18 @@ async def test_an_agent_asks_twice_and_says_the_reward(
     assert len({each.seed for each in terms}) == 2
 
 
+async def test_of_an_episode_with_branches_the_longest_is_trained_and_an_event_says_so(
+    exchange: Exchange, start_worker: StartWorker
+) -> None:
+    start_worker()
+    agent = an_agent("ask('a')", "told.clear()", "ask('b')", "ask('c')", "print(1)")
+    job_id = await ask(exchange, groups=2, command=agent)
+    for group in await found(exchange, ROLLOUTS, job_id, 2):
+        assert (group.prompt_ids.tolist(), group.own_lengths.tolist()) == ([ord("b")], [10])
+    told = [event.id for _, event in await exchange.events(job_id)]
+    assert told.count("branches:1") == 1
+
+
 @pytest.mark.parametrize(
     ("last_lines", "problem", "words"),
     [
@@ -157,7 +172,7 @@ async def test_an_episode_that_ends_at_a_later_try_is_as_good(
 
 
 async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_count(
-    exchange: Exchange, start_worker: StartWorker, tmp_path: Path
+    exchange: Exchange, start_worker: StartWorker, worker_port: str, tmp_path: Path
 ) -> None:
     """Its program has started one of its own, which ends with it."""
     start_worker()
@@ -174,6 +189,9 @@ async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_c
         ("episode_timeout", None),
         ("", 1),
     ]
+    metrics = httpx.get(f"http://127.0.0.1:{worker_port}/metrics").text
+    for outcome, number in (("episode_timeout", 1), ("ended", 1), ("no_reward", 0)):
+        assert f'weir_episodes_total{{outcome="{outcome}"}} {number}.0' in metrics
     program = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cmdline")
     async with asyncio.timeout(60):
         while program.exists() and program.read_bytes():
@@ -203,9 +221,9 @@ async def test_64_episodes_wait_at_the_same_time_in_one_thread(
     worker = start_worker()
     task = {"prompt": "Count.", "metadata": {"crowd": 64}}
     asked = {"groups": 16, "size": 8, "task": task}
-    settings = {"concurrency": 64, "retries": 0, "episode_timeout_s": 60}
+    settings = {"concurrency": 64, "retries": 0, "episode_timeout_s": 120}
     job_id = await ask(exchange, taskset=TASKSET, **asked, **settings)
-    groups = await found(exchange, ROLLOUTS, job_id, 16)
+    groups = await found(exchange, ROLLOUTS, job_id, 16, within_s=240)
     assert {each.problem for group in groups for each in episodes_of(group)} == {""}
     status = Path(f"/proc/{worker.pid}/status").read_text()
     assert int(status.partition("Threads:")[2].split()[0]) < 32
@@ -286,7 +304,8 @@ async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_com
     groups = await found(exchange, ROLLOUTS, job_id, 3)
     assert sorted(group.request.number for group in groups) == [0, 1, 2]
     assert all(each.reward == 1 for group in groups for each in episodes_of(group))
-    assert await exchange.claim([ROLLOUTS, EPISODES], job_id, count=16, wait_s=1.0) == []
+    assert (await exchange.backlog(EPISODES, job_id)).entries == 0
+    assert await exchange.claim([ROLLOUTS], job_id, count=16, wait_s=1.0) == []
     assert not any(Path(f"/proc/{program.name}").exists() for program in programs)
 
 
