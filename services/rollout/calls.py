@@ -29,7 +29,7 @@ from services.chassis.faults import NotNow, NotStarted, Unworkable
 from services.chassis.prompts import PromptError, Tokenizer, chat, chat_behind
 from services.chassis.service import failure_of
 from services.rollout.policy_sync import PolicyFollower
-from services.rollout.samples import EngineDied, EngineError, EngineUnfit
+from services.rollout.samples import TOKENS, EngineDied, EngineError, EngineUnfit
 
 if TYPE_CHECKING:
     from services.rollout.engine import Engine
@@ -91,6 +91,7 @@ class Answering:
     held: list[_Held] = field(default_factory=list)
     _told: dict[str, float] = field(default_factory=dict)  # gateways, and when they were told last
     _looked_at: float = 0.0
+    _followed_at: float = 0.0
     _waiting: dict[str, int] = field(default_factory=dict)  # calls, by what they are for
     _next: tuple[str, float] = ("", 0.0)  # the weights that the oldest call is for, and since when
     _bringing: asyncio.Task[None] | None = None
@@ -119,7 +120,9 @@ class Answering:
                 await self._look()
                 if not self._next[0] and not self.held:
                     continue
-                await self.follower.look()
+                if time.monotonic() > self._followed_at + _LOOK_S:
+                    await self.follower.look()
+                    self._followed_at = time.monotonic()
                 self._cut()
                 await self._take()
                 await self._send()
@@ -249,6 +252,8 @@ class Answering:
                     async for piece in pieces:
                         await may_leave()
                         held.add(piece)
+                        if call.terms is not None:
+                            TOKENS.inc(len(piece.tokens))
 
     async def _send(self) -> None:
         """Tell each gateway what came, or else at times that its calls are held."""

@@ -44,7 +44,7 @@ async def test_each_call_is_taken_once_by_who_has_its_weights(open_exchange: Ope
         assert sorted(call.id for calls in taken for call in calls) == [
             f"call-{n}" for n in range(1, 10, 2)
         ]
-        assert [*await rollout.waiting_calls()][0] == "folder:/b"
+        assert next(iter(await rollout.waiting_calls())) == "folder:/b"
         assert await rollout.take_calls("folder:/a", 1, 60) == []
         await gateway.withdraw_call("call-0")
         assert [call.id for call in await rollout.take_calls(None, 2)] == ["call-2", "call-4"]
