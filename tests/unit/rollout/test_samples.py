@@ -148,7 +148,7 @@ def of_pairs() -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("end", ["<|im_end|>", ""])
 def test_where_a_chat_goes_on_nothing_of_it_is_tokenized_again(end: str) -> None:
-    tokenizer = of_pairs()
+    tokenizer: Any = of_pairs()
     question, reply = {"role": "user", "content": "12+1"}, "a</think>1212"
     prompt = prompt_of(a_call(messages=[question]), tokenizer)
     sampled = [tokenizer.convert_tokens_to_ids(each) for each in [*reply, *([end] if end else ())]]
