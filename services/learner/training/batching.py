@@ -197,12 +197,13 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
 def largest_micro_batches(recipe: Recipe, num_ranks: int) -> list[Sample]:
     """Samples that make the largest micro-batch that there may be on every rank.
 
-    They are as long as can be, the last one shorter if no other fits.
+    They are as long as can be, the last one shorter if no other fits. The limit of a response is
+    that of each turn of an episode, which may fill the context.
     """
     longest = recipe.model.max_context
     whole, rest = divmod(longest_micro_batch(recipe), longest)
     lengths = [longest] * whole + [rest] * (rest > 1)
-    most = recipe.rollout.sampling.max_tokens
+    most = longest if recipe.environment else recipe.rollout.sampling.max_tokens
     num_groups = num_ranks // recipe.training.sequence_parallel
     return [blank_sample(length, min(length - 1, most)) for length in lengths * num_groups]
 

@@ -133,6 +133,15 @@ def test_every_rank_gets_the_largest_micro_batch_once(recipe: Recipe, tokens: in
         assert min(len(sample.prompt_ids) for sample in samples) >= 1
 
 
+def test_the_turns_of_an_episode_may_fill_its_context() -> None:
+    recipe = a_recipe(
+        model={"max_context": 100},
+        rollout={"sampling": {"max_tokens": 8}},
+        environment={"taskset": "sums"},
+    )
+    assert {len(sample.token_ids) for sample in largest_micro_batches(recipe, 1)} == {99}
+
+
 def test_a_token_budget_is_halved_down_to_a_sample_of_full_length() -> None:
     recipe, budgets = recipe_of(450), list[int]()
     while len(budgets) < 9 and (tokens := smaller_token_budget(recipe)) is not None:
