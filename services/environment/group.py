@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -82,7 +82,6 @@ def _common_prefix(rows: Sequence[list[int]]) -> list[int]:
     return [column[0] for column in equal]
 
 
-<<<<<<< HEAD
 def _response(played: Played, start: int) -> Response:
     branch = played.branch
     calls = calls_of(played.trace, branch)
@@ -102,47 +101,4 @@ def _spans(branch: Branch, start: int) -> tuple[VersionSpan, ...]:
     return tuple(
         span.model_copy(update={"start": before, "end": end})
         for span, before, end in zip(given, [0, *ends], ends, strict=False)
-=======
-@dataclass(frozen=True)
-class _Tail:
-    """What follows the prompt in a branch."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    own: list[bool]
-    spans: tuple[VersionSpan, ...]
-
-    @classmethod
-    def of(cls, branch: Branch | None, start: int) -> _Tail:
-        if branch is None:
-            return cls([], [], [], ())
-        logprobs = [logprob or 0.0 for logprob in branch.logprobs[start:]]
-        return cls(branch.token_ids[start:], logprobs, branch.own[start:], tuple(_spans(branch, start)))
-
-
-def _spans(branch: Branch, start: int) -> Iterator[VersionSpan]:
-    """Without gaps: each begins where the last one ended, and what is empty stays so.
-
-    Empty is one of weights that have read a prompt, but sampled nothing behind it.
-    """
-    edge = 0
-    for span in branch.weight_versions:
-        end = span.end - start if span.end > span.start else edge
-        yield span.model_copy(update={"start": edge, "end": end})
-        edge = end
-
-
-def _joined(tails: Sequence[_Tail], name: str, dtype: type) -> np.ndarray:
-    return np.concatenate([np.array(getattr(tail, name), dtype=dtype) for tail in tails])
-
-
-def _response(played: Played, tail: _Tail) -> Response:
-    calls = calls_of(played.trace, played.branch)
-    is_cut = bool(calls) and calls[-1].finish_reason == FinishReason.LENGTH
-    return Response(
-        text="\n\n".join(call.text for call in calls),
-        finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
-        spans=tail.spans,
-        episode=played.episode,
->>>>>>> env-review
     )
