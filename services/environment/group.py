@@ -95,10 +95,14 @@ def _response(played: Played, start: int) -> Response:
 
 
 def _spans(branch: Branch, start: int) -> tuple[VersionSpan, ...]:
-    """Without gaps: each span begins where the last one ended, and the last goes to the end."""
-    given = [span for span in branch.weight_versions if span.end > span.start]
-    ends = [*(span.end - start for span in given[:-1]), len(branch.token_ids) - start]
-    return tuple(
-        span.model_copy(update={"start": before, "end": end})
-        for span, before, end in zip(given, [0, *ends], ends, strict=False)
-    )
+    """Without gaps: each span begins where the last one ended, and the last goes to the end.
+
+    An empty one stays so: it is of weights that have read a prompt, but sampled nothing behind it.
+    """
+    spans, edge = list[VersionSpan](), 0
+    for span in branch.weight_versions:
+        end = span.end - start if span.end > span.start else edge
+        spans.append(span.model_copy(update={"start": edge, "end": end}))
+        edge = end
+    whole = {"end": len(branch.token_ids) - start}
+    return (*spans[:-1], spans[-1].model_copy(update=whole))

@@ -74,7 +74,7 @@ def _left_open(agent: Any, taskset: str, max_turns: int) -> dict[str, Any]:
 
 def _share_certificates() -> None:
     """`verifiers` makes an HTTP client for each session, which would read all of them again."""
-    transport = importlib.import_module("httpx._transports.default")
+    transport: Any = importlib.import_module("httpx._transports.default")
     transport.create_ssl_context = _ssl_context
 
 
