@@ -128,4 +128,5 @@ def tasks_of(name: str, settings: Any) -> Iterator[str]:
         data = task.data.model_dump(mode="json", exclude_defaults=True)
         prompt = task.data.prompt_text or task.data.description or task.data.name or "-"
         task_id = task.data.id or task.data.name or f"{name}-{task.data.idx}"
-        yield json.dumps({"id": task_id, "prompt": prompt, "metadata": {"task": data}})
+        turn = {"role": "user", "content": prompt}  # of messages no reader wants an answer
+        yield json.dumps({"id": task_id, "messages": [turn], "metadata": {"task": data}})

@@ -16,10 +16,12 @@ from protocol.calls import Refusal
 from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, Episode, RolloutGroup, Turn
 from protocol.streams import EPISODES, FAILED, ROLLOUTS, Stream
+from protocol.tasks import read_tasks
 
 from deploy.processes import free_ports
+from tests.architecture.project import ROOT
 from tests.builders import a_recipe, a_request, a_task
-from tests.contract.environment.conftest import StartWorker
+from tests.contract.environment.conftest import PYTHON, StartWorker
 from tests.contract.exchange_steps import begin
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout
 from tests.contract.gateway.stack import Stack
@@ -89,6 +91,14 @@ async def played(exchange: Exchange, **asked: Any) -> Episode:
     """The only episode of the only group."""
     (episode,) = episodes_of(await group_of(exchange, await ask(exchange, **asked)))
     return episode
+
+
+def test_the_tasks_that_a_taskset_brings_can_be_read(tmp_path: Path) -> None:
+    command = [PYTHON, "-m", "services.environment", "tasks", TASKSET]
+    (tmp_path / "tasks.jsonl").write_bytes(subprocess.check_output(command, cwd=ROOT, timeout=120))
+    (task,) = read_tasks(tmp_path / "tasks.jsonl")
+    assert (task.id, task.problem) == ("first", "Count.")
+    assert task.metadata["task"] == {"idx": 0, "name": "first", "prompt": "Count."}
 
 
 async def test_an_agent_asks_twice_and_says_the_reward(
