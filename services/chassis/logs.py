@@ -43,5 +43,5 @@ def set_up_logs(service: str, level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for chatty in ("httpx", "uvicorn.access", "filelock"):
+    for chatty in ("httpx", "uvicorn.access", "aiohttp.access", "verifiers", "filelock"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

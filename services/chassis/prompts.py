@@ -23,7 +23,7 @@ class Tokenizer(Protocol):
 
     def __call__(self, text: str, **options: Any) -> Any: ...
 
-    def decode(self, token_ids: Sequence[int], **options: Any) -> Any: ...
+    def decode(self, token_ids: list[int], **options: Any) -> Any: ...
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any: ...
 
@@ -107,11 +107,10 @@ def _templated(
 ) -> Any:
     if tokenizer.chat_template is None:
         raise PromptError("the model has no chat template: set model.prompt_template in the recipe")
-    taken = options.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys()
-    if taken:
+    if taken := options.keys() & _arguments(tokenizer):
         names = ", ".join(sorted(taken))
         raise PromptError(
-            f"model.chat_template_options: {names} would be no variable of the template, but an "
+            f"chat_template_options: {names} would be no variable of the template, but an "
             "argument of the tokenizer; remove it"
         )
     try:
@@ -121,8 +120,14 @@ def _templated(
             **options,
         )
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-        given = f" with model.chat_template_options {dict(options)}" if options else ""
+        given = f" with chat_template_options {dict(options)}" if options else ""
         raise PromptError(f"the model's chat template refuses it{given}: {error}") from error
+
+
+def _arguments(tokenizer: Tokenizer) -> set[str]:
+    # Those of its bases, too: vLLM's own passes anything on, such as another chat template.
+    methods = (vars(each).get("apply_chat_template") for each in type(tokenizer).__mro__)
+    return {name for method in methods if method for name in inspect.signature(method).parameters}
 
 
 def _turn(turn: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:

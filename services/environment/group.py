@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -60,22 +60,21 @@ def _said(turn: dict[str, Any]) -> str:
 
 def group_of(request: RolloutRequest, played: Sequence[Played], seconds: float) -> RolloutGroup:
     branches = [each.branch for each in played]
-    prompt = _common_prefix([_before_own(branch) for branch in branches if branch is not None])
-    tails = [_Tail.of(branch, len(prompt)) for branch in branches]
+    kept = [branch for branch in branches if branch is not None]
+    prompt = _common_prefix([branch.token_ids[: branch.own.index(True)] for branch in kept])
+    start = len(prompt)
+    lengths = [0 if branch is None else len(branch.token_ids) - start for branch in branches]
+    logprobs = [logprob or 0.0 for branch in kept for logprob in branch.logprobs[start:]]
     return RolloutGroup(
         request=request,
         prompt_ids=np.array(prompt, dtype=np.int32),
-        token_ids=_joined(tails, "token_ids", np.int32),
-        behavior_logprobs=_joined(tails, "logprobs", np.float32),
-        own=_joined(tails, "own", np.uint8),
-        lengths=np.array([len(tail.token_ids) for tail in tails], dtype=np.int32),
-        responses=tuple(map(_response, played, tails)),
+        token_ids=np.array([t for b in kept for t in b.token_ids[start:]], dtype=np.int32),
+        behavior_logprobs=np.array(logprobs, dtype=np.float32),
+        own=np.array([own for b in kept for own in b.own[start:]], dtype=np.uint8),
+        lengths=np.array(lengths, dtype=np.int32),
+        responses=tuple(_response(each, start) for each in played),
         sampling_seconds=seconds,
     )
-
-
-def _before_own(branch: Branch) -> list[int]:
-    return branch.token_ids[: branch.own.index(True)]
 
 
 def _common_prefix(rows: Sequence[list[int]]) -> list[int]:
@@ -83,47 +82,27 @@ def _common_prefix(rows: Sequence[list[int]]) -> list[int]:
     return [column[0] for column in equal]
 
 
-@dataclass(frozen=True)
-class _Tail:
-    """What follows the prompt in a branch."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    own: list[bool]
-    spans: tuple[VersionSpan, ...]
-
-    @classmethod
-    def of(cls, branch: Branch | None, start: int) -> _Tail:
-        if branch is None:
-            return cls([], [], [], ())
-        logprobs = [logprob or 0.0 for logprob in branch.logprobs[start:]]
-        return cls(
-            branch.token_ids[start:], logprobs, branch.own[start:], tuple(_spans(branch, start))
-        )
-
-
-def _spans(branch: Branch, start: int) -> Iterator[VersionSpan]:
-    """Without gaps: each begins where the last one ended, and what is empty stays so.
-
-    Empty is one of weights that have read a prompt, but sampled nothing behind it.
-    """
-    edge = 0
-    for span in branch.weight_versions:
-        end = span.end - start if span.end > span.start else edge
-        yield span.model_copy(update={"start": edge, "end": end})
-        edge = end
-
-
-def _joined(tails: Sequence[_Tail], name: str, dtype: type) -> np.ndarray:
-    return np.concatenate([np.array(getattr(tail, name), dtype=dtype) for tail in tails])
-
-
-def _response(played: Played, tail: _Tail) -> Response:
-    calls = calls_of(played.trace, played.branch)
+def _response(played: Played, start: int) -> Response:
+    branch = played.branch
+    calls = calls_of(played.trace, branch)
     is_cut = bool(calls) and calls[-1].finish_reason == FinishReason.LENGTH
     return Response(
         text="\n\n".join(call.text for call in calls),
         finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
-        spans=tail.spans,
+        spans=_spans(branch, start) if branch is not None else (),
         episode=played.episode,
     )
+
+
+def _spans(branch: Branch, start: int) -> tuple[VersionSpan, ...]:
+    """Without gaps: each span begins where the last one ended, and the last goes to the end.
+
+    An empty one stays so: it is of weights that have read a prompt, but sampled nothing behind it.
+    """
+    spans, edge = list[VersionSpan](), 0
+    for span in branch.weight_versions:
+        end = span.end - start if span.end > span.start else edge
+        spans.append(span.model_copy(update={"start": edge, "end": end}))
+        edge = end
+    whole = {"end": len(branch.token_ids) - start}
+    return (*spans[:-1], spans[-1].model_copy(update=whole))

@@ -10,8 +10,10 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import httpx
 from protocol.messages import Task
 from protocol.recipe import Environment
 
@@ -70,9 +72,21 @@ def _left_open(agent: Any, taskset: str, max_turns: int) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key not in agent.model_fields_set}
 
 
+def _share_certificates() -> None:
+    """`verifiers` makes an HTTP client for each session, which would read all of them again."""
+    transport: Any = importlib.import_module("httpx._transports.default")
+    transport.create_ssl_context = _ssl_context
+
+
+@cache
+def _ssl_context(*arguments: Any, **settings: Any) -> Any:
+    return httpx.create_ssl_context(*arguments, **settings)
+
+
 @asynccontextmanager
 async def opened(environment: Environment) -> AsyncIterator[Play]:
     assert environment.taskset is not None
+    _share_certificates()
     arguments = environment.taskset, environment.settings, environment.max_turns
     taskset = _Taskset(await asyncio.to_thread(_loaded, *arguments))
     async with taskset.env.serving():
@@ -114,4 +128,5 @@ def tasks_of(name: str, settings: Any) -> Iterator[str]:
         data = task.data.model_dump(mode="json", exclude_defaults=True)
         prompt = task.data.prompt_text or task.data.description or task.data.name or "-"
         task_id = task.data.id or task.data.name or f"{name}-{task.data.idx}"
-        yield json.dumps({"id": task_id, "prompt": prompt, "metadata": {"task": data}})
+        turn = {"role": "user", "content": prompt}  # of messages no reader wants an answer
+        yield json.dumps({"id": task_id, "messages": [turn], "metadata": {"task": data}})

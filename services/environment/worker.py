@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from protocol.messages import ActiveJob, Doing, JobEvent, RolloutGroup, RolloutRequest
@@ -36,10 +37,11 @@ async def run(service: Service) -> None:
     read = Reader(os.environ)
     url = read("WEIR_GATEWAY_URL", str).rstrip("/")
     runs_commands = read("WEIR_ENVIRONMENT_COMMANDS", switch, "off")
-    key = next(iter(service.deployment.api_keys), "")
-    if not key:
-        raise DeploymentError("WEIR_API_KEYS is not set: give a key that the gateway takes")
+    key = next((each for each in service.deployment.api_keys if ":" not in each), "")
+    if not key:  # a name and a hash are no key
+        raise DeploymentError("WEIR_API_KEYS has no plain key: give one that the gateway takes")
     _keep_secrets()
+    _show_its_programs()
     _start_no_thread_for_a_process()
     async with client_of(key) as http:
         worker = Worker(service, Door(url, key, http), runs_commands)
@@ -52,6 +54,12 @@ def _keep_secrets() -> None:
     """Programs that environments start inherit the variables of this process."""
     for name in [name for name in os.environ if name.startswith("WEIR_")]:
         del os.environ[name]
+
+
+def _show_its_programs() -> None:
+    """Agents find `uv`, which verifiers runs, and this Python, which has what they import."""
+    here = Path(sys.executable).parent
+    os.environ["PATH"] = f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
 def _start_no_thread_for_a_process() -> None:

@@ -238,7 +238,9 @@ def _show(
             "the recipe leaves advantages to a critic: they take the models, and are not computed"
         )
     if recipe.environment is not None:
-        console.print("rewards of environments are those that were kept: no episode is played again")
+        console.print(
+            "rewards of environments are those that were kept: no episode is played again"
+        )
     changed = [response for response in responses if response.has_changed]
     if not changed:
         console.print("nothing changes: grades, rewards and advantages are the same, bit for bit")

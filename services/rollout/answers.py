@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,7 +91,12 @@ class Answer:
         likely = sorted(logprobs, key=lambda each: -logprobs[each].logprob)
         top = [each for each in likely if math.isfinite(logprobs[each].logprob)]
         ids = [token_id, *top[: self.call.sampling.top_logprobs]]
-        own, *texts = convert_ids_list_to_tokens(self._tokenizer, ids)
+        own, *texts = (_text_of(self._tokenizer, each) for each in ids)
         values = [logprobs[each].logprob for each in ids]
         named = zip(ids[1:], texts, values[1:], strict=True)
         return Token(id=token_id, text=own, logprob=values[0], top=tuple(named))
+
+
+@lru_cache(maxsize=2**18)
+def _text_of(tokenizer: Any, token_id: int) -> str:
+    return convert_ids_list_to_tokens(tokenizer, [token_id])[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import (
@@ -28,13 +29,14 @@ from services.chassis.faults import NotNow, NotStarted, Unworkable
 from services.chassis.prompts import PromptError, Tokenizer, chat, chat_behind
 from services.chassis.service import failure_of
 from services.rollout.policy_sync import PolicyFollower
-from services.rollout.samples import EngineDied, EngineError, EngineUnfit
+from services.rollout.samples import TOKENS, EngineDied, EngineError, EngineUnfit
 
 if TYPE_CHECKING:
     from services.rollout.engine import Engine
 
 log = logging.getLogger(__name__)
 _LOOK_S = 0.05
+_SOON_S = 0.01  # while calls wait or are answered
 _LIFE_S = 1.0  # between two signs of life, and two looks at what is wanted
 _PARTING_S = 2.0
 _SHARE = 8  # one of so many places is for calls while a job trains
@@ -69,6 +71,11 @@ class _Held:
             piece = piece.model_copy(update={**joined, "prompt_ids": ids, "spans": spans})
         self.piece = piece
 
+    @property
+    def is_due(self) -> bool:
+        """Whether what there is to be sent is waited for."""
+        return self.piece is not None and (self.call.streams or self.piece.is_last)
+
     def refuse(self, refusal: Refusal) -> None:
         own = {"call_id": self.call.id, "tries": self.call.tries}
         self.add(Piece(**own, refusal=refusal))
@@ -84,6 +91,8 @@ class Answering:
     held: list[_Held] = field(default_factory=list)
     _told: dict[str, float] = field(default_factory=dict)  # gateways, and when they were told last
     _looked_at: float = 0.0
+    _followed_at: float = 0.0
+    _waiting: dict[str, int] = field(default_factory=dict)  # calls, by what they are for
     _next: tuple[str, float] = ("", 0.0)  # the weights that the oldest call is for, and since when
     _bringing: asyncio.Task[None] | None = None
 
@@ -105,13 +114,15 @@ class Answering:
             EngineDied: if the engine dies of loading some.
         """
         try:
-            while not await self.service.pause(_LOOK_S):
+            while not await self.service.pause(_SOON_S if self.held or self._waiting else _LOOK_S):
                 if self._bringing is not None and self._bringing.done():
                     self._bringing = self._bringing.result()
                 await self._look()
                 if not self._next[0] and not self.held:
                     continue
-                await self.follower.look()
+                if time.monotonic() > self._followed_at + _LOOK_S:
+                    await self.follower.look()
+                    self._followed_at = time.monotonic()
                 self._cut()
                 await self._take()
                 await self._send()
@@ -126,7 +137,8 @@ class Answering:
                 held.refuse(_MOVED)
 
     async def _look(self) -> None:
-        wanted = await self.exchange.next_weights() or ""
+        self._waiting = await self.exchange.waiting_calls()
+        wanted = next(iter(self._waiting), "")
         if wanted != self._next[0]:
             self._next = wanted, time.monotonic()
 
@@ -145,11 +157,11 @@ class Answering:
 
     async def _take_work(self, job_id: str) -> None:
         """Calls of the job's own episodes, which may have all places."""
-        engine, place = self.follower.engine, self.service.place
-        for key in self.follower.demand.calls_taken(job_id, *place):
+        engine, (place, replicas) = self.follower.engine, self.service.place
+        for key in self.follower.demand.calls_taken(job_id, place, replicas):
             room = engine.places - len(self.held) if engine and not engine.sleeps else 0
-            if room > 0:
-                self._begin(await self.exchange.take_calls(key, room, _FOREVER_S))
+            if (count := min(room, math.ceil(self._waiting.get(key, 0) / replicas))) > 0:
+                self._begin(await self.exchange.take_calls(key, count, _FOREVER_S))
 
     async def _turn_to(self, key: str) -> None:
         """Load other weights if nothing is answered, and no rollout that has them takes calls."""
@@ -240,17 +252,22 @@ class Answering:
                     async for piece in pieces:
                         await may_leave()
                         held.add(piece)
+                        if call.terms is not None:
+                            TOKENS.inc(len(piece.tokens))
 
     async def _send(self) -> None:
         """Tell each gateway what came, or else at times that its calls are held."""
         now = time.monotonic()
         for gateway, those in groupby(sorted(self.held, key=_gateway), _gateway):
             own = list(those)
-            pieces = tuple(held.piece for held in own if held.piece is not None)
-            if not pieces and now < self._told.get(gateway, 0.0) + _LIFE_S:
+            is_late = now >= self._told.get(gateway, 0.0) + _LIFE_S
+            sent = [held for held in own if is_late or held.is_due]
+            if not sent:
                 continue
-            self.held = [held for held in self.held if not (_is_over(held) and held in own)]
-            for held in own:
+            pieces = tuple(held.piece for held in sent if held.piece is not None)
+            over = {held for held in sent if _is_over(held)}
+            self.held = [held for held in self.held if held not in over]
+            for held in sent:
                 held.piece = None
             ids, self._told[gateway] = tuple(held.call.id for held in own), now
             told = {"rollout": self.service.called, "doing": self._doing, "held": ids}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from prometheus_client import Counter
 from protocol.messages import (
     FinishReason,
     Response,
@@ -19,6 +20,9 @@ from protocol.messages import (
 
 from services.chassis.faults import Unfit, Unworkable, WorkerFault
 from services.chassis.prompts import PromptError, Tokenizer, rendered
+
+# Of groups and of episodes.
+TOKENS = Counter("weir_sampled_tokens_total", "Tokens sampled; its rate is the throughput")
 
 
 class EngineError(RuntimeError):

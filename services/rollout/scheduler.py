@@ -1,10 +1,11 @@
 """vLLM's schedulers, but tokens leave the engine's process many at a time.
 
 vLLM sends every token of every request to the process that asked, which decodes it: for a small
-model a quarter as much work as sampling it. Here a response's first token is sent, which tells
-that it has begun; then `_TOKENS` at a time, or those of `_LATE_S`, which tell that it goes on; the
-rest when it ends; and all when the engine pauses, since vLLM counts the tokens of a message to the
-version of the weights at that time. Those of a call that is streamed leave one by one.
+model a quarter as much work as sampling it. Here the first token of a group's response is sent,
+which tells that it has begun; then `_TOKENS` at a time, or those of `_LATE_S`, which tell that it
+goes on; the rest when it ends; and all when the engine pauses, since vLLM counts the tokens of a
+message to the version of the weights at that time. Those of a call that is streamed leave one by
+one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -63,10 +65,13 @@ class _Batching(Scheduler if TYPE_CHECKING else object):
                 yield _joined(self._held.pop(request_id))
 
     def _is_awaited(self, output: EngineCoreOutput) -> bool:
-        """Whether it is a first token, or its text is read or searched for stop texts elsewhere."""
+        """Whether it is a group's first token, or its text is read or searched for stop texts."""
         sampling = self.requests[output.request_id].sampling_params
-        is_read = sampling is not None and bool(sampling.stop or sampling.stream_interval)
-        return output.prefill_stats is not None or is_read
+        if sampling is None:
+            return True
+        is_first = output.prefill_stats is not None
+        is_of_group = sampling.output_kind is not RequestOutputKind.DELTA
+        return bool(sampling.stop or sampling.stream_interval) or (is_first and is_of_group)
 
     def _send_held(self, sent: dict[int, EngineCoreOutputs]) -> None:
         for request_id, outputs in self._held.items():

@@ -16,13 +16,12 @@ from services.chassis.stage import Stage, work_forever
 from services.rollout.calls import Answering
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
-from services.rollout.samples import Sample, group_of, prompt_ids
+from services.rollout.samples import TOKENS, Sample, group_of, prompt_ids
 
 GROUPS = born_at_zero(Counter("weir_sampled_groups_total", "Groups sampled", ["purpose"]), *Purpose)
 RESPONSES = born_at_zero(
     Counter("weir_sampled_responses_total", "Responses sampled", ["finish_reason"]), *FinishReason
 )
-TOKENS = Counter("weir_sampled_tokens_total", "Tokens sampled; its rate is the throughput")
 PROMPT_TOKENS = Counter("weir_prompt_tokens_total", "Tokens of the prompts, once per group")
 SAMPLING = Gauge("weir_groups_sampling", "Groups that are in the engine now")
 GROUP_SECONDS = Histogram(

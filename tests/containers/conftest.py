@@ -24,6 +24,7 @@ from tests.containers.engines import ROOT, Engine, engine
 
 SERVICES = ("gateway", "grader", "rollout", "learner", "environment")
 PROJECT = "weir-test"
+_ALL = ("--profile", "environment")  # services, also those that are started on request
 _CONTAINER_ENDED = ("running", "stopped container", "ended with 137")  # as podman says it
 ENDED = {"succeeded", "failed", "cancelled"}
 Json = dict[str, Any]
@@ -171,7 +172,7 @@ def stack(running_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> I
     running_engine.environment |= {"WEIR_GATEWAY_PORT": f"127.0.0.1:{port}"}
     sdk = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
     described = Stack(running_engine, ("docker-compose.yml", str(folder / "override.yml")), (), sdk)
-    known = described.compose("--profile", "environment", "config", "--services").split()
+    known = described.compose(*_ALL, "config", "--services").split()
     described.services = tuple(name for name in known if name not in running_engine.cannot_make)
     with running_engine.serving():
         try:
@@ -179,7 +180,7 @@ def stack(running_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> I
             yield described
         finally:
             (folder / "containers.log").write_text(described.compose("logs", "--no-color"))
-            described.compose("down", "--volumes", "--timeout", "5")
+            described.compose(*_ALL, "down", "--volumes", "--timeout", "5")
 
 
 @pytest.fixture(scope="session")

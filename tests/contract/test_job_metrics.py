@@ -132,7 +132,7 @@ async def test_starts_are_counted_for_every_service_and_begin_at_zero(
         for (name, labels), value in series.items()
         if name == "weir_service_starts_total"
     }
-    assert counted == {"gateway": 0, "learner": 0, "rollout": 2, "grader": 1}
+    assert counted == {"gateway": 0, "learner": 0, "rollout": 2, "environment": 0, "grader": 1}
 
 
 async def test_the_oldest_entry_of_a_stream_has_an_age(exchange: Exchange, server: Server) -> None:

@@ -240,7 +240,7 @@ async def test_a_call_goes_to_a_rollout_and_its_answer_back(services: Services) 
     call = a_call(gateway=gateway.me)
     assert await gateway.ask_call(call, most=1)
     assert await gateway.keep_calls({call.id: 0}) == {call.id}
-    assert await rollout.next_weights() == call.served.key
+    assert await rollout.waiting_calls() == {call.served.key: 1}
     assert await rollout.take_calls(call.served.key, 1) == [call]
     assert await rollout.wanted_calls(gateway.me, [call]) == {call.id}
     await rollout.send_pieces(gateway.me, Pieces(rollout="rollout-1"))

@@ -20,6 +20,7 @@ import pytest
 from protocol.messages import FinishReason
 from protocol.recipe import Sampling
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists
 
@@ -346,7 +347,7 @@ def test_tokens_leave_the_engine_many_at_a_time_or_after_a_while(
 ) -> None:
     scheduler = _Batching()
     logprobs = LogprobsLists(np.zeros((1, 1), np.int32), np.zeros((1, 1)), np.zeros(1))
-    request: Any = SimpleNamespace(sampling_params=None)
+    request: Any = SimpleNamespace(sampling_params=SamplingParams())
     scheduler.requests = {"response": request}
     monkeypatch.setattr("time.monotonic", itertools.count(start=50, step=0.01).__next__)
 

@@ -53,7 +53,9 @@ class Stack:
 
     def leaders(self) -> dict[str, int]:
         """The process that the supervisor runs under each name now."""
-        programs = {name: f"services.{name}" for name in SERVICES} | {"valkey": "valkey-server"}
+        programs = {name: f"services.{name}" for name in (*SERVICES, "environment")} | {
+            "valkey": "valkey-server"
+        }
         found = {}
         for process in psutil.Process(self.supervisor.pid).children():
             with suppress(psutil.Error):  # it has ended

@@ -41,7 +41,7 @@ class Nodes:
 
     def add(self, name: str, **settings: Any) -> None:
         self.running[name] = self.cluster.add_node(
-            num_cpus=3, num_gpus=2, resources={f"node:{name}": 1}, **settings
+            num_cpus=4, num_gpus=2, resources={f"node:{name}": 1}, **settings
         )
 
     def kill(self, name: str) -> None:
@@ -84,6 +84,7 @@ def test_a_job_survives_the_death_of_a_node_that_samples_and_of_one_that_learns(
         nodes.address,
         WEIR_GPUS=PLACEMENT,
         WEIR_GRADERS="2",
+        WEIR_ENVIRONMENTS="1",
         WEIR_REDIS_URL=server.url,
         WEIR_DATA_DIR=str(tmp_path / "home" / "data"),
         DS_ACCELERATOR="cpu",
@@ -93,6 +94,7 @@ def test_a_job_survives_the_death_of_a_node_that_samples_and_of_one_that_learns(
         ray.init(address=nodes.address)
         assert len(nodes_of("weir-rollout")) == len(nodes_of("weir-learner")) == 2
         assert len(nodes_of("weir-grader")) == 2
+        assert len(nodes_of("weir-environment")) == 1
         job_id = stack.submit(training=ENDLESS)
         stack.wait_for_step(job_id, 2)
         step = stack.job(job_id)["weir"]["step"]

@@ -162,6 +162,8 @@ def test_two_ranks_survive_the_death_of_the_supervisor_and_a_stop_saves_what_the
         assert second.supervisor.wait(240) == 0
     assert not of_home(home)
     assert not (home / "stack.json").exists()
-    (checkpoint,) = (home / "data/jobs" / job_id / "checkpoints").glob("step-*")
+    # The ranks of the first stack may have had the time for one, too.
+    checkpoint = max((home / "data/jobs" / job_id / "checkpoints").glob("step-*"))
+    assert int(checkpoint.name.removeprefix("step-")) >= step + 2
     files = {path.name for path in (checkpoint / "model").iterdir()}
     assert files == {"adapter_config.json", "adapter_model.safetensors"}

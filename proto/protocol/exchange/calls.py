@@ -54,10 +54,10 @@ class Calls(Connection):
         found = await self.run("take_calls", keys, [served or "", count, patience_s])
         return [call for body in found if (call := _readable(body)) is not None]
 
-    async def next_weights(self) -> str | None:
-        """The key of the weights that the oldest call waits for; no call is taken."""
+    async def waiting_calls(self) -> dict[str, int]:
+        """How many calls wait, by the key of what they are for, the oldest's first; takes none."""
         found = await self.run("take_calls", [streams.CALLS, streams.CALL_BODIES], ["", 0, 0])
-        return found[0].decode() if found else None
+        return {key.decode(): num for key, num in zip(found[::2], found[1::2], strict=True)}
 
     async def wanted_calls(self, gateway: str, calls: Iterable[Call]) -> set[str]:
         """Those that their gateway still waits for, in the same try."""

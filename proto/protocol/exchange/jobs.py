@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import starmap
 from typing import Any, NamedTuple, cast
 
@@ -27,6 +28,7 @@ _MOST_LOOKED_AT = 1000  # records, while nobody else is served
 _WEIGHED = 500
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 _CHANGING = sorted(set(JobRecord.model_fields) - {"recipe", "request"})
+_as_active = lru_cache(maxsize=1)(ActiveJob.model_validate_json)  # all ask for it, all the time
 _HELD_UP = streams.PREFIX + "held_up"  # the ids of jobs that wait for something to be mended
 
 
@@ -201,7 +203,7 @@ class Jobs(Connection):
         """The job that this stack works on, if any that this release can read."""
         stored = await self.pulse.get(streams.ACTIVE)
         try:
-            return None if stored is None else ActiveJob.model_validate_json(cast(bytes, stored))
+            return None if stored is None else _as_active(cast(bytes, stored))
         except ValidationError:
             return None
 

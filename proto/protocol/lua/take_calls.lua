@@ -1,14 +1,17 @@
 #!lua flags=allow-oom
--- Take calls that wait for some weights, or tell which weights the oldest of all waits for.
+-- Take calls that wait for some weights, or tell how many wait for which, the oldest first.
 -- KEYS: calls, bodies      ARGV: what they are for ('': anything), how many (0: look), the patience
 local count, now, taken = tonumber(ARGV[2]), tonumber(redis.call('TIME')[1]), {}
-local oldest = nil
+local oldest, numbers, order = nil, {}, {}
 for _, entry in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
   local served, id, since = unpack(cjson.decode(entry))
   if redis.call('HEXISTS', KEYS[2], id) == 0 then
     redis.call('LREM', KEYS[1], 1, entry)
   elseif count == 0 then
-    return {served}
+    if not numbers[served] then
+      order[#order + 1] = served
+    end
+    numbers[served] = (numbers[served] or 0) + 1
   elseif ARGV[1] == '' or served == ARGV[1] then
     if oldest and now - oldest >= tonumber(ARGV[3]) then
       break
@@ -22,5 +25,9 @@ for _, entry in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
   else
     oldest = oldest or since
   end
+end
+for _, served in ipairs(order) do
+  taken[#taken + 1] = served
+  taken[#taken + 1] = numbers[served]
 end
 return taken

@@ -35,7 +35,7 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 SessionName = Annotated[str, Path(pattern=sessions.NAME)]
 
 
-def session_name(session: SessionName) -> str:
+async def session_name(session: SessionName) -> str:  # no thread is needed for it
     return session
 
 

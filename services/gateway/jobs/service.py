@@ -323,7 +323,7 @@ def _readable(job: AnyJob) -> JobRecord:
     return job
 
 
-def _jobs(request: Request) -> JobService:
+async def _jobs(request: Request) -> JobService:
     return request.app.state.jobs
 
 

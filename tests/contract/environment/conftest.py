@@ -40,14 +40,21 @@ def rollout(stack: Stack) -> Iterator[FakeRollout]:
 
 
 @pytest.fixture
-def start_worker(stack: Stack, rollout: FakeRollout, tmp_path: Path) -> Iterator[StartWorker]:
-    """Starts a worker on a port that stays its own; variables change its environment."""
-    started, port = list[subprocess.Popen[bytes]](), str(next(free_ports()))
+def worker_port() -> str:
+    return str(next(free_ports()))
+
+
+@pytest.fixture
+def start_worker(
+    stack: Stack, rollout: FakeRollout, worker_port: str, tmp_path: Path
+) -> Iterator[StartWorker]:
+    """Starts a worker; variables change its environment."""
+    started = list[subprocess.Popen[bytes]]()
 
     def start(**variables: str) -> subprocess.Popen[bytes]:
         environment = os.environ | {
             **{"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(tmp_path)},
-            **{"WEIR_PORT": port, "WEIR_API_KEYS": KEY, "WEIR_GATEWAY_URL": stack.url},
+            **{"WEIR_PORT": worker_port, "WEIR_API_KEYS": KEY, "WEIR_GATEWAY_URL": stack.url},
             **{"WEIR_HEARTBEAT_S": "0.3", "WEIR_CLAIM_IDLE_S": "3", "WEIR_DRAIN_S": "0"},
             **{"WEIR_ENVIRONMENT_COMMANDS": "on", "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}"},
             **variables,

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
 """A taskset of `verifiers` for the tests, whose tasks say how their episodes end."""
 
 import asyncio

@@ -10,15 +10,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from protocol.calls import Refusal
 from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, Episode, RolloutGroup, Turn
 from protocol.streams import EPISODES, FAILED, ROLLOUTS, Stream
+from protocol.tasks import read_tasks
 
 from deploy.processes import free_ports
+from tests.architecture.project import ROOT
 from tests.builders import a_recipe, a_request, a_task
-from tests.contract.environment.conftest import StartWorker
+from tests.contract.environment.conftest import PYTHON, StartWorker
 from tests.contract.exchange_steps import begin
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout
 from tests.contract.gateway.stack import Stack
@@ -64,9 +67,11 @@ async def ask(
     return job_id
 
 
-async def found(exchange: Exchange, stream: Stream, job_id: str, num: int = 1) -> list[Any]:
+async def found(
+    exchange: Exchange, stream: Stream, job_id: str, num: int = 1, within_s: float = 60
+) -> list[Any]:
     messages = list[Any]()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(within_s):
         while len(messages) < num:
             for delivery in await exchange.claim([stream], job_id, count=16, wait_s=0.1):
                 messages.append(delivery.message())
@@ -88,11 +93,20 @@ async def played(exchange: Exchange, **asked: Any) -> Episode:
     return episode
 
 
+def test_the_tasks_that_a_taskset_brings_can_be_read(tmp_path: Path) -> None:
+    command = [PYTHON, "-m", "services.environment", "tasks", TASKSET]
+    (tmp_path / "tasks.jsonl").write_bytes(subprocess.check_output(command, cwd=ROOT, timeout=120))
+    (task,) = read_tasks(tmp_path / "tasks.jsonl")
+    assert (task.id, task.problem) == ("first", "Count.")
+    assert task.metadata["task"] == {"idx": 0, "name": "first", "prompt": "Count."}
+
+
 async def test_an_agent_asks_twice_and_says_the_reward(
     exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
 ) -> None:
-    start_worker()
-    agent = an_agent("ask('ab')", "ask('cd')", "print(said)", "print(0.5)")
+    start_worker(PATH="/usr/bin:/bin")
+    has_programs = "import shutil; assert shutil.which('uv')"
+    agent = an_agent(has_programs, "ask('ab')", "ask('cd')", "print(said)", "print(0.5)")
     job_id = await ask(exchange, size=2, command=agent)
     group = await group_of(exchange, job_id)
     told, between = [ord("a"), ord("b")], [ord("c"), ord("d")]
@@ -116,6 +130,18 @@ async def test_an_agent_asks_twice_and_says_the_reward(
         (job_id, 3, 8)
     }
     assert len({each.seed for each in terms}) == 2
+
+
+async def test_of_an_episode_with_branches_the_longest_is_trained_and_an_event_says_so(
+    exchange: Exchange, start_worker: StartWorker
+) -> None:
+    start_worker()
+    agent = an_agent("ask('a')", "told.clear()", "ask('b')", "ask('c')", "print(1)")
+    job_id = await ask(exchange, groups=2, command=agent)
+    for group in await found(exchange, ROLLOUTS, job_id, 2):
+        assert (group.prompt_ids.tolist(), group.own_lengths.tolist()) == ([ord("b")], [10])
+    told = [event.id for _, event in await exchange.events(job_id)]
+    assert told.count("branches:1") == 1
 
 
 @pytest.mark.parametrize(
@@ -156,7 +182,7 @@ async def test_an_episode_that_ends_at_a_later_try_is_as_good(
 
 
 async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_count(
-    exchange: Exchange, start_worker: StartWorker, tmp_path: Path
+    exchange: Exchange, start_worker: StartWorker, worker_port: str, tmp_path: Path
 ) -> None:
     """Its program has started one of its own, which ends with it."""
     start_worker()
@@ -173,6 +199,9 @@ async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_c
         ("episode_timeout", None),
         ("", 1),
     ]
+    metrics = httpx.get(f"http://127.0.0.1:{worker_port}/metrics").text
+    for outcome, number in (("episode_timeout", 1), ("ended", 1), ("no_reward", 0)):
+        assert f'weir_episodes_total{{outcome="{outcome}"}} {number}.0' in metrics
     program = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cmdline")
     async with asyncio.timeout(60):
         while program.exists() and program.read_bytes():
@@ -202,9 +231,9 @@ async def test_64_episodes_wait_at_the_same_time_in_one_thread(
     worker = start_worker()
     task = {"prompt": "Count.", "metadata": {"crowd": 64}}
     asked = {"groups": 16, "size": 8, "task": task}
-    settings = {"concurrency": 64, "retries": 0, "episode_timeout_s": 60}
+    settings = {"concurrency": 64, "retries": 0, "episode_timeout_s": 120}
     job_id = await ask(exchange, taskset=TASKSET, **asked, **settings)
-    groups = await found(exchange, ROLLOUTS, job_id, 16)
+    groups = await found(exchange, ROLLOUTS, job_id, 16, within_s=240)
     assert {each.problem for group in groups for each in episodes_of(group)} == {""}
     status = Path(f"/proc/{worker.pid}/status").read_text()
     assert int(status.partition("Threads:")[2].split()[0]) < 32
@@ -276,6 +305,8 @@ async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_com
     async with asyncio.timeout(60):
         while len(programs := [*tmp_path.glob("[0-9]*")]) < 6:
             await asyncio.sleep(0.05)
+        while 6 not in [status.at_once for status in (await exchange.statuses()).values()]:
+            await asyncio.sleep(0.05)
     worker.kill()
     worker.wait()
     (tmp_path / "go").touch()
@@ -283,7 +314,8 @@ async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_com
     groups = await found(exchange, ROLLOUTS, job_id, 3)
     assert sorted(group.request.number for group in groups) == [0, 1, 2]
     assert all(each.reward == 1 for group in groups for each in episodes_of(group))
-    assert await exchange.claim([ROLLOUTS, EPISODES], job_id, count=16, wait_s=1.0) == []
+    assert (await exchange.backlog(EPISODES, job_id)).entries == 0
+    assert await exchange.claim([ROLLOUTS], job_id, count=16, wait_s=1.0) == []
     assert not any(Path(f"/proc/{program.name}").exists() for program in programs)
 
 

@@ -61,7 +61,7 @@ def test_the_reference_has_every_route(stack: Stack) -> None:
         for method in methods
     }
     named = re.findall(
-        r"`((?:GET|POST|DELETE) /(?:v1|inference|rollout)[^`]*)`", REFERENCE.read_text("utf-8")
+        r"`((?:GET|POST|PUT|DELETE) /(?:v1|inference|rollout)[^`]*)`", REFERENCE.read_text("utf-8")
     )
     assert {re.sub("{[^}]*}", "{}", route) for route in named} == routes
 

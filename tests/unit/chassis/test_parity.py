@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -26,7 +25,7 @@ class Tokenizer:
     def __call__(self, text: str, **options: Any) -> Any:
         raise AssertionError("no plain template is given")
 
-    def decode(self, token_ids: Sequence[int], **options: Any) -> Any:
+    def decode(self, token_ids: list[int], **options: Any) -> Any:
         raise AssertionError("no chat goes on")
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> list[int]:

@@ -204,7 +204,8 @@ def test_a_cluster_without_a_line_is_divided() -> None:
 
 def test_a_process_takes_its_gpus_of_its_node_and_graders_take_none() -> None:
     placement = parse("learner=a:0-3,b:0-3 rollout=b:4,5")
-    made = {each.name: each for each in launches(placement, {}, {"WEIR_GRADERS": "2"})}
+    variables = {"WEIR_GRADERS": "2", "WEIR_ENVIRONMENTS": "0"}
+    made = {each.name: each for each in launches(placement, {}, variables)}
     assert set(made) == {"gateway", "grader-0", "grader-1", "rollout-0", "learner-0", "learner-1"}
     assert resources_of(made["learner-1"]) == {"CPU": 4, "GPU": 4, "node:b": 0.001}
     assert resources_of(made["grader-0"]) == {"CPU": 1}

@@ -74,11 +74,11 @@ def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:
 
 def test_no_more_is_asked_in_a_session_that_is_full(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path)
-    sessions.refuse_more("s")
+    sessions.enter("s")
     with (tmp_path / "s.jsonl").open("wb") as file:
         file.truncate(2**26 + 1)
     with pytest.raises(Problem, match="begin another"):
-        sessions.refuse_more("s")
+        sessions.enter("s")
 
 
 def test_sessions_go_after_a_week(tmp_path: Path) -> None:

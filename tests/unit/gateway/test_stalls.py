@@ -89,7 +89,8 @@ BUSY: Any = {"eval_requests": Backlog(7, 2), "requests": Backlog(1, 0, 95.0, "tr
 KILLED = a_process("rollout", **STARTING, starts=3, silent_s=16.0)
 PLAYS = a_process("environment", "plays_episodes", at_once=16, holds=HELD)
 PLAYER = a_process("environment", "is_idle")
-SHUT = a_process("environment", **FAILS | {"why": "the gateway does not answer"})
+NO_DOOR: dict[str, Any] = {**FAILS, "why": "the gateway does not answer"}
+SHUT = a_process("environment", **NO_DOOR)
 ANSWERS = a_process("rollout", "answers_calls", at_once=8, still_s=9.0, for_s=3.0)
 FEW = a_process("rollout", "answers_calls", at_once=1, still_s=9.0, for_s=3.0)
 AWAY: Any = None  # the exchange, of which nothing is asked

@@ -38,6 +38,13 @@ def rendered(
     return "".join(tokenizer.convert_ids_to_tokens(ids))
 
 
+class Pooled(PreTrainedTokenizerFast):
+    """As vLLM's, which says nothing of what it passes on."""
+
+    def apply_chat_template(self, *given: Any, **options: Any) -> Any:
+        return super().apply_chat_template(*given, **options)
+
+
 def of_characters(chat: str | None) -> PreTrainedTokenizerFast:
     entries = ["<bos>", *(chr(code) for code in range(33, 127))]
     made = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges=[]))
@@ -45,7 +52,7 @@ def of_characters(chat: str | None) -> PreTrainedTokenizerFast:
     made.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 0)]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<bos>", chat_template=chat)
+    return Pooled(tokenizer_object=made, bos_token="<bos>", chat_template=chat)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +79,8 @@ def test_options_are_variables_of_the_chat_template() -> None:
     refusing = QUIET + "{{ raise_exception('no effort') }}"
     with pytest.raises(PromptError, match="refuses it: no effort"):
         rendered(refusing, None, {})
-    with pytest.raises(PromptError, match="chat_template_options: tokenize "):
-        rendered(QUIET, None, {}, tokenize=False)
+    with pytest.raises(PromptError, match="chat_template_options: chat_template, tokenize "):
+        rendered(QUIET, None, {}, chat_template="{{ 1 }}", tokenize=False)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +148,7 @@ def of_pairs() -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("end", ["<|im_end|>", ""])
 def test_where_a_chat_goes_on_nothing_of_it_is_tokenized_again(end: str) -> None:
-    tokenizer = of_pairs()
+    tokenizer: Any = of_pairs()
     question, reply = {"role": "user", "content": "12+1"}, "a</think>1212"
     prompt = prompt_of(a_call(messages=[question]), tokenizer)
     sampled = [tokenizer.convert_tokens_to_ids(each) for each in [*reply, *([end] if end else ())]]
@@ -152,7 +159,7 @@ def test_where_a_chat_goes_on_nothing_of_it_is_tokenized_again(end: str) -> None
     assert exact[: len(prompt + sampled)] == prompt + sampled
     assert exact[len(prompt + sampled) :] == tokenizer(new.removeprefix(end)).input_ids
     plain = prompt_of(a_call(messages=turns), tokenizer)
-    assert tokenizer.decode(plain) == tokenizer.decode(exact).replace("a</think>", "")
+    assert tokenizer.decode(plain) == str(tokenizer.decode(exact)).replace("a</think>", "")
     tokenizer.chat_template = THINKING.replace("split('</think>')[-1]", "upper()")
     shouted = [prompt_of(a_call(messages=turns, begun=each), tokenizer) for each in (begun, None)]
     assert shouted[0] == shouted[1]
