@@ -325,6 +325,7 @@ async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_com
         ({"command": ["true"]}, "WEIR_ENVIRONMENT_COMMANDS=on"),
         ({"taskset": "no_such"}, "make install-environment"),
         ({"taskset": TASKSET, "settings": {"no": 1}}, "environment.settings"),
+        ({"taskset": TASKSET, "settings": {"agent": {}}}, "WEIR_ENVIRONMENT_COMMANDS=on"),
     ],
 )
 async def test_an_environment_that_no_worker_has_fails_the_group_with_the_remedy(
