@@ -16,6 +16,7 @@ from services.chassis.faults import NotNow
 
 MODEL = "policy"  # what agents may call it: the session's terms say which weights answer
 _OPEN_S = 60.0
+_OF_CALL = {"engine_error", "rollout_lost"}
 _OURS = 500  # statuses from here on are no fault of who asks
 
 
@@ -25,6 +26,10 @@ class DoorShut(NotNow):
 
 class ContextFull(Exception):
     """The context leaves no room for another turn."""
+
+
+class CallFailed(RuntimeError):
+    """A call failed in the engine, perhaps of itself; counted as a failure of its group."""
 
 
 class Failed(BaseModel):
@@ -67,10 +72,11 @@ class Trace(BaseModel):
         return sum(call.seconds for call in self.calls)
 
     def refuse_if_the_model_failed(self) -> None:
-        """`DoorShut` if a call failed for a reason of the server's own."""
+        """Raise the reason if a call failed by one of the server's own."""
         for call in self.calls:
             if call.error is not None and call.error.status >= _OURS:
-                raise DoorShut(f"a call failed: {call.error.code}: {call.error.message}")
+                why = f"a call failed: {call.error.code}: {call.error.message}"
+                raise CallFailed(why) if call.error.code in _OF_CALL else DoorShut(why)
 
 
 @dataclass(frozen=True)

@@ -280,11 +280,12 @@ async def test_the_rewards_of_a_game_are_added_until_it_or_the_turns_end(
         assert told == ["Play.\n\nseed 7, level 2", *["go on"] * (turns - 1)]
 
 
+@pytest.mark.parametrize(("status", "code"), [(500, "engine_error"), (503, "not_taken")])
 async def test_a_group_is_given_back_while_the_model_fails(
-    exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
+    exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker, status: Any, code: str
 ) -> None:
     start_worker()
-    broken = Refusal(status=500, code="engine_error", message="the engine fails")
+    broken = Refusal(status=status, code=code, message="the engine fails")
     rollout.refuse = lambda call: broken if len(rollout.taken) < 3 else None
     agent = an_agent("ask('a')", "print(1)")
     assert (await played(exchange, command=agent, retries=0)).reward == 1
