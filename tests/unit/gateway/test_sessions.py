@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from protocol.calls import Terms
 from protocol.messages import VersionSpan
 
+from services.gateway.calls import sessions
 from services.gateway.calls.sessions import Recorded, Sessions, branches_of
 from services.gateway.errors import Problem
 
@@ -73,20 +75,38 @@ def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:
 
 
 def test_no_more_is_asked_in_a_session_that_is_full(tmp_path: Path) -> None:
-    sessions = Sessions(tmp_path)
-    sessions.enter("s")
+    kept = Sessions(tmp_path)
+    kept.enter("s")
     with (tmp_path / "s.jsonl").open("wb") as file:
         file.truncate(2**26 + 1)
     with pytest.raises(Problem, match="begin another"):
-        sessions.enter("s")
+        kept.enter("s")
+
+
+def test_of_many_sessions_the_newest_stay_in_memory_and_all_have_their_terms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_MOST_KNOWN", 4)
+    kept = Sessions(tmp_path)
+    terms = {"job_id": "job", "purpose": "train", "sampling": {"max_tokens": 8}}
+    of = {name: Terms.model_validate({**terms, "seed": seed}) for seed, name in enumerate("abcdef")}
+    for name in "abc":
+        kept.open(name, of[name])
+    first = kept.enter("a")
+    kept.open("d", of["d"])
+    assert kept.enter("a") is first, "there is room for four"
+    for name in "ef":
+        kept.open(name, of[name])
+    assert kept.enter("a") is not first
+    assert {name: kept.enter(name).terms for name in of} == of
 
 
 def test_sessions_go_after_a_week(tmp_path: Path) -> None:
-    sessions, week_ago = Sessions(tmp_path), time.time() - 8 * 24 * 3600
+    kept, week_ago = Sessions(tmp_path), time.time() - 8 * 24 * 3600
     for name in ("old", "new"):
         (tmp_path / f"{name}.jsonl").write_text("")
     os.utime(tmp_path / "old.jsonl", (week_ago, week_ago))
-    sessions.expire()
+    kept.expire()
     assert [path.name for path in tmp_path.iterdir()] == ["new.jsonl"]
     with pytest.raises(Problem):
-        sessions.delete("old")
+        kept.delete("old")
