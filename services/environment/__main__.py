@@ -15,8 +15,8 @@ from services.environment.taskset import tasks_of
 
 def main(arguments: list[str]) -> None:
     if not arguments:
-        run_service("environment", worker.run)
-    elif arguments[0] != "tasks" or len(arguments) not in (2, 3):
+        return run_service("environment", worker.run)
+    if arguments[0] != "tasks" or len(arguments) not in (2, 3):
         sys.exit(__doc__)
     try:
         for line in tasks_of(arguments[1], json.loads("".join(arguments[2:]) or "{}")):

@@ -86,7 +86,7 @@ class Episodes:
         session = await self.door.open(name, self._terms(f"{index}.{number}"))
         reward, problem, words = None, "no_reward", "the environment gave no reward"
         try:
-            playing = self.do(request.task, session, request.seed % 2**31)
+            playing = self.do(request.task, session, request.seed)
             reward = await _within(deadline - time.monotonic(), playing)
         except Broken as broken:
             problem, words = broken.problem, broken.words

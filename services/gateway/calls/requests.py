@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -89,11 +88,10 @@ class Sampled(Fields):
         most = [terms.sampling.max_tokens]
         if self.most_tokens is not None and self.model_fields_set & _MOST:
             most.append(self.most_tokens)
-        seed = hashlib.blake2b(f"{terms.seed}:{number}".encode(), digest_size=7).digest()
         return CallSampling(
             **terms.sampling.model_dump(include=_SAME),
             max_tokens=min(most),
-            seed=int.from_bytes(seed),
+            seed=(terms.seed + number) % 2**63,
             top_logprobs=self.num_likely or 0,
         )
 
