@@ -182,7 +182,8 @@ class Sessions:
         try:
             with self._path(name).open("xb", buffering=0) as file:
                 _write(file, line)
-            self._keep(name, Session(terms))
+            self._make_room()
+            self._known[name] = Session(terms)
         except FileExistsError:
             if self.enter(name).terms != terms:
                 why = f"session {name} has begun, and not under these terms; take another name"
@@ -196,13 +197,12 @@ class Sessions:
                 raise conflict(why, param="session")
         if (known := self._known.get(name)) is not None:
             return known
-        return self._keep(name, self._found(name))
+        self._make_room()
+        return self._known.setdefault(name, self._found(name))
 
-    def _keep(self, name: str, session: Session) -> Session:
-        """In memory, where the oldest make room; threads do so at the same time."""
+    def _make_room(self) -> None:
         for oldest in [*self._known][: max(0, len(self._known) - _MOST_KNOWN + 1)]:
             self._known.pop(oldest, None)
-        return self._known.setdefault(name, session)
 
     def _found(self, name: str) -> Session:
         """From its file, as after a restart."""
