@@ -55,7 +55,7 @@ class Calls(Connection):
         return [call for body in found if (call := _readable(body)) is not None]
 
     async def waiting_calls(self) -> dict[str, int]:
-        """How many calls wait, by the key of what they are for, the oldest's first; takes none."""
+        """How many of the 256 oldest calls wait for what, by its key, the oldest's first."""
         found = await self.run("take_calls", [streams.CALLS, streams.CALL_BODIES], ["", 0, 0])
         return {key.decode(): num for key, num in zip(found[::2], found[1::2], strict=True)}
 

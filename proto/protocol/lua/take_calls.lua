@@ -3,7 +3,8 @@
 -- KEYS: calls, bodies      ARGV: what they are for ('': anything), how many (0: look), the patience
 local count, now, taken = tonumber(ARGV[2]), tonumber(redis.call('TIME')[1]), {}
 local oldest, numbers, order = nil, {}, {}
-for _, entry in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
+local last = count == 0 and 255 or -1  -- a look is taken a hundred times a second
+for _, entry in ipairs(redis.call('LRANGE', KEYS[1], 0, last)) do
   local served, id, since = unpack(cjson.decode(entry))
   if redis.call('HEXISTS', KEYS[2], id) == 0 then
     redis.call('LREM', KEYS[1], 1, entry)
