@@ -116,7 +116,7 @@ class OperationLog:
         return _read(Result, self._path(number, ".result"))
 
     def forget_before(self, number: int) -> None:
-        """Remove what no checkpoint needs: operations before ``number``, and results long before."""
+        """Remove operations before ``number``, which no checkpoint needs, and results long before."""
         for path in self.folder.glob("*.operation"):
             if int(path.stem) < number:
                 path.unlink()

@@ -431,6 +431,7 @@ class Recipe(Table):
             "tasks": {"train": "client"},
             "rollout": {"sampling": {"max_tokens": 1}},
             "training": {"steps": MOST_STEPS},
+            "algorithm": {"advantage": "grpo"},
             **data,
         }
 
