@@ -105,3 +105,19 @@ def _busy(job_id: str) -> Problem:
     why = f"job {job_id} trains: its newest weights answer as {job_id}, others once it has ended"
     headers = {"Retry-After": "10"}
     return Problem(503, why, param="model", code="engine_busy", headers=headers)
+
+
+async def sampler_of(name: str, jobs: JobService) -> Served:
+    """The weights that a client has saved, ``JOB@NAME``, or a base model, ``base:MODEL``."""
+    deployment = jobs.service.deployment
+    job_id, at, saved = name.partition("@")
+    if not at:
+        model = await asyncio.to_thread(model_id, name.removeprefix("base:"), deployment)
+        return await asyncio.to_thread(_in_folder, model, None, None, deployment)
+    record = await jobs.get(job_id)
+    folder = deployment.job_dir(job_id) / "samplers" / saved
+    if "/" in saved or not await asyncio.to_thread(folder.is_dir):
+        raise Problem(404, f"there is no sampler {name!r}", param="model", code="model_not_found")
+    model = record.recipe.model
+    base = model.path if model.lora else ""
+    return Served(name=name, job_id=job_id, folder=str(folder), base=base, model=model)
