@@ -66,9 +66,10 @@ class _Held:
     def add(self, piece: Piece) -> None:
         if (last := self.piece) is not None:
             joined = {"tokens": last.tokens + piece.tokens, "text": last.text + piece.text}
-            ids = piece.prompt_ids if last.prompt_ids is None else last.prompt_ids
-            spans = piece.spans or last.spans
-            piece = piece.model_copy(update={**joined, "prompt_ids": ids, "spans": spans})
+            of_both = ("prompt_ids", "prompt_logprobs")  # which come once
+            joined |= {name: getattr(last, name) or getattr(piece, name) for name in of_both}
+            joined["spans"] = piece.spans or last.spans
+            piece = piece.model_copy(update=joined)
         self.piece = piece
 
     @property
