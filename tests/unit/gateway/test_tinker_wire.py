@@ -95,7 +95,7 @@ def test_weights_of_cross_entropy_are_one_where_none_are_given() -> None:
 def test_a_tensor_that_does_not_fit_is_refused_by_name(
     name: str, tensor: sdk.Tensor | None
 ) -> None:
-    assert refused(a_request(**{name: tensor})) == f"{INPUTS}.{name}"
+    assert refused(a_request("cross_entropy", **{name: tensor})) == f"{INPUTS}.{name}"
 
 
 def test_damaged_and_empty_requests_are_refused() -> None:
