@@ -23,6 +23,7 @@ from protocol.weights import sync_folder
 
 LossName = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
 MOST_BEHIND = 1000  # results that are kept, fetched or not
+PROBES = "probes.json"  # beside the weights of a sampler
 
 
 class AdamW(Message):
