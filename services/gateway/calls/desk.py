@@ -40,6 +40,7 @@ class Answer:
     news: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever something has come
     asked_at: float = field(default_factory=time.time)
     prompt_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[float | None, ...] = ()
     tokens: list[Token] = field(default_factory=list)
     text: str = ""
     spans: tuple[VersionSpan, ...] = ()
@@ -66,6 +67,7 @@ class Answer:
         if piece.spans and before + piece.spans[-1].end != len(self.tokens) + len(piece.tokens):
             return self.end_try(_LOST)  # a piece is missing, which went with the server's memory
         self.prompt_ids = self.prompt_ids or piece.prompt_ids or ()
+        self.prompt_logprobs = self.prompt_logprobs or piece.prompt_logprobs or ()
         self.tokens += piece.tokens
         self.text += piece.text
         self.spans = _joined(self._earlier, piece.spans, before) if piece.spans else self.spans
