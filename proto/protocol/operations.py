@@ -18,11 +18,45 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from protocol.frames import M, decode, encode, pack, unpack_all
 from protocol.messages import Float32Array, Int32Array, Message
+from protocol.recipe import Lora
 from protocol.weights import sync_folder
 
 LossName = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
 MOST_BEHIND = 1000  # results that are kept, fetched or not
-SILENT = "its client is silent"  # how the reason of a pause begins that the client's word ends
+SILENT = "its client has been silent"  # how the reason of a pause begins that it ends itself
+PROBES = "probes.json"  # beside the weights of a sampler
+_STATE = "session.json"
+
+
+class State(Message):
+    """What was saved in a folder, by which operation: only the same model can go on from it."""
+
+    base: str
+    dtype: str
+    lora: Lora | None
+    version: int = 0
+    operation: int = 0
+
+    @classmethod
+    def of(cls, folder: Path) -> State:
+        """Raises OSError or ValueError if there is none in the folder."""
+        return cls.model_validate_json((folder / _STATE).read_bytes())
+
+    def write(self, folder: Path) -> None:
+        (folder / _STATE).write_text(self.model_dump_json(), encoding="utf-8")
+
+    def fits(self, other: State) -> bool:
+        return (self.base, self.dtype, self.lora) == (other.base, other.dtype, other.lora)
+
+    @property
+    def words(self) -> str:
+        lora = f"an adapter of rank {self.lora.rank} for " if self.lora is not None else ""
+        return f"{lora}{self.base} in {self.dtype}"
+
+
+def sampler_name(version: int | None) -> str:
+    """The name of a version's sampler that the client has given none; None: of any."""
+    return "version-*" if version is None else f"version-{version:06d}"
 
 
 class AdamW(Message):
@@ -126,7 +160,7 @@ class OperationLog:
         return _read(Result, self._path(number, ".result"))
 
     def forget_before(self, number: int) -> None:
-        """Remove operations before ``number``, which no checkpoint needs, and far older results."""
+        """Remove operations before ``number``, which nobody needs, and results long before."""
         for path in self.folder.glob("*.operation"):
             if int(path.stem) < number:
                 path.unlink()

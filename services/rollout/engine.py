@@ -285,8 +285,10 @@ class Engine:
             output = await self._output(prompt, _ONE_TOKEN, 0, is_probe=True)
         return cast(FlatLogprobs, output.prompt_logprobs).logprobs
 
-    async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
+    async def load(self, folder: Path | None, label: str, *, keep_kv: bool) -> dict[str, float]:
         """Exchange the weights while requests wait; returns the seconds that each phase took.
+
+        Without a folder an engine for adapters samples from the model that they are for.
 
         Raises:
             LoadError: naming the phase that failed or passed its deadline.
@@ -325,7 +327,10 @@ class Engine:
             await self.llm.wake_up()
         self.sleeps = False
 
-    async def _exchange(self, folder: Path) -> None:
+    async def _exchange(self, folder: Path | None) -> None:
+        if folder is None:
+            self._adapter = None
+            return
         if not self.settings.lora_rank:
             await self.llm.start_weight_update()
             await self.llm.update_weights(WeightTransferUpdateRequest({"path": str(folder)}))

@@ -12,13 +12,12 @@ from protocol.messages import JobRecord
 from protocol.operations import Operation
 
 from services.gateway.calls.desk import Desk
-from services.gateway.calls.served import sampler_of
 from services.gateway.errors import Problem, wrong
 from services.gateway.jobs.service import Jobs, JobService
 from services.gateway.models.folders import all_models, find_folder
 from services.gateway.tinker import archive, bodies, clients, wire
 from services.gateway.tinker.futures import result_of
-from services.gateway.tinker.samples import Samples, sampler_name, sampler_object
+from services.gateway.tinker.samples import Samples, sampler_name, sampler_object, served_by
 
 Json = dict[str, Any]
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -223,15 +222,8 @@ async def create_sampling_session(body: Json, jobs: Jobs) -> Json:
     """Name a sampler of saved weights, or of a base model."""
     path, base = _text(body, "model_path"), _text(body, "base_model")
     name = sampler_name(base, path)
-    await _sampler(name, jobs, "model_path" if path else "base_model")
+    await served_by(name, jobs)
     return {"sampling_session_id": name, "type": "create_sampling_session"}
-
-
-async def _sampler(name: str, jobs: JobService, param: str) -> None:
-    try:
-        await sampler_of(name, jobs)
-    except Problem as problem:
-        raise wrong(param, problem.detail) if problem.status_code == 404 else problem from problem
 
 
 @_tinker.get("/samplers/{sampler_id:path}")

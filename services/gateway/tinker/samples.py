@@ -18,7 +18,7 @@ from protocol.calls import Call, Served
 
 from services.gateway.calls.desk import Answer, Desk
 from services.gateway.calls.requests import GenerateRequest
-from services.gateway.calls.served import sampler_of
+from services.gateway.calls.served import sampler_of, weights_of
 from services.gateway.errors import Problem, own_fault, wrong
 from services.gateway.jobs.service import JobService
 from services.gateway.tinker import bodies
@@ -42,6 +42,14 @@ def sampler_name(base_model: str | None, model_path: str | None) -> str:
     if not base_model:
         raise wrong("base_model", "required, or a sampling_session_id or a model_path")
     return _BASE + base_model
+
+
+async def served_by(sampler: str, jobs: JobService) -> Served:
+    """The weights of a sampler; 404 if there are none."""
+    job_id, at, name = sampler.partition("@")
+    if at:
+        return await sampler_of(job_id, name, jobs)
+    return await weights_of(sampler.removeprefix(_BASE), jobs)
 
 
 async def sampler_object(name: str, jobs: JobService) -> dict[str, Any]:
@@ -135,7 +143,7 @@ class Samples:
 
     async def _served(self, sampler: str) -> Served:
         job_id, at, _ = sampler.partition("@")
-        served = await sampler_of(sampler, self.jobs)
+        served = await served_by(sampler, self.jobs)
         if at:
             await asyncio.to_thread(log_of(self.jobs, job_id).touch)
         return served

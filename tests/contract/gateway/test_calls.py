@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +22,14 @@ from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, JobState
 from protocol.recipe import Model
 
+from services.chassis.deployment import Deployment
+from services.chassis.service import Service
 from services.gateway.calls.desk import Answer, Desk
+from services.gateway.calls.served import sampler_of
 from services.gateway.errors import Problem
+from services.gateway.files.store import FileStore
+from services.gateway.jobs.service import JobService
+from tests.builders import a_job_record, a_recipe
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout, tokens_of
 from tests.contract.gateway.stack import (
@@ -468,6 +476,34 @@ def test_what_is_too_much_is_refused_at_once(http: httpx.Client, body: Any, code
 
 
 # ---------------------------------------------------------------------- which weights answer
+
+
+def test_beside_a_clients_session_models_answer_and_what_it_has_saved(
+    stack: Stack, sdk: openai.OpenAI, rollout: FakeRollout
+) -> None:
+    job = f"ftjob-{'5' * 24}"
+    stack.exchange(lambda exchange: exchange.submit(a_job_record(job, recipe=a_recipe(client={}))))
+    begin(stack, job)
+    assert ask(sdk).model == "tiny"
+    folder = a_model(stack.data_dir / f"jobs/{job}/samplers/version-000012")
+    a_model(stack.data_dir / f"jobs/{job}/other")
+    os.utime(folder, (1, 1))
+
+    async def sampler(name: str, exchange: Exchange) -> Served:
+        values = {"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(stack.data_dir)}
+        deployment = Deployment.from_environment(values | {"WEIR_PORT": "1"})
+        jobs = JobService(Service("gateway", deployment, exchange), FileStore(stack.data_dir))
+        return await sampler_of(job, name, jobs)
+
+    served = stack.exchange(partial(sampler, "version-000012"))
+    assert (served.folder, served.base, served.version) == (str(folder), "", 12)
+    assert (served.attempt, served.model.lora) == (1, None)
+    assert folder.stat().st_mtime > 1
+    for name in ("version-000013", "../other", ""):
+        with pytest.raises(Problem) as told:
+            stack.exchange(partial(sampler, name))
+        assert told.value.status_code == 404
+    end(stack, job)
 
 
 def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
