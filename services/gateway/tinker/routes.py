@@ -247,7 +247,7 @@ async def cancel_future(body: Json, request: Request) -> Json:
 
 @_tinker.post("/retrieve_future", response_model=None)
 async def retrieve_future(body: Json, jobs: Jobs, request: Request) -> Response:
-    """What became of an operation or of samples: wait for it, 20 seconds at most."""
+    """What became of an operation or of samples: wait for it, ten seconds at most."""
     request_id = _text(body, "request_id")
     state = request.app.state
     if ":" in request_id:

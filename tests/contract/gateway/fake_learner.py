@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 from protocol.exchange import Exchange, connect
@@ -46,7 +47,7 @@ class FakeLearner:
 
     def _result(self, log: OperationLog, operation: Operation, done: list[Operation]) -> Result:
         version = sum(each.do in {"optim_step", "load_state"} for each in [*done, operation])
-        values = {"number": operation.number, "version": version}
+        values: Any = {"number": operation.number, "version": version}
         if operation.do == "refuse":
             return Result(**values, error=operation.why, is_users=True)
         if operation.data is not None:
