@@ -16,7 +16,7 @@ from services.gateway.errors import Problem, wrong
 from services.gateway.jobs.service import Jobs, JobService
 from services.gateway.models.folders import all_models, find_folder
 from services.gateway.tinker import archive, bodies, clients, wire
-from services.gateway.tinker.futures import result_of
+from services.gateway.tinker.futures import PROTOBUF, result_of
 from services.gateway.tinker.samples import Samples, sampler_name, sampler_object, served_by
 
 Json = dict[str, Any]
@@ -36,7 +36,12 @@ _CONFIG = {
     "sample_join_sampling_session": False,
 }
 _DYNAMIC = {"sample_cancel_enabled": True, "refresh_interval_sec": 300}
-_BODY = {"content": {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}}
+_BINARY = {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}}
+_OBJECT = {"application/json": {"schema": {"type": "object"}}}
+_RESULT: dict[int | str, Json] = {
+    200: {"description": "What it came to, or why it failed", "content": _OBJECT | _BINARY},
+    408: {"description": "It is not done; ask again", "content": _OBJECT},
+}
 _tinker = APIRouter(prefix="/api/v1", tags=["tinker"])
 
 
@@ -151,7 +156,7 @@ async def get_info(body: Json, jobs: Jobs) -> Json:
 # ---------------------------------------------------------------------- operations
 
 
-@_tinker.post("/forward_backward", openapi_extra={"requestBody": _BODY})
+@_tinker.post("/forward_backward", openapi_extra={"requestBody": {"content": _BINARY}})
 async def forward_backward(request: Request, jobs: Jobs) -> Json:
     """Add the gradients of a loss to those that wait for the next step, or only compute it."""
     sent = await asyncio.to_thread(wire.read_request, await request.body())
@@ -245,7 +250,7 @@ async def cancel_future(body: Json, request: Request) -> Json:
     return {}
 
 
-@_tinker.post("/retrieve_future", response_model=None)
+@_tinker.post("/retrieve_future", response_model=None, responses=_RESULT)
 async def retrieve_future(body: Json, jobs: Jobs, request: Request) -> Response:
     """What became of an operation or of samples: wait for it, ten seconds at most."""
     request_id = _text(body, "request_id")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tinker
 from protocol.exchange import Exchange
-from protocol.exchange import Exchange
 from protocol.messages import JobState, Requested
 from protocol.operations import SILENT, OperationLog
 from tinker import types
