@@ -35,8 +35,12 @@ _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 ROLES = ("read", "write", "admin")  # each may also do what those before it may
 _ENTRY = re.compile(r"([\w.@-]{1,64}):(read|write|admin):sha256:([0-9a-fA-F]{64})")
 _ROLE_FOR = {"GET": "read", "HEAD": "read", "OPTIONS": "read", "POST": "write"}
-_GUARDED = ("/v1", "/inference", "/rollout")
+_GUARDED = ("/v1", "/inference", "/rollout", "/api/v1/")
+_PUBLIC = "/api/v1/healthz"
+_READS = {f"/api/v1/{name}" for name in ("client/config", "client/dynamic_config", "weights_info")}
+_PREFIX = b"tml-"  # which the SDK of Tinker wants every key to have
 MAX_JSON_BYTES = 2**20
+_MAX_BYTES = {"/api/v1/forward_backward": 2**26, "/api/v1/asample": 2**23}
 _SILENCE_S = 30.0  # of a client in the middle of its body
 _FORM_BYTES = 2**16  # of a form, beside its file
 
@@ -166,7 +170,8 @@ class Guarded:
     keys: tuple[ApiKey, ...]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
+        is_guarded = scope["type"] == "http" and scope["path"].startswith(_GUARDED)
+        if is_guarded and scope["path"] != _PUBLIC:
             try:
                 self._admit(scope)
             except Problem as problem:
@@ -175,17 +180,19 @@ class Guarded:
 
     def _admit(self, scope: Scope) -> None:
         """Note the key's name in the scope; 401 or 403 if the request may not pass."""
-        presented = _bearer(scope)
+        presented = _presented(scope)
         if presented is None:
             raise _unauthorized("no API key: send 'Authorization: Bearer KEY'")
-        digest = _digest(presented)
-        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
+        digests = {_digest(presented), _digest(presented.removeprefix(_PREFIX))}
+        found = [
+            key for key in self.keys for each in digests if hmac.compare_digest(key.digest, each)
+        ]
         if not found:
             log.warning("a wrong API key", extra={"address": _address(scope)})
             raise _unauthorized("wrong API key: it is not in WEIR_API_KEYS")
         key = found[0]
         scope["key_name"] = key.name
-        role = _ROLE_FOR.get(scope["method"], "admin")
+        role = _ROLE_FOR.get(scope["method"], "admin") if scope["path"] not in _READS else "read"
         if ROLES.index(key.role) < ROLES.index(role):
             message = f"{scope['method']} needs a key with the role {role}; this one has {key.role}"
             raise Problem(403, message, param="Authorization", code="insufficient_role")
@@ -195,9 +202,12 @@ def _digest(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
-def _bearer(scope: Scope) -> bytes | None:
-    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-    return key.strip().encode("latin-1") or None if scheme.lower() == "bearer" else None
+def _presented(scope: Scope) -> bytes | None:
+    headers = Headers(scope=scope)
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        key = headers.get("x-api-key", "") if scope["path"].startswith("/api/") else ""
+    return key.strip().encode("latin-1") or None
 
 
 def _address(scope: Scope) -> str | None:
@@ -230,7 +240,7 @@ class Bounded:
         await self.app(scope, self._limited(scope["path"], receive), send)
 
     def _limited(self, path: str, receive: Receive) -> Receive:
-        param, limit, beside = "body", MAX_JSON_BYTES, 0
+        param, limit, beside = "body", _MAX_BYTES.get(path, MAX_JSON_BYTES), 0
         if path == "/v1/files":
             param, limit, beside = "file", self.max_file_bytes, _FORM_BYTES
         read, has_more = 0, True

@@ -20,6 +20,7 @@ from protocol import streams
 from protocol.calls import Call, CallSampling, Refusal, Served
 from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, JobState
+from protocol.operations import State
 from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
@@ -486,6 +487,7 @@ def test_beside_a_clients_session_models_answer_and_what_it_has_saved(
     begin(stack, job)
     assert ask(sdk).model == "tiny"
     folder = a_model(stack.data_dir / f"jobs/{job}/samplers/version-000012")
+    State(base="tiny", dtype="float32", lora=None, version=12).write(folder)
     a_model(stack.data_dir / f"jobs/{job}/other")
     os.utime(folder, (1, 1))
 

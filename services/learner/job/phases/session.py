@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from protocol import weights
 from protocol.messages import Doing, Task
-from protocol.operations import PROBES, Operation, OperationLog, Result, State, sampler_name
+from protocol.operations import PROBES, SILENT, Operation, OperationLog, Result, State, sampler_name
 
 from services.learner.durable.checkpoint import MODEL, write_whole
 from services.learner.job.learning import Learning
@@ -87,7 +87,7 @@ class Session:
             if (now := self.log.touched) != touched:
                 touched, since = now, time.monotonic()
             elif time.monotonic() > since + silent_s:
-                words = f"its client has been silent for {silent_s:g} s; its next call resumes it"
+                words = f"{SILENT} for {silent_s:g} s; its next call resumes the job"
                 await self.learning.control.pause(words)
                 since = math.inf
         return operation
