@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from protocol.calls import Call, CallSampling, Served, Terms
 from protocol.messages import as_text
-from protocol.names import TemplateOptions
+from protocol.names import StopText, TemplateOptions
 from pydantic import BeforeValidator, Field, model_validator
 
 from services.gateway.errors import Problem, wrong
@@ -34,7 +34,6 @@ _NOTES = {
 _SAME = {"temperature", "top_p", "min_p", "stop", "stop_token_ids", "min_tokens", "ignore_eos"}
 _MOST = {"max_tokens", "max_completion_tokens"}
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-StopText = Annotated[str, Field(min_length=1, max_length=256)]
 StopTexts = Annotated[
     list[StopText],
     BeforeValidator(
