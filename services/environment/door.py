@@ -72,11 +72,17 @@ class Trace(BaseModel):
         return sum(call.seconds for call in self.calls)
 
     def refuse_if_the_model_failed(self) -> None:
-        """Raise the reason if a call failed by one of the server's own."""
-        for call in self.calls:
-            if call.error is not None and call.error.status >= _OURS:
-                why = f"a call failed: {call.error.code}: {call.error.message}"
-                raise CallFailed(why) if call.error.code in _OF_CALL else DoorShut(why)
+        """Raise the reason if a call failed by one of the server's own, and no retry succeeded."""
+        for place, call in enumerate(self.calls):
+            if call.error is None or call.error.status < _OURS or self._is_answered(call, place):
+                continue
+            why = f"a call failed: {call.error.code}: {call.error.message}"
+            raise CallFailed(why) if call.error.code in _OF_CALL else DoorShut(why)
+
+    def _is_answered(self, call: RecordedCall, place: int) -> bool:
+        """Whether a call from this place on was given the same chat, and was answered."""
+        later = (each.messages for each in self.calls[place:] if each.error is None)
+        return call.messages is not None and call.messages in later
 
 
 @dataclass(frozen=True)

@@ -292,6 +292,17 @@ async def test_a_group_is_given_back_while_the_model_fails(
     assert len(rollout.taken) == 3
 
 
+async def test_an_episode_whose_agent_repeats_a_failed_call_counts(
+    exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
+) -> None:
+    start_worker()
+    broken = Refusal(status=503, code="not_taken", message="no rollout has room")
+    rollout.refuse = lambda call: broken if len(rollout.taken) < 2 else None
+    repeats = ["try: ask('a')", "except OSError:", "    told.clear()", "    ask('a')"]
+    assert (await played(exchange, command=an_agent(*repeats, "print(1)"))).reward == 1
+    assert len(rollout.taken) == 2
+
+
 async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_comes_twice(
     exchange: Exchange, start_worker: StartWorker, tmp_path: Path
 ) -> None:
