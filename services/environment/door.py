@@ -17,6 +17,7 @@ from services.chassis.faults import NotNow
 MODEL = "policy"  # what agents may call it: the session's terms say which weights answer
 _OPEN_S = 60.0
 _OF_CALL = {"engine_error", "rollout_lost"}
+_TOO_LONG = "context_length_exceeded"
 _OURS = 500  # statuses from here on are no fault of who asks
 
 
@@ -71,6 +72,12 @@ class Trace(BaseModel):
     def seconds(self) -> float:
         return sum(call.seconds for call in self.calls)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the context left no room for the last call."""
+        error = self.calls[-1].error if self.calls else None
+        return error is not None and error.code == _TOO_LONG
+
     def refuse_if_the_model_failed(self) -> None:
         """Raise the reason if a call failed by one of the server's own, and no retry succeeded."""
         for place, call in enumerate(self.calls):
@@ -104,7 +111,7 @@ class Session:
             reply = await self.http.post(url, json=body, timeout=None)
         except httpx.HTTPError as error:
             raise DoorShut(f"a call has no answer: {type(error).__name__}: {error}") from error
-        if reply.status_code == 400 and "context_length_exceeded" in reply.text:
+        if reply.status_code == 400 and _TOO_LONG in reply.text:
             raise ContextFull
         if reply.status_code >= _OURS:
             raise DoorShut(f"a call failed: {reply.text[:200]}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from protocol.calls import Refusal
+from protocol.calls import Call, Refusal
 from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, Episode, RolloutGroup, Turn
 from protocol.streams import EPISODES, FAILED, ROLLOUTS, Stream
@@ -91,6 +91,11 @@ async def played(exchange: Exchange, **asked: Any) -> Episode:
     """The only episode of the only group."""
     (episode,) = episodes_of(await group_of(exchange, await ask(exchange, **asked)))
     return episode
+
+
+def full_behind_a_reply(call: Call) -> Refusal | None:
+    full = Refusal(status=400, code="context_length_exceeded", message="the context is full")
+    return full if len(call.messages or ()) > 1 else None
 
 
 def test_the_tasks_that_a_taskset_brings_can_be_read(tmp_path: Path) -> None:
@@ -290,6 +295,45 @@ async def test_a_group_is_given_back_while_the_model_fails(
     agent = an_agent("ask('a')", "print(1)")
     assert (await played(exchange, command=agent, retries=0)).reward == 1
     assert len(rollout.taken) == 3
+
+
+@pytest.mark.parametrize(
+    ("last_lines", "reward", "problem"),
+    [
+        (["ask('b')", "print(1)"], 0, ""),
+        (["try: ask('b')", "except OSError: print(0.5)"], 0.5, ""),
+        (["try: ask('b')", "except OSError: told.clear()", "ask('c')", "1 / 0"], None, "failed"),
+    ],
+)
+async def test_a_full_context_is_the_policys_own_fault_unless_an_agent_goes_on(
+    exchange: Exchange,
+    rollout: FakeRollout,
+    start_worker: StartWorker,
+    last_lines: Sequence[str],
+    reward: float | None,
+    problem: str,
+) -> None:
+    start_worker()
+    rollout.refuse = full_behind_a_reply
+    agent = an_agent("ask('a')", *last_lines)
+    group = await group_of(exchange, await ask(exchange, command=agent, retries=0))
+    (episode,) = episodes_of(group)
+    assert (episode.reward, episode.problem.removeprefix("episode_")) == (reward, problem)
+    assert (group.responses[0].finish_reason == "length") == (not problem)
+
+
+async def test_tasksets_and_games_end_with_what_they_have_where_the_context_is_full(
+    exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker, game: str
+) -> None:
+    start_worker()
+    rollout.refuse = full_behind_a_reply
+    task = {"metadata": {"task": {"prompt": "Count."}}}
+    game_task = {"prompt": "Play.", "metadata": {"seed": 7, "ends": "never"}}
+    at_game = {"url": game, "task": game_task, "settings": {"level": 2}}
+    for reward, asked in {0.0: {"taskset": TASKSET, "task": task}, 0.25: at_game}.items():
+        group = await group_of(exchange, await ask(exchange, **asked))
+        assert [each.reward for each in episodes_of(group)] == [reward]
+        assert group.responses[0].finish_reason == "length"
 
 
 async def test_an_episode_whose_agent_repeats_a_failed_call_counts(
