@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class Trace(BaseModel):
 @dataclass(frozen=True)
 class Session:
     url: str  # that agents call, without /v1
-    key: str
+    key: str  # for calls of this session alone
     http: httpx.AsyncClient
 
     async def chat(self, messages: list[dict[str, str]]) -> str:
@@ -122,14 +123,13 @@ class Session:
 @dataclass(frozen=True)
 class Door:
     url: str
-    key: str
     http: httpx.AsyncClient
 
     async def open(self, name: str, terms: Terms) -> Session:
         """A session of this name; `DoorShut` if there is none to be had."""
         url = f"{self.url}/rollout/{name}-{secrets.token_hex(4)}"
-        await self._ask("PUT", url, terms.model_dump(mode="json"))
-        return Session(url, self.key, self.http)
+        told = json.loads(await self._ask("PUT", url, terms.model_dump(mode="json")))
+        return Session(url, told["key"], self.http)
 
     async def close(self, session: Session) -> Trace:
         return Trace.model_validate_json(await self._ask("DELETE", session.url))

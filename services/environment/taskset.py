@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,8 +20,6 @@ from protocol.recipe import Environment
 from services.chassis.faults import Unable
 from services.environment.door import MODEL, Session
 from services.environment.episodes import Broken, Play
-
-_KEY = "WEIR_SESSION_API_KEY"  # programs of agents do not inherit what is named so
 
 
 def _loaded(name: str, settings: Any, max_turns: int) -> Any:
@@ -93,6 +91,17 @@ async def opened(environment: Environment) -> AsyncIterator[Play]:
         yield taskset.play
 
 
+@contextmanager
+def _key_in_a_variable(session: Session) -> Iterator[str]:
+    """The name of one that holds the session's key; programs of agents do not inherit it."""
+    name = f"{session.url.rpartition('/')[2]}_API_KEY"
+    os.environ[name] = session.key
+    try:
+        yield name
+    finally:
+        del os.environ[name]
+
+
 @dataclass(frozen=True)
 class _Taskset:
     env: Any
@@ -100,10 +109,10 @@ class _Taskset:
     async def play(self, task: Task, session: Session, seed: int) -> float | None:
         """The reward of the agent that said the most; None if nothing rewards it."""
         vf = importlib.import_module("verifiers.v1")
-        os.environ[_KEY] = session.key
-        client = vf.EvalClientConfig(base_url=f"{session.url}/v1", api_key_var=_KEY)
-        context = vf.ModelContext(model=MODEL, client=client, sampling=vf.SamplingConfig())
-        episode = await self.env.run_episode(self._task(task), context)
+        with _key_in_a_variable(session) as name:
+            client = vf.EvalClientConfig(base_url=f"{session.url}/v1", api_key_var=name)
+            context = vf.ModelContext(model=MODEL, client=client, sampling=vf.SamplingConfig())
+            episode = await self.env.run_episode(self._task(task), context)
         if errors := [
             *episode.errors,
             *(error for trace in episode.traces for error in trace.errors),

@@ -24,7 +24,7 @@ from tests.builders import a_recipe, a_request, a_task
 from tests.contract.environment.conftest import PYTHON, StartWorker
 from tests.contract.exchange_steps import begin
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout
-from tests.contract.gateway.stack import Stack
+from tests.contract.gateway.stack import KEY, Stack
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 JOBS = (f"ftjob-{number}" for number in count())
@@ -111,7 +111,10 @@ async def test_an_agent_asks_twice_and_says_the_reward(
 ) -> None:
     start_worker(PATH="/usr/bin:/bin")
     has_programs = "import shutil; assert shutil.which('uv')"
-    agent = an_agent(has_programs, "ask('ab')", "ask('cd')", "print(said)", "print(0.5)")
+    has_no_secret = f"assert {KEY!r} not in os.environ.values()"
+    agent = an_agent(
+        has_programs, has_no_secret, "ask('ab')", "ask('cd')", "print(said)", "print(0.5)"
+    )
     job_id = await ask(exchange, size=2, command=agent)
     group = await group_of(exchange, job_id)
     told, between = [ord("a"), ord("b")], [ord("c"), ord("d")]

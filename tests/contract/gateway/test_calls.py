@@ -551,8 +551,8 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     sampling = {"temperature": 0.5, "max_tokens": 3, "stop": ["2 "]}
     terms = {"job_id": job, "purpose": "train", "min_version": 2, "sampling": sampling, "seed": 7}
     url = "/rollout/try-1"
-    assert http.put(url, json=terms).status_code == 200
-    assert http.put(url, json=terms).status_code == 200
+    key = http.put(url, json=terms).json()["key"]
+    assert http.put(url, json=terms).json()["key"] == key
     assert_refused(http.put(url, json={**terms, "seed": 8}), 409, "session")
     assert_refused(http.put(url, json={**terms, "version": "new"}), 400, "version")
     stops = {**terms, "sampling": {**sampling, "stop": [*map(str, range(17))]}}
@@ -561,8 +561,9 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     with a_rollout(stack) as rollout:
         for changes in ({}, {"max_tokens": 2}):
             assert http.post(url + CHAT, json=asked | changes).status_code == 200
-        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http(key) as other:
             assert other.post(url + CHAT, json=asked).status_code == 200
+            assert other.get("/v1/models").status_code == 401
         text = {"model": "mine", "prompt": "a"}
         assert http.post(f"{url}/v1/completions", json=text).status_code == 200
     for call in rollout.taken:
