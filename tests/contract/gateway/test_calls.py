@@ -527,9 +527,11 @@ def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: httpx.Client) 
     body = {"model": "tiny", "token_ids": [*tokens_of("other"), *COUNT[:2]]}
     with a_rollout(stack):
         assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 200
+        body["token_ids"] = [7] * 8193
+        assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 400
     trace = http.get(url).json()
     assert [(call.get("error") or {}).get("code") for call in trace["calls"]] == [
-        *(None, None, None, "engine_died", None)
+        *(None, None, None, "engine_died", None, "context_length_exceeded")
     ]
     chat, other = trace["branches"]
     assert trace["num_branches"] == 2
