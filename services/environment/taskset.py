@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -91,17 +91,6 @@ async def opened(environment: Environment) -> AsyncIterator[Play]:
         yield taskset.play
 
 
-@contextmanager
-def _key_in_a_variable(session: Session) -> Iterator[str]:
-    """The name of one that holds the session's key; programs of agents do not inherit it."""
-    name = f"{session.url.rpartition('/')[2]}_API_KEY"
-    os.environ[name] = session.key
-    try:
-        yield name
-    finally:
-        del os.environ[name]
-
-
 @dataclass(frozen=True)
 class _Taskset:
     env: Any
@@ -109,10 +98,14 @@ class _Taskset:
     async def play(self, task: Task, session: Session, seed: int) -> float | None:
         """The reward of the agent that said the most; None if nothing rewards it."""
         vf = importlib.import_module("verifiers.v1")
-        with _key_in_a_variable(session) as name:
-            client = vf.EvalClientConfig(base_url=f"{session.url}/v1", api_key_var=name)
-            context = vf.ModelContext(model=MODEL, client=client, sampling=vf.SamplingConfig())
+        name = f"{session.url}_API_KEY"  # programs of agents do not inherit what is named so
+        os.environ[name] = session.key
+        client = vf.EvalClientConfig(base_url=f"{session.url}/v1", api_key_var=name)
+        context = vf.ModelContext(model=MODEL, client=client, sampling=vf.SamplingConfig())
+        try:
             episode = await self.env.run_episode(self._task(task), context)
+        finally:
+            del os.environ[name]
         if errors := [
             *episode.errors,
             *(error for trace in episode.traces for error in trace.errors),
