@@ -28,6 +28,7 @@ from protocol.names import (
     Formula,
     ObjectiveName,
     PathText,
+    StopText,
     Table,
     TemplateOptions,
 )
@@ -115,7 +116,9 @@ class Sampling(Table):
     )
     top_p: float = Field(default=1.0, gt=0, le=1, description="below 1 in evaluations only")
     max_tokens: int = Field(ge=1, description="of a response; below `model.max_context`")
-    stop: tuple[str, ...] = Field(default=(), description="texts that end a response")
+    stop: tuple[StopText, ...] = Field(
+        default=(), max_length=16, description="texts that end a response, at most 16"
+    )
 
 
 class Evaluation(Table):
