@@ -181,6 +181,14 @@ async def test_an_episode_that_ends_at_a_later_try_is_as_good(
     assert (await played(exchange, command=an_agent("ask('a')", once))).reward == 1
 
 
+async def test_a_program_has_ended_when_what_it_leaves_running_holds_its_output_open(
+    exchange: Exchange, start_worker: StartWorker
+) -> None:
+    start_worker()
+    agent = an_agent("ask('a')", "os.system('sleep 1000 &')", "print(1)")
+    assert (await played(exchange, command=agent, retries=0)).reward == 1
+
+
 async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_count(
     exchange: Exchange, start_worker: StartWorker, worker_port: str, tmp_path: Path
 ) -> None:
