@@ -232,6 +232,23 @@ async def test_a_taskset_is_played_by_its_own_agent(
         assert problem in (await played(exchange, taskset=TASKSET, task=task)).words
 
 
+async def test_a_taskset_that_a_network_keeps_from_loading_is_tried_again(
+    exchange: Exchange, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    (tmp_path / "passing.py").write_text(
+        "import pathlib\n"
+        "if not (tried := pathlib.Path(__file__).with_name('tried')).exists():\n"
+        "    tried.touch()\n"
+        "    raise ConnectionError('the hub is away')\n"
+        f"from {TASKSET} import Tasks, Twice\n"
+        "__all__ = ['Tasks', 'Twice']\n"
+    )
+    start_worker(PYTHONPATH=f"{ROOT / 'proto'}:{ROOT}:{tmp_path}")
+    task = {"metadata": {"task": {"prompt": "Count.", "answer": COUNTS.strip()}}}
+    assert (await played(exchange, taskset="passing", task=task)).reward == 1
+    assert (tmp_path / "tried").exists()
+
+
 async def test_64_episodes_wait_at_the_same_time_in_one_thread(
     exchange: Exchange, start_worker: StartWorker
 ) -> None:
