@@ -131,6 +131,7 @@ class Session:
     terms: Terms | None = None
     num_calls: int = 0
     turns: dict[int, array[int]] = field(default_factory=dict)  # tokens, by what was said in them
+    under_way: dict[str, Answer] = field(default_factory=dict)  # by the call's id
 
     def asked(self, call: Call, sampled: Sampled) -> Call:
         """A call as the session has it."""
@@ -229,11 +230,13 @@ class Sessions:
             _write(file, recorded.model_dump_json())
         if (known := self._known.get(session)) is not None:
             known.learn(recorded)
+            known.under_way.pop(recorded.id, None)
 
     def trace(self, session: str) -> Json:
         """All calls of a session and the tokens that they made; 404 if there is no such session."""
         in_branches = {"prompt_ids", "token_ids", "logprobs", "spans"}
         told: list[Json] = []
+        under_way = self._under_way(session)  # first: what ends meanwhile is told twice, else not
 
         def answered() -> Iterator[Recorded]:
             for call in self._read(session):
@@ -242,8 +245,21 @@ class Sessions:
                     yield call
 
         branches = [vars(branch) for branch in branches_of(answered())]
-        own = {"id": session, "object": "rollout", "calls": told}
+        own = {"id": session, "object": "rollout", "calls": told, "under_way": under_way}
         return own | {"branches": branches, "num_branches": len(branches)}
+
+    def _under_way(self, session: str) -> list[Json]:
+        """The calls that wait, and how long nothing has come of each."""
+        known, now = self._known.get(session), time.time()
+        return [
+            {
+                "id": answer.call.id,
+                "created_at": answer.asked_at,
+                "seconds": round(now - answer.asked_at, 3),
+                "quiet_seconds": round(time.monotonic() - answer.came_at, 3),
+            }
+            for answer in ([] if known is None else [*known.under_way.values()])
+        ]
 
     def delete(self, session: str) -> Json:
         """Its trace; 404 if there is no such session."""
