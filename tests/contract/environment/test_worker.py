@@ -282,6 +282,7 @@ def game(stack: Stack) -> Iterator[str]:
         ("invalid", 0, "", 1),
         ("unpaid", None, "no_reward", 1),
         ("broken", None, "episode_failed", 1),
+        ("gone", None, "episode_failed", 1),
     ],
 )
 async def test_the_rewards_of_a_game_are_added_until_it_or_the_turns_end(
@@ -301,6 +302,7 @@ async def test_the_rewards_of_a_game_are_added_until_it_or_the_turns_end(
     for episode in episodes_of(await group_of(exchange, job_id)):
         found = (episode.reward, episode.problem, episode.turns)
         assert found == (reward, problem, turns), episode.words
+        assert ends != "gone" or "OpenEnv server" in episode.words
         told = [turn.content for turn in episode.conversation if turn.role == "user"]
         assert told == ["Play.\n\nseed 7, level 2", *["go on"] * (turns - 1)]
 
