@@ -179,7 +179,10 @@ class Environment(Table):
     )
     max_turns: int = Field(default=10, ge=1, description="responses of the policy in an episode")
     episode_timeout_s: float = Field(
-        default=600.0, gt=0, le=86400, description="of an episode, all its tries included"
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="of an episode, all its tries included, and no calls of the model",
     )
     concurrency: int = Field(
         default=64, ge=1, le=4096, description="episodes at a time in each environment worker"

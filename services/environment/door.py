@@ -19,6 +19,7 @@ MODEL = "policy"  # what agents may call it: the session's terms say which weigh
 _OPEN_S = 60.0
 _OF_CALL = {"engine_error", "rollout_lost"}
 _TOO_LONG = "context_length_exceeded"
+_QUIET_S = 600.0  # of a call's answer, after which nobody is thought to give it
 _OURS = 500  # statuses from here on are no fault of who asks
 
 
@@ -40,11 +41,21 @@ class Failed(BaseModel):
     status: int = 0
 
 
-class RecordedCall(BaseModel):
+class AskedCall(BaseModel):
+    created_at: float = 0.0
+    seconds: float
+
+
+class WaitingCall(AskedCall):
+    """A call of a session that is under way."""
+
+    quiet_seconds: float  # in which nothing of its answer came
+
+
+class RecordedCall(AskedCall):
     """A call of a session, answered or failed."""
 
     id: str
-    seconds: float
     finish_reason: str | None = None
     error: Failed | None = None
     messages: list[dict[str, Any]] | None = None  # of a chat
@@ -63,6 +74,7 @@ class Branch(BaseModel):
 
 class Trace(BaseModel):
     calls: list[RecordedCall] = Field(default_factory=list)
+    under_way: list[WaitingCall] = Field(default_factory=list)
     branches: list[Branch] = Field(default_factory=list)
 
     @property
@@ -71,7 +83,13 @@ class Trace(BaseModel):
 
     @property
     def seconds(self) -> float:
-        return sum(call.seconds for call in self.calls)
+        """In which calls were answered or waited; of several at a time once."""
+        total = until = 0.0
+        for call in sorted([*self.calls, *self.under_way], key=lambda call: call.created_at):
+            end = call.created_at + call.seconds
+            total += max(0.0, end - max(call.created_at, until))
+            until = max(until, end)
+        return total
 
     @property
     def is_full(self) -> bool:
@@ -80,12 +98,17 @@ class Trace(BaseModel):
         return error is not None and error.code == _TOO_LONG
 
     def refuse_if_the_model_failed(self) -> None:
-        """Raise the reason if a call failed by one of the server's own, and no retry succeeded."""
+        """Raise the reason if a call failed by one of the server's own and no retry succeeded.
+
+        Or if nobody answers one.
+        """
         for place, call in enumerate(self.calls):
             if call.error is None or call.error.status < _OURS or self._is_answered(call, place):
                 continue
             why = f"a call failed: {call.error.code}: {call.error.message}"
             raise CallFailed(why) if call.error.code in _OF_CALL else DoorShut(why)
+        if any(call.quiet_seconds > _QUIET_S for call in self.under_way):
+            raise DoorShut(f"nothing of a call's answer has come for {_QUIET_S:g} s")
 
     def _is_answered(self, call: RecordedCall, place: int) -> bool:
         """Whether a call from this place on was given the same chat, and was answered."""
@@ -130,6 +153,9 @@ class Door:
         url = f"{self.url}/rollout/{name}-{secrets.token_hex(4)}"
         told = json.loads(await self._ask("PUT", url, terms.model_dump(mode="json")))
         return Session(url, told["key"], self.http)
+
+    async def look(self, session: Session) -> Trace:
+        return Trace.model_validate_json(await self._ask("GET", session.url))
 
     async def close(self, session: Session) -> Trace:
         return Trace.model_validate_json(await self._ask("DELETE", session.url))

@@ -23,10 +23,13 @@ from services.environment.episodes import Broken, Play
 
 
 def _loaded(name: str, settings: Any, max_turns: int) -> Any:
-    """The `verifiers` environment that plays a taskset; `Unable` if it cannot be loaded.
+    """The `verifiers` environment that plays a taskset.
 
     Settings that its configuration has, such as those of its agents, are its own; all others are
     the taskset's.
+
+    Raises:
+        RuntimeError: if it cannot be loaded; `Unable` unless a network or a disk may be to blame.
     """
     try:
         loaders, name = importlib.import_module("verifiers.v1.utils.loaders"), _registered(name)
@@ -38,7 +41,8 @@ def _loaded(name: str, settings: Any, max_turns: int) -> Any:
             own[role] = {**_left_open(agent, name, max_turns), **own.get(role, {})}
         return loaders.load_environment(loaders.resolve_env_config(own))
     except Exception as error:
-        raise Unable(
+        kind = RuntimeError if isinstance(error, OSError | httpx.HTTPError) else Unable
+        raise kind(
             f"environment.taskset = {name!r} cannot be loaded: {type(error).__name__}: {error}; "
             "install its package for the environment workers (`make install-environment` makes "
             "their .venv-environment), or have PYTHONPATH name its folder; see also "

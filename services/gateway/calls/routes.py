@@ -106,6 +106,8 @@ async def _answer(
         calls = [session.asked(call, body.sampled) for call in calls]
     news = asyncio.Event()
     answers = [Answer(call, resolve, news) for call in calls]
+    if session is not None:
+        session.under_way |= {answer.call.id: answer for answer in answers}
     looks = request.app.state.desk.answering(answers, partial(kept.record, name) if name else None)
     shape = kind(answer_id, body, answers)
     if not body.stream:

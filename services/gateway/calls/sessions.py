@@ -165,6 +165,7 @@ class Session:
     terms: Terms | None = None
     num_calls: int = 0
     known: dict[int, Known] = field(default_factory=dict)  # by what was said in them
+    under_way: dict[str, Answer] = field(default_factory=dict)  # by the call's id
 
     def asked(self, call: Call, sampled: Sampled) -> Call:
         """A call as the session has it."""
@@ -283,11 +284,13 @@ class Sessions:
         with path.open("ab", buffering=0) as file:
             _write(file, line.model_dump_json())
         session.learn(recorded, known)
+        session.under_way.pop(recorded.id, None)
 
     def trace(self, session: str) -> Json:
         """All calls of a session and the tokens that they made; 404 if there is no such session."""
         in_branches = {"prompt_ids", "token_ids", "logprobs", "spans", "after"}
         told: list[Json] = []
+        under_way = self._under_way(session)  # first: what ends meanwhile is told twice, else not
 
         def answered() -> Iterator[Recorded]:
             for call in self._read(session):
@@ -296,8 +299,21 @@ class Sessions:
                     yield call
 
         branches = [vars(branch) for branch in branches_of(answered())]
-        own = {"id": session, "object": "rollout", "calls": told}
+        own = {"id": session, "object": "rollout", "calls": told, "under_way": under_way}
         return own | {"branches": branches, "num_branches": len(branches)}
+
+    def _under_way(self, session: str) -> list[Json]:
+        """The calls that wait, and how long nothing has come of each."""
+        known, now = self._known.get(session), time.time()
+        return [
+            {
+                "id": answer.call.id,
+                "created_at": answer.asked_at,
+                "seconds": round(now - answer.asked_at, 3),
+                "quiet_seconds": round(time.monotonic() - answer.came_at, 3),
+            }
+            for answer in ([] if known is None else [*known.under_way.values()])
+        ]
 
     def delete(self, session: str) -> Json:
         """Its trace; 404 if there is no such session."""

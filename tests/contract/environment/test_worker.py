@@ -189,6 +189,14 @@ async def test_an_episode_that_ends_at_a_later_try_is_as_good(
     assert (await played(exchange, command=an_agent("ask('a')", once))).reward == 1
 
 
+async def test_a_program_has_ended_when_what_it_leaves_running_holds_its_output_open(
+    exchange: Exchange, start_worker: StartWorker
+) -> None:
+    start_worker()
+    agent = an_agent("ask('a')", "os.system('sleep 1000 &')", "print(1)")
+    assert (await played(exchange, command=agent, retries=0)).reward == 1
+
+
 async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_count(
     exchange: Exchange, start_worker: StartWorker, worker_port: str, tmp_path: Path
 ) -> None:
@@ -232,6 +240,23 @@ async def test_a_taskset_is_played_by_its_own_agent(
         assert problem in (await played(exchange, taskset=TASKSET, task=task)).words
 
 
+async def test_a_taskset_that_a_network_keeps_from_loading_is_tried_again(
+    exchange: Exchange, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    (tmp_path / "passing.py").write_text(
+        "import pathlib\n"
+        "if not (tried := pathlib.Path(__file__).with_name('tried')).exists():\n"
+        "    tried.touch()\n"
+        "    raise ConnectionError('the hub is away')\n"
+        f"from {TASKSET} import Tasks, Twice\n"
+        "__all__ = ['Tasks', 'Twice']\n"
+    )
+    start_worker(PYTHONPATH=f"{ROOT / 'proto'}:{ROOT}:{tmp_path}")
+    task = {"metadata": {"task": {"prompt": "Count.", "answer": COUNTS.strip()}}}
+    assert (await played(exchange, taskset="passing", task=task)).reward == 1
+    assert (tmp_path / "tried").exists()
+
+
 async def test_64_episodes_wait_at_the_same_time_in_one_thread(
     exchange: Exchange, start_worker: StartWorker
 ) -> None:
@@ -265,6 +290,7 @@ def game(stack: Stack) -> Iterator[str]:
         ("invalid", 0, "", 1),
         ("unpaid", None, "no_reward", 1),
         ("broken", None, "episode_failed", 1),
+        ("gone", None, "episode_failed", 1),
     ],
 )
 async def test_the_rewards_of_a_game_are_added_until_it_or_the_turns_end(
@@ -284,6 +310,7 @@ async def test_the_rewards_of_a_game_are_added_until_it_or_the_turns_end(
     for episode in episodes_of(await group_of(exchange, job_id)):
         found = (episode.reward, episode.problem, episode.turns)
         assert found == (reward, problem, turns), episode.words
+        assert ends != "gone" or "OpenEnv server" in episode.words
         told = [turn.content for turn in episode.conversation if turn.role == "user"]
         assert told == ["Play.\n\nseed 7, level 2", *["go on"] * (turns - 1)]
 

@@ -626,6 +626,26 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "job_not_active")
 
 
+def test_a_session_tells_of_its_calls_that_are_under_way(stack: Stack, http: httpx.Client) -> None:
+    url, may_begin = "/rollout/slow", [True]
+
+    def told() -> tuple[int, int]:
+        trace = http.get(url).json()
+        return len(trace["calls"]), len(trace["under_way"])
+
+    with a_rollout(stack, begins=lambda _: may_begin[0]), ThreadPoolExecutor() as pool:
+        assert http.post(url + CHAT, json=body_of()).status_code == 200
+        assert told() == (1, 0)
+        may_begin[0] = False
+        asked = pool.submit(http.post, url + CHAT, json=body_of())
+        wait_for(lambda: told() == (1, 1))
+        (call,) = http.get(url).json()["under_way"]
+        assert {"created_at", "seconds", "quiet_seconds"} <= call.keys()
+        may_begin[0] = True
+        assert asked.result(60).status_code == 200
+        assert told() == (2, 0)
+
+
 def test_where_a_chat_goes_on_from_an_earlier_call_the_rollout_is_told_its_tokens(
     stack: Stack, http: httpx.Client
 ) -> None:
