@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from protocol.exchange import Exchange, connect
 from protocol.messages import JobRecord, JobState
-from protocol.operations import Operation, OperationLog, Result
+from protocol.operations import Operation, OperationLog, Result, State
 
 from tests.contract.gateway.stack import Stack, a_model
 
@@ -57,7 +57,8 @@ class FakeLearner:
         name = operation.name or f"version-{version:06d}"
         if operation.do in {"save_sampler", "save_state"}:
             kind = {"save_sampler": "samplers", "save_state": "states"}[operation.do]
-            a_model(log.job_folder / kind / name)
+            state = State(base="tiny", dtype="float32", lora=None, version=version)
+            state.write(a_model(log.job_folder / kind / name))
         return Result(**values, name=name, metrics={"grad_norm": 1.5})
 
 

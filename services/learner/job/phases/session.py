@@ -95,7 +95,7 @@ class Session:
             if (now := self.log.touched) != touched:
                 touched, since = now, time.monotonic()
             elif time.monotonic() > since + silent_s:
-                words = f"{SILENT} for {silent_s:g} s; its next call resumes it"
+                words = f"{SILENT} for {silent_s:g} s; its next call resumes the job"
                 await self.learning.control.pause(words)
                 since = math.inf
         return operation
