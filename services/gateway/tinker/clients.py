@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from protocol.messages import JobRecord, JobState, Requested
 from protocol.operations import SILENT, Operation, OperationLog
-from protocol.recipe import MOST_STEPS, Lora, Model, Recipe, RecipeError, parse_recipe
+from protocol.recipe import MOST_STEPS, Lora, Recipe, RecipeError, parse_recipe
 
 from services.gateway.errors import Problem, from_lines, in_time, wrong
 from services.gateway.jobs.service import JobService, Repeat
@@ -38,7 +38,7 @@ _PATH = re.compile(
     rf"tinker://({JOB_ID.pattern})/({'|'.join(FOLDERS)})/([A-Za-z0-9][\w.-]{{0,99}})"
 )
 _MOST_CONTEXT = 8192
-_DTYPES = get_args(Model.model_fields["dtype"].annotation)
+_DTYPES = ("float32", "bfloat16")  # that a model is trained in by itself: not in float16
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _GAP = 16  # places in a session without a job, since their requests were refused
