@@ -99,7 +99,7 @@ class OptimStep(_Sent):
 class Save(_Sent):
     PASSED = ("ttl_seconds", "user_metadata", "kind", "sampling_session_seq_id")
 
-    path: str = Field(default="", pattern=r"^([A-Za-z0-9][\w.-]{0,99})?$")
+    path: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,99})?$")
     overwrite: bool = False
 
     @property

@@ -35,7 +35,7 @@ NAME = "tinker"  # of every recipe
 SAMPLERS, STATES = "sampler_weights", "weights"
 FOLDERS = {SAMPLERS: "samplers", STATES: "states"}
 _PATH = re.compile(
-    rf"tinker://({JOB_ID.pattern})/({'|'.join(FOLDERS)})/([A-Za-z0-9][\w.-]{{0,99}})"
+    rf"tinker://({JOB_ID.pattern})/({'|'.join(FOLDERS)})/([A-Za-z0-9][A-Za-z0-9_.-]{{0,99}})"
 )
 _MOST_CONTEXT = 8192
 _DTYPES = ("float32", "bfloat16")  # that a model is trained in by itself: not in float16
