@@ -10,6 +10,7 @@ from typing import get_args
 
 from protocol.calls import Served
 from protocol.messages import JobRecord
+from protocol.operations import State
 from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
@@ -21,7 +22,6 @@ from services.gateway.models.folders import JOB_ID, facts_of, find_folder, model
 _MOST_CONTEXT = 8192  # of a model that no recipe describes
 _DTYPES = get_args(Model.model_fields["dtype"].annotation)
 _SAMPLER = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
-_OF_VERSION = re.compile(r"version-([0-9]{1,9})")
 _AT_STEP = re.compile(rf"({JOB_ID.pattern})@(\d{{1,9}})")
 
 
@@ -68,10 +68,10 @@ async def sampler_of(job_id: str, name: str, jobs: JobService) -> Served:
         if not _SAMPLER.fullmatch(name):
             raise FileNotFoundError
         await asyncio.to_thread(os.utime, folder)  # those that are used least are removed first
-    except OSError as error:
+        version = (await asyncio.to_thread(State.of, folder)).version
+    except (OSError, ValueError) as error:
         raise not_found("sampler", f"{job_id}@{name}") from error
-    step = int(named[1]) if (named := _OF_VERSION.fullmatch(name)) else record.step
-    return _served(f"{job_id}@{name}", record, folder, step, record.attempt)
+    return _served(f"{job_id}@{name}", record, folder, version, record.attempt)
 
 
 async def _made_by(job_id: str, jobs: JobService) -> JobRecord | None:
