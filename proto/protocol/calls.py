@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from protocol.messages import FinishReason, Measured, Message, VersionSpan
-from protocol.names import TemplateOptions
+from protocol.names import StopText, TemplateOptions
 from protocol.recipe import Model, Purpose, Sampling
 
 
@@ -53,7 +53,7 @@ class CallSampling(Message):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)  # 0: all
     min_p: float = Field(default=0.0, ge=0, le=1)
-    stop: tuple[Annotated[str, Field(max_length=256)], ...] = Field(default=(), max_length=16)
+    stop: tuple[StopText, ...] = Field(default=(), max_length=16)
     stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64)  # vLLM dies of over 128
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False

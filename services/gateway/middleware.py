@@ -39,6 +39,7 @@ _GUARDED = ("/v1", "/inference", "/rollout", "/api/v1/")
 _PUBLIC = "/api/v1/healthz"
 _READS = {f"/api/v1/{name}" for name in ("client/config", "client/dynamic_config", "weights_info")}
 _PREFIX = b"tml-"  # which the SDK of Tinker wants every key to have
+_BELOW_SESSION = re.compile("/rollout/([^/]+)/.")
 MAX_JSON_BYTES = 2**20
 _MAX_BYTES = {"/api/v1/forward_backward": 2**26, "/api/v1/asample": 2**23}
 _SILENCE_S = 30.0  # of a client in the middle of its body
@@ -111,7 +112,7 @@ def _log(answer: _Answer, scope: Scope) -> None:
             "status": answer.status or None,
             "seconds": round(time.perf_counter() - answer.began, 4),
             "bytes": answer.bytes,
-            "key": scope.get("key_name"),
+            "key": getattr(scope.get("key"), "name", None),
             "address": _address(scope),
         },
     )
@@ -179,23 +180,35 @@ class Guarded:
         await self.app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        """Note the key's name in the scope; 401 or 403 if the request may not pass."""
+        """Note the key in the scope; 401 or 403 if the request may not pass."""
         presented = _presented(scope)
         if presented is None:
             raise _unauthorized("no API key: send 'Authorization: Bearer KEY'")
-        digests = {_digest(presented), _digest(presented.removeprefix(_PREFIX))}
-        found = [
-            key for key in self.keys for each in digests if hmac.compare_digest(key.digest, each)
-        ]
-        if not found:
+        path = scope["path"]
+        key = self._found(presented, path) or self._found(presented.removeprefix(_PREFIX), path)
+        if key is None:
             log.warning("a wrong API key", extra={"address": _address(scope)})
             raise _unauthorized("wrong API key: it is not in WEIR_API_KEYS")
-        key = found[0]
-        scope["key_name"] = key.name
-        role = _ROLE_FOR.get(scope["method"], "admin") if scope["path"] not in _READS else "read"
+        scope["key"] = key
+        role = _ROLE_FOR.get(scope["method"], "admin") if path not in _READS else "read"
         if ROLES.index(key.role) < ROLES.index(role):
             message = f"{scope['method']} needs a key with the role {role}; this one has {key.role}"
             raise Problem(403, message, param="Authorization", code="insufficient_role")
+
+    def _found(self, presented: bytes, path: str) -> ApiKey | None:
+        digest, session = _digest(presented), _BELOW_SESSION.match(path)
+        for key in self.keys:
+            if hmac.compare_digest(key.digest, digest):
+                return key
+            own = session_key(key, session[1]).encode() if session else b""
+            if key.role == "admin" and hmac.compare_digest(own, presented):
+                return ApiKey(f"{key.name}:session", "write", digest)
+        return None
+
+
+def session_key(key: ApiKey, session: str) -> str:
+    """The key of a session that an admin's key opens: it passes below the session's path alone."""
+    return hmac.new(key.digest.encode(), session.encode(), hashlib.sha256).hexdigest()
 
 
 def _digest(key: bytes) -> str:

@@ -52,7 +52,7 @@ def _text(body: Json, name: str) -> str:
 
 
 def _owner(request: Request) -> str:
-    return request.scope["key_name"]
+    return request.scope["key"].name
 
 
 # ---------------------------------------------------------------------- the server

@@ -565,9 +565,11 @@ def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: httpx.Client) 
     body = {"model": "tiny", "token_ids": [*tokens_of("other"), *COUNT[:2]]}
     with a_rollout(stack):
         assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 200
+        body["token_ids"] = [7] * 8193
+        assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 400
     trace = http.get(url).json()
     assert [(call.get("error") or {}).get("code") for call in trace["calls"]] == [
-        *(None, None, None, "engine_died", None)
+        *(None, None, None, "engine_died", None, "context_length_exceeded")
     ]
     chat, other = trace["branches"]
     assert trace["num_branches"] == 2
@@ -589,16 +591,19 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     sampling = {"temperature": 0.5, "max_tokens": 3, "stop": ["2 "]}
     terms = {"job_id": job, "purpose": "train", "min_version": 2, "sampling": sampling, "seed": 7}
     url = "/rollout/try-1"
-    assert http.put(url, json=terms).status_code == 200
-    assert http.put(url, json=terms).status_code == 200
+    key = http.put(url, json=terms).json()["key"]
+    assert http.put(url, json=terms).json()["key"] == key
     assert_refused(http.put(url, json={**terms, "seed": 8}), 409, "session")
     assert_refused(http.put(url, json={**terms, "version": "new"}), 400, "version")
+    stops = {**terms, "sampling": {**sampling, "stop": [*map(str, range(17))]}}
+    assert_refused(http.put(url, json=stops), 400, "sampling.stop")
     asked = body_of(model="mine", temperature=2, max_tokens=9, seed=1, stop=["0 "])
     with a_rollout(stack) as rollout:
         for changes in ({}, {"max_tokens": 2}):
             assert http.post(url + CHAT, json=asked | changes).status_code == 200
-        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http(key) as other:
             assert other.post(url + CHAT, json=asked).status_code == 200
+            assert other.get("/v1/models").status_code == 401
         text = {"model": "mine", "prompt": "a"}
         assert http.post(f"{url}/v1/completions", json=text).status_code == 200
     for call in rollout.taken:
@@ -619,6 +624,26 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     end(stack, job)
     refused = http.post(url + CHAT, json=asked)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "job_not_active")
+
+
+def test_a_session_tells_of_its_calls_that_are_under_way(stack: Stack, http: httpx.Client) -> None:
+    url, may_begin = "/rollout/slow", [True]
+
+    def told() -> tuple[int, int]:
+        trace = http.get(url).json()
+        return len(trace["calls"]), len(trace["under_way"])
+
+    with a_rollout(stack, begins=lambda _: may_begin[0]), ThreadPoolExecutor() as pool:
+        assert http.post(url + CHAT, json=body_of()).status_code == 200
+        assert told() == (1, 0)
+        may_begin[0] = False
+        asked = pool.submit(http.post, url + CHAT, json=body_of())
+        wait_for(lambda: told() == (1, 1))
+        (call,) = http.get(url).json()["under_way"]
+        assert {"created_at", "seconds", "quiet_seconds"} <= call.keys()
+        may_begin[0] = True
+        assert asked.result(60).status_code == 200
+        assert told() == (2, 0)
 
 
 def test_where_a_chat_goes_on_from_an_earlier_call_the_rollout_is_told_its_tokens(
