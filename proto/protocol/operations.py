@@ -23,7 +23,7 @@ from protocol.weights import sync_folder
 
 LossName = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
 MOST_BEHIND = 1000  # results that are kept, fetched or not
-SILENT = "its client is silent"  # how the reason of a pause begins that the client's word ends
+SILENT = "its client has been silent"  # how the reason of a pause begins that it ends itself
 PROBES = "probes.json"  # beside the weights of a sampler
 STATE = "session.json"  # what `State` says of them
 
@@ -160,7 +160,7 @@ class OperationLog:
         return _read(Result, self._path(number, ".result"))
 
     def forget_before(self, number: int) -> None:
-        """Remove operations before ``number``, which no checkpoint needs, and far older results."""
+        """Remove operations before ``number``, which nobody needs, and results long before."""
         for path in self.folder.glob("*.operation"):
             if int(path.stem) < number:
                 path.unlink()

@@ -39,6 +39,8 @@ def check(
         has_formulas: whether the deployment has some of its own.
         with_messages: the fields that name files whose tasks have messages for a prompt.
     """
+    if recipe.client is not None:
+        raise wrong("recipe.client", "is of the jobs that the SDK of Tinker makes; remove it")
     lines = [
         *_numbers(recipe),
         *([] if has_formulas else _formulas(recipe)),

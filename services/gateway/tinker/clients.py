@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from protocol.messages import JobRecord, JobState, Requested
 from protocol.operations import SILENT, Operation, OperationLog
-from protocol.recipe import MOST_STEPS, Lora, Model, Recipe, RecipeError, parse_recipe
+from protocol.recipe import MOST_STEPS, Lora, Recipe, RecipeError, parse_recipe
 
 from services.gateway.errors import Problem, from_lines, in_time, wrong
 from services.gateway.jobs.service import JobService, Repeat
@@ -38,7 +38,7 @@ _PATH = re.compile(
     rf"tinker://({JOB_ID.pattern})/({'|'.join(FOLDERS)})/([A-Za-z0-9][\w.-]{{0,99}})"
 )
 _MOST_CONTEXT = 8192
-_DTYPES = get_args(Model.model_fields["dtype"].annotation)
+_DTYPES = ("float32", "bfloat16")  # that a model is trained in by itself: not in float16
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _GAP = 16  # places in a session without a job, since their requests were refused
@@ -75,8 +75,14 @@ def log_of(jobs: JobService, job_id: str) -> OperationLog:
 # ---------------------------------------------------------------------- models
 
 
-def job_of(session_id: str, place: int) -> str:
+def job_of(session_id: str, place: int | str) -> str:
     return Repeat(f"{session_id}:{place}", NAME).job_id
+
+
+def job_named(model_id: str) -> str:
+    """The job of a model; the SDK itself names one that it makes by loading, by its place."""
+    session_id, made, place = model_id.rpartition(":train:")
+    return job_of(session_id, place) if made else model_id
 
 
 def jobs_of(jobs: JobService, session_id: str) -> list[str]:
@@ -138,7 +144,7 @@ def state_at(jobs: JobService, path: str, *, of_job: str = "") -> str:
     if source.kind != STATES:
         raise wrong("path", f"{path!r} is a sampler's; load what save_state has saved")
     folder = source.folder(jobs)
-    if source.job_id != of_job and not folder.is_dir():
+    if source.job_id != job_named(of_job) and not folder.is_dir():
         raise wrong("path", f"there is no state {path!r}")
     return str(folder)
 
@@ -188,7 +194,7 @@ def _recipe(
 async def client_job(jobs: JobService, job_id: str, param: str = "model_id") -> JobRecord:
     """The job of a client's model; 400 if there is none."""
     try:
-        record = await jobs.get(job_id)
+        record = await jobs.get(job_named(job_id))
     except Problem as problem:
         if problem.status_code != 404:
             raise
@@ -205,7 +211,8 @@ async def take(
 
     What is refused has its number, too, so that later operations do not wait for it.
     """
-    record, log = await client_job(jobs, job_id), log_of(jobs, job_id)
+    record = await client_job(jobs, job_id)
+    job_id, log = record.id, log_of(jobs, record.id)
     if record.state.is_final:
         why = f": {record.error}" if record.error else ""
         raise wrong("model_id", f"job {job_id} is {status_of(record)}{why}")

@@ -29,7 +29,7 @@ from services.gateway.tinker.clients import (
 from services.gateway.tinker.wire import output_of
 
 PROTOBUF = "application/x-protobuf"
-WAIT_S = 20.0  # for a result, before the SDK asks again
+WAIT_S = 10.0  # for a result, before the SDK asks again
 _LOOK_S = 0.05
 _LOOK_AT_JOB_S = 1.0
 _ID = re.compile(rf"({JOB_ID.pattern}):(\d{{1,10}}):(\w+)")

@@ -16,8 +16,8 @@ from services.gateway.errors import Problem, wrong
 from services.gateway.jobs.service import Jobs, JobService
 from services.gateway.models.folders import all_models, find_folder
 from services.gateway.tinker import archive, bodies, clients, wire
-from services.gateway.tinker.futures import result_of
-from services.gateway.tinker.samples import Samples, sampler_name, sampler_object, served_of
+from services.gateway.tinker.futures import PROTOBUF, result_of
+from services.gateway.tinker.samples import Samples, sampler_name, sampler_object, served_by
 
 Json = dict[str, Any]
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -36,7 +36,12 @@ _CONFIG = {
     "sample_join_sampling_session": False,
 }
 _DYNAMIC = {"sample_cancel_enabled": True, "refresh_interval_sec": 300}
-_BODY = {"content": {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}}
+_BINARY = {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}}
+_OBJECT = {"application/json": {"schema": {"type": "object"}}}
+_RESULT: dict[int | str, Json] = {
+    200: {"description": "What it came to, or why it failed", "content": _OBJECT | _BINARY},
+    408: {"description": "It is not done; ask again", "content": _OBJECT},
+}
 _tinker = APIRouter(prefix="/api/v1", tags=["tinker"])
 
 
@@ -151,7 +156,7 @@ async def get_info(body: Json, jobs: Jobs) -> Json:
 # ---------------------------------------------------------------------- operations
 
 
-@_tinker.post("/forward_backward", openapi_extra={"requestBody": _BODY})
+@_tinker.post("/forward_backward", openapi_extra={"requestBody": {"content": _BINARY}})
 async def forward_backward(request: Request, jobs: Jobs) -> Json:
     """Add the gradients of a loss to those that wait for the next step, or only compute it."""
     sent = await asyncio.to_thread(wire.read_request, await request.body())
@@ -222,15 +227,8 @@ async def create_sampling_session(body: Json, jobs: Jobs) -> Json:
     """Name a sampler of saved weights, or of a base model."""
     path, base = _text(body, "model_path"), _text(body, "base_model")
     name = sampler_name(base, path)
-    await _sampler(name, jobs, "model_path" if path else "base_model")
+    await served_by(name, jobs)
     return {"sampling_session_id": name, "type": "create_sampling_session"}
-
-
-async def _sampler(name: str, jobs: JobService, param: str) -> None:
-    try:
-        await served_of(name, jobs)
-    except Problem as problem:
-        raise wrong(param, problem.detail) if problem.status_code == 404 else problem from problem
 
 
 @_tinker.get("/samplers/{sampler_id:path}")
@@ -252,9 +250,9 @@ async def cancel_future(body: Json, request: Request) -> Json:
     return {}
 
 
-@_tinker.post("/retrieve_future", response_model=None)
+@_tinker.post("/retrieve_future", response_model=None, responses=_RESULT)
 async def retrieve_future(body: Json, jobs: Jobs, request: Request) -> Response:
-    """What became of an operation or of samples: wait for it, 20 seconds at most."""
+    """What became of an operation or of samples: wait for it, ten seconds at most."""
     request_id = _text(body, "request_id")
     state = request.app.state
     if ":" in request_id:

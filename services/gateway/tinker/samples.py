@@ -44,12 +44,12 @@ def sampler_name(base_model: str | None, model_path: str | None) -> str:
     return _BASE + base_model
 
 
-async def served_of(name: str, jobs: JobService) -> Served:
+async def served_by(sampler: str, jobs: JobService) -> Served:
     """The weights of a sampler; 404 if there are none."""
-    job_id, at, kept = name.partition("@")
-    return await (
-        sampler_of(job_id, kept, jobs) if at else weights_of(name.removeprefix(_BASE), jobs)
-    )
+    job_id, at, name = sampler.partition("@")
+    if at:
+        return await sampler_of(job_id, name, jobs)
+    return await weights_of(sampler.removeprefix(_BASE), jobs)
 
 
 async def sampler_object(name: str, jobs: JobService) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Samples:
 
     async def _served(self, sampler: str) -> Served:
         job_id, at, _ = sampler.partition("@")
-        served = await served_of(sampler, self.jobs)
+        served = await served_by(sampler, self.jobs)
         if at:
             await asyncio.to_thread(log_of(self.jobs, job_id).touch)
         return served

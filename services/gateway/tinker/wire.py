@@ -7,7 +7,7 @@ on the wire they are the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -22,7 +22,7 @@ _PACKAGE = "weir.tinker"
 _SCHEMA = """
 Text = 1 tokens bytes
 Chunk = 1 encoded_text Text
-Tensor = 1 dense bytes, 2 sparse_csr bytes, 3 dtype int32, 4 shape int64*
+Tensor = 1 dense bytes, 2 sparse_csr Text, 3 dtype int32, 4 shape int64*
 Input = 1 key string, 2 value Tensor
 Datum = 1 model_input Chunk*, 2 loss_fn_inputs Input*
 Number = 1 key string, 2 value double
@@ -44,7 +44,7 @@ _DTYPES = {_FLOAT32: "<f4", _INT64: "<i8", _INT32: "<i4"}
 _STOP, _LENGTH = 0, 1
 # Each loss reads a weight for each position, and perhaps the log-probs of the sampler.
 _WEIGHTS = {"cross_entropy": "weights"}
-_LOGPROBS = "logprobs"
+_TARGETS, _LOGPROBS = "target_tokens", "logprobs"
 _CLIPS = frozenset({"clip_low_threshold", "clip_high_threshold"})
 _SETTINGS = {"ppo": _CLIPS, "cispo": _CLIPS}
 
@@ -141,38 +141,49 @@ def _data(request: Any, bounds: Bounds) -> Data:
 
 def _row(datum: Any, loss: str, bounds: Bounds, place: str) -> Sequence[np.ndarray]:
     """Input ids, targets, weights and the sampler's log-probs of one datum, each [position]."""
-    ids = _input_ids(datum, f"{place}.model_input")
-    place = f"{place}.loss_fn_inputs"
+    ids = _input_ids(datum, f"{place}.model_input", bounds)
+    place, weights = f"{place}.loss_fn_inputs", _WEIGHTS.get(loss, "advantages")
+    names = (_TARGETS, weights) if loss in _WEIGHTS else (_TARGETS, weights, _LOGPROBS)
     given = {each.key: each.value for each in datum.loss_fn_inputs}
-    weights = _WEIGHTS.get(loss, "advantages")
-    needed = {"target_tokens", weights} | ({_LOGPROBS} if loss not in _WEIGHTS else set())
-    for name in given.keys() - needed:
-        why = f"{loss} does not read it, but {', '.join(sorted(needed))}; remove it"
-        raise wrong(f"{place}.{name}", why)
-    if len(ids) > bounds.context:
-        why = f"{len(ids):,} positions, but the context has {bounds.context:,}; shorten it"
-        raise wrong(f"{place}.target_tokens", why)
-    read = {name: _tensor(tensor, f"{place}.{name}") for name, tensor in given.items()}
-    if loss in _WEIGHTS:
-        read.setdefault(weights, np.ones(len(ids), np.float32))
-        read.setdefault(_LOGPROBS, np.zeros(len(ids), np.float32))
-    for name in (*needed, _LOGPROBS):
-        _check(read, name, len(ids), f"{place}.{name}")
-    for name, tokens in (("model_input", ids), ("target_tokens", read["target_tokens"])):
-        if tokens.min() < 0 or tokens.max() >= bounds.vocabulary:
-            raise wrong(f"{place}.{name}", f"tokens must be from 0 to {bounds.vocabulary - 1:,}")
-    return ids, read["target_tokens"], read[weights], read[_LOGPROBS]
+    for name in given.keys() - {*names}:
+        raise wrong(f"{place}.{name}", f"{loss} reads {', '.join(names)}; remove it")
+    if loss in _WEIGHTS and weights not in given:
+        names = (_TARGETS,)
+    read = {name: _input(given.get(name), name, len(ids), f"{place}.{name}") for name in names}
+    _refuse_unknown(read[_TARGETS], bounds, f"{place}.{_TARGETS}")
+    ones = np.ones(len(ids), np.float32)
+    return ids, read[_TARGETS], read.get(weights, ones), read.get(_LOGPROBS, 0 * ones)
 
 
-def _input_ids(datum: Any, place: str) -> np.ndarray:
-    chunks: list[np.ndarray] = []
+def _input(tensor: Any, name: str, positions: int, place: str) -> np.ndarray:
+    if tensor is None:
+        raise wrong(place, "required, but missing")
+    if len(array := _tensor(tensor, place)) != positions:
+        raise wrong(place, f"has {len(array)} values for {positions} tokens of model_input")
+    needed = "int64" if name == _TARGETS else "float32"
+    if array.dtype.kind != needed[0]:
+        raise wrong(place, f"must be {needed}, not {array.dtype}")
+    if not np.isfinite(array).all():
+        raise wrong(place, "has values that are not finite")
+    return array
+
+
+def _input_ids(datum: Any, place: str, bounds: Bounds) -> np.ndarray:
+    chunks = [np.zeros(0, np.int32)]
     for chunk in datum.model_input:
         if not chunk.HasField("encoded_text"):
             raise wrong(place, "only chunks of tokens are read, no images and no audio")
         chunks.append(_array(chunk.encoded_text.tokens, "<i4", place))
-    if not sum(map(len, chunks)):
-        raise wrong(place, "is empty; give at least one token")
-    return np.concatenate(chunks)
+    ids = np.concatenate(chunks)
+    if not 1 <= len(ids) <= bounds.context:
+        raise wrong(place, f"has {len(ids):,} tokens; give 1 to {bounds.context:,}")
+    _refuse_unknown(ids, bounds, place)
+    return ids
+
+
+def _refuse_unknown(tokens: Any, bounds: Bounds, place: str) -> None:
+    if tokens.min() < 0 or tokens.max() >= bounds.vocabulary:
+        raise wrong(place, f"tokens must be from 0 to {bounds.vocabulary - 1:,}")
 
 
 def _tensor(tensor: Any, place: str) -> np.ndarray:
@@ -191,17 +202,6 @@ def _array(content: bytes, dtype: str, place: str) -> np.ndarray:
     if len(content) % np.dtype(dtype).itemsize:
         raise wrong(place, f"has {len(content)} bytes, which are no array of {dtype}")
     return np.frombuffer(content, dtype)
-
-
-def _check(read: Mapping[str, np.ndarray], name: str, positions: int, place: str) -> None:
-    if (array := read.get(name)) is None:
-        raise wrong(place, "required, but missing")
-    if len(array) != positions:
-        raise wrong(place, f"has {len(array)} values for {positions} tokens of model_input")
-    if (array.dtype.kind == "i") != (name == "target_tokens"):
-        raise wrong(place, f"has the dtype {array.dtype}; tokens are int64, anything else float32")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise wrong(place, "has values that are not finite")
 
 
 # ---------------------------------------------------------------------- answers

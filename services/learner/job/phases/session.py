@@ -19,7 +19,15 @@ from typing import Any
 import numpy as np
 from protocol import weights
 from protocol.messages import Doing, Task
-from protocol.operations import PROBES, SILENT, Operation, OperationLog, Result, State, sampler_name
+from protocol.operations import (
+    PROBES,
+    SILENT,
+    Operation,
+    OperationLog,
+    Result,
+    State,
+    sampler_name,
+)
 
 from services.learner.durable.checkpoint import MODEL, write_whole
 from services.learner.job.learning import Learning
