@@ -507,6 +507,7 @@ class Doing(StrEnum):
     GRADES = "grades_groups"
     TRAINS = "trains_step"
     PRETRAINS = "pretrains_step"
+    OPERATES = "does_operation"
     PUBLISHES = "publishes_version"
     SAVES = "writes_a_checkpoint"
     KEEPS_SAMPLES = "keeps_samples"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -19,10 +18,45 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from protocol.frames import M, decode, encode, pack, unpack_all
 from protocol.messages import Float32Array, Int32Array, Message
+from protocol.recipe import Lora
 from protocol.weights import sync_folder
 
 LossName = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
 MOST_BEHIND = 1000  # results that are kept, fetched or not
+SILENT = "its client is silent"  # how the reason of a pause begins that the client's word ends
+PROBES = "probes.json"  # beside the weights of a sampler
+_STATE = "session.json"
+
+
+class State(Message):
+    """What was saved in a folder, by which operation: only the same model can go on from it."""
+
+    base: str
+    dtype: str
+    lora: Lora | None
+    version: int = 0
+    operation: int = 0
+
+    @classmethod
+    def of(cls, folder: Path) -> State:
+        """Raises OSError or ValueError if there is none in the folder."""
+        return cls.model_validate_json((folder / _STATE).read_bytes())
+
+    def write(self, folder: Path) -> None:
+        (folder / _STATE).write_text(self.model_dump_json(), encoding="utf-8")
+
+    def fits(self, other: State) -> bool:
+        return (self.base, self.dtype, self.lora) == (other.base, other.dtype, other.lora)
+
+    @property
+    def words(self) -> str:
+        lora = f"an adapter of rank {self.lora.rank} for " if self.lora is not None else ""
+        return f"{lora}{self.base} in {self.dtype}"
+
+
+def sampler_name(version: int | None) -> str:
+    """The name of a version's sampler that the client has given none; None: of any."""
+    return "version-*" if version is None else f"version-{version:06d}"
 
 
 class AdamW(Message):
@@ -101,12 +135,22 @@ class OperationLog:
     def folder(self) -> Path:
         return self.job_folder / "operations"
 
-    def add(self, operation: Operation) -> None:
-        """Put an operation into the log, unless one with its number is there already."""
-        self._write(self._path(operation.number), operation)
+    def add(self, operation: Operation) -> bool:
+        """Put an operation into the log; False if one with its number is there already."""
+        return self._write(self._path(operation.number), operation)
+
+    @property
+    def last(self) -> int:
+        """The largest number in the log, -1 of an empty one."""
+        names = (path.stem for path in self.folder.glob("[0-9]*.*"))
+        return max(map(int, names), default=-1)
 
     def operation(self, number: int) -> Operation | None:
         return _read(Operation, self._path(number))
+
+    def knows(self, number: int) -> bool:
+        """Whether an operation is in the log; one that is not will have no result any more."""
+        return self._path(number).exists()
 
     def finish(self, result: Result) -> None:
         """Keep a result, unless there is one: an operation that is repeated has the same."""
@@ -116,7 +160,7 @@ class OperationLog:
         return _read(Result, self._path(number, ".result"))
 
     def forget_before(self, number: int) -> None:
-        """Remove operations before ``number``, which no checkpoint needs, and results long before."""
+        """Remove operations before ``number``, which no checkpoint needs, and far older results."""
         for path in self.folder.glob("*.operation"):
             if int(path.stem) < number:
                 path.unlink()
@@ -140,9 +184,9 @@ class OperationLog:
     def _path(self, number: int, suffix: str = ".operation") -> Path:
         return self.folder / f"{number:09d}{suffix}"
 
-    def _write(self, path: Path, message: Message) -> None:
+    def _write(self, path: Path, message: Message) -> bool:
         if path.exists():
-            return
+            return False
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}-{os.getpid()}-{os.urandom(4).hex()}")
         try:
@@ -150,11 +194,13 @@ class OperationLog:
                 file.write(pack(encode(message)))
                 file.flush()
                 os.fsync(file.fileno())
-            with suppress(FileExistsError):  # of another gateway, the same
-                path.hardlink_to(temporary)
+            path.hardlink_to(temporary)
+        except FileExistsError:  # of another gateway, or of a try that goes on
+            return False
         finally:
             temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
+            sync_folder(path.parent)
+        return True
 
 
 def _read(expected: type[M], path: Path) -> M | None:

@@ -28,6 +28,7 @@ from protocol.names import (
     Formula,
     ObjectiveName,
     PathText,
+    StopText,
     Table,
     TemplateOptions,
 )
@@ -114,8 +115,12 @@ class Sampling(Table):
         default=1.0, gt=0, description="log-probs are those at this temperature"
     )
     top_p: float = Field(default=1.0, gt=0, le=1, description="below 1 in evaluations only")
-    max_tokens: int = Field(ge=1, description="of a response; below `model.max_context`")
-    stop: tuple[str, ...] = Field(default=(), description="texts that end a response")
+    max_tokens: int = Field(
+        ge=1, description="of a response, or of each turn of an episode; below `model.max_context`"
+    )
+    stop: tuple[StopText, ...] = Field(
+        default=(), max_length=16, description="texts that end a response, at most 16"
+    )
 
 
 class Evaluation(Table):
@@ -511,6 +516,15 @@ class Recipe(Table):
         training = self.training
         refill = min(_MAX_REFILL, training.max_oversampling) if training.dynamic_sampling else 1
         return math.ceil((training.max_staleness + 1) * training.groups_per_step * refill)
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the policy in a response, at most: all turns of an episode, as far as they fit.
+
+        A prompt has at least one token.
+        """
+        turns = 1 if self.environment is None else self.environment.max_turns
+        return min(turns * self.rollout.sampling.max_tokens, self.model.max_context - 1)
 
     @property
     def num_pretrain_steps(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from services.chassis.faults import NotNow
 MODEL = "policy"  # what agents may call it: the session's terms say which weights answer
 _OPEN_S = 60.0
 _OF_CALL = {"engine_error", "rollout_lost"}
+_TOO_LONG = "context_length_exceeded"
 _QUIET_S = 600.0  # of a call's answer, after which nobody is thought to give it
 _OURS = 500  # statuses from here on are no fault of who asks
 
@@ -89,20 +91,35 @@ class Trace(BaseModel):
             until = max(until, end)
         return total
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the context left no room for the last call."""
+        error = self.calls[-1].error if self.calls else None
+        return error is not None and error.code == _TOO_LONG
+
     def refuse_if_the_model_failed(self) -> None:
-        """Raise the reason if a call failed by one of the server's own, or nobody answers it."""
-        for call in self.calls:
-            if call.error is not None and call.error.status >= _OURS:
-                why = f"a call failed: {call.error.code}: {call.error.message}"
-                raise CallFailed(why) if call.error.code in _OF_CALL else DoorShut(why)
+        """Raise the reason if a call failed by one of the server's own and no retry succeeded.
+
+        Or if nobody answers one.
+        """
+        for place, call in enumerate(self.calls):
+            if call.error is None or call.error.status < _OURS or self._is_answered(call, place):
+                continue
+            why = f"a call failed: {call.error.code}: {call.error.message}"
+            raise CallFailed(why) if call.error.code in _OF_CALL else DoorShut(why)
         if any(call.quiet_seconds > _QUIET_S for call in self.under_way):
             raise DoorShut(f"nothing of a call's answer has come for {_QUIET_S:g} s")
+
+    def _is_answered(self, call: RecordedCall, place: int) -> bool:
+        """Whether a call from this place on was given the same chat, and was answered."""
+        later = (each.messages for each in self.calls[place:] if each.error is None)
+        return call.messages is not None and call.messages in later
 
 
 @dataclass(frozen=True)
 class Session:
     url: str  # that agents call, without /v1
-    key: str
+    key: str  # for calls of this session alone
     http: httpx.AsyncClient
 
     async def chat(self, messages: list[dict[str, str]]) -> str:
@@ -118,7 +135,7 @@ class Session:
             reply = await self.http.post(url, json=body, timeout=None)
         except httpx.HTTPError as error:
             raise DoorShut(f"a call has no answer: {type(error).__name__}: {error}") from error
-        if reply.status_code == 400 and "context_length_exceeded" in reply.text:
+        if reply.status_code == 400 and _TOO_LONG in reply.text:
             raise ContextFull
         if reply.status_code >= _OURS:
             raise DoorShut(f"a call failed: {reply.text[:200]}")
@@ -129,14 +146,13 @@ class Session:
 @dataclass(frozen=True)
 class Door:
     url: str
-    key: str
     http: httpx.AsyncClient
 
     async def open(self, name: str, terms: Terms) -> Session:
         """A session of this name; `DoorShut` if there is none to be had."""
         url = f"{self.url}/rollout/{name}-{secrets.token_hex(4)}"
-        await self._ask("PUT", url, terms.model_dump(mode="json"))
-        return Session(url, self.key, self.http)
+        told = json.loads(await self._ask("PUT", url, terms.model_dump(mode="json")))
+        return Session(url, told["key"], self.http)
 
     async def look(self, session: Session) -> Trace:
         return Trace.model_validate_json(await self._ask("GET", session.url))

@@ -103,8 +103,11 @@ class Episodes:
         trace.refuse_if_the_model_failed()
         if reward is not None and not math.isfinite(reward):
             reward, words = None, f"the environment gave the reward {reward}"
-        elif reward is not None and trained_branch(trace) is None:
-            reward, problem, words = None, "episode_failed", "the policy was asked nothing"
+        has_answered = trained_branch(trace) is not None
+        if reward is None and trace.is_full and has_answered and problem != "episode_timeout":
+            reward = 0.0  # the policy has filled its context, and its agent did not expect it
+        elif reward is not None and not has_answered:
+            reward, problem, words = None, "episode_failed", "the policy has answered nothing"
         seconds = time.monotonic() - began
         return Played(_episode(trace, seconds, reward, problem, words), trace)
 

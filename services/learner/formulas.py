@@ -13,6 +13,11 @@ from services.learner.algorithms.gae import CRITIC_ADVANTAGES
 from services.learner.algorithms.loss import AGGREGATIONS, CORRECTIONS, DIVERGENCES, OBJECTIVES
 
 
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe's formulas may take by name; ``max_tokens`` is that of a whole response."""
+    return recipe.algorithm.model_dump() | {"max_tokens": recipe.longest_response}
+
+
 def check_formulas(recipe: Recipe) -> None:
     """Check the names that the protocol leaves open for extensions, before any model is loaded.
 
@@ -20,7 +25,7 @@ def check_formulas(recipe: Recipe) -> None:
         UnknownName: naming the field, what there is, and how to add to it; or the settings that a
             formula needs and that the recipe does not have.
     """
-    settings = recipe.algorithm.model_dump() | {"max_tokens": recipe.rollout.sampling.max_tokens}
+    settings = settings_of(recipe)
     tables: dict[str, Mapping[str, Any]] = {
         "advantage": ADVANTAGES if recipe.critic is None else CRITIC_ADVANTAGES,
         "objective": OBJECTIVES,

@@ -189,8 +189,8 @@ def _work_rows(plan: Plan) -> Iterator[Row]:
     yield (
         "tokens of a step, at most",
         f"{_most_tokens(recipe):,}",
-        f"groups_per_step {training.groups_per_step} x group_size {group} x max_tokens "
-        f"{recipe.rollout.sampling.max_tokens}; {training.updates_per_batch} updates",
+        f"groups_per_step {training.groups_per_step} x group_size {group} x {_longest(recipe)}; "
+        f"{training.updates_per_batch} updates",
     )
     for check in recipe.reward.checks_of_a_judge:
         yield (
@@ -204,7 +204,15 @@ def _work_rows(plan: Plan) -> Iterator[Row]:
 
 def _most_tokens(recipe: Recipe) -> int:
     responses = recipe.training.groups_per_step * recipe.rollout.group_size
-    return responses * recipe.rollout.sampling.max_tokens
+    return responses * recipe.longest_response
+
+
+def _longest(recipe: Recipe) -> str:
+    of_turn = f"max_tokens {recipe.rollout.sampling.max_tokens}"
+    if recipe.environment is None:
+        return of_turn
+    turns, context = recipe.environment.max_turns, recipe.model.max_context
+    return f"min(max_turns {turns} x {of_turn}, max_context {context} - 1)"
 
 
 def _learner_rows(plan: Plan, learner: LearnerFootprint) -> Iterator[Row]:

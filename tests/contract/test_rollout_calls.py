@@ -14,15 +14,19 @@ from protocol import weights
 from protocol.calls import Call, Piece, Served, Terms, Token
 from protocol.exchange import connect
 from protocol.messages import ActiveJob, Doing, FinishReason, PolicyVersion, Probes, Requested
+from protocol.operations import PROBES
 from protocol.recipe import Model
+from protocol.streams import FAILED, REQUESTS, ROLLOUTS
 
 from services.chassis.deployment import Deployment
 from services.chassis.parity import digest_of
 from services.chassis.service import Service
+from services.chassis.stage import Stage, work_forever
 from services.rollout.calls import Answering
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineError, EngineUnfit, LoadError
+from services.rollout.worker import GroupSampler
 from tests.builders import a_job_record, a_recipe
 from tests.contract.door import Door, a_call
 from tests.contract.valkey_server import Server
@@ -101,12 +105,22 @@ class Line:
         write_folder(self.folder / name, hidden=len(name))
         return self.folder / name
 
-    async def begin_job(self) -> None:
-        exchange = self.door.exchange
-        await exchange.submit(a_job_record())
+    def sampler(self, name: str, logprob: float) -> Path:
+        """As a client's session saves one: the learner's log-prob of the probe is ``logprob``."""
+        folder, rendered = self.model(name), digest_of((), None, cast("Tokenizer", None), {})
+        given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
+        probes = Probes(**given, logprobs=(logprob,))
+        (folder / PROBES).write_text(probes.model_dump_json())
+        weights.seal(folder)
+        return folder
+
+    async def begin_job(self, **tables: Any) -> None:
+        exchange, recipe = self.door.exchange, a_recipe(**tables)
+        await exchange.submit(a_job_record(recipe=recipe))
         await exchange.begin_attempt("job")
-        await exchange.activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
-        await self.announce(0)
+        await exchange.activate(ActiveJob(job_id="job", attempt=1, recipe=recipe))
+        if recipe.client is None:
+            await self.announce(0)
 
     async def announce(self, number: int, **told: Any) -> None:
         folder = weights.version_folder("job", 1, number)
@@ -168,6 +182,41 @@ async def test_at_rest_a_rollout_serves_one_model_after_the_other(line: Line) ->
         assert last.finish_reason is FinishReason.STOP
     assert (await door.answered(line.call("again", "bbbb")))[0].text == "bbbb"
     assert engine.loaded == ["aaaa", "bbbb"]
+
+
+async def test_beside_a_clients_session_its_samplers_are_served_as_far_as_they_are_sound(
+    line: Line,
+) -> None:
+    door, engine, follower = line.door, line.engine, line.follower
+    await line.begin_job(client={})
+    worker = GroupSampler(follower)
+    streams = {"inputs": (REQUESTS,), "output": ROLLOUTS, "failures": FAILED}
+    stage = Stage(**streams, handle=worker.sample_group, room=worker.room, is_open=follower.serves)
+    line.tasks.append(asyncio.create_task(work_forever(line.service, stage)))
+    engine.ends.set()
+    for name, logprob in (("one1", -1.0), ("two2", -1.02), ("off3", -2.0), ("bad4", -1.0)):
+        folder = line.sampler(name, logprob)
+        if name == "bad4":
+            (folder / "model.safetensors").write_bytes(b"?")
+    for name in ("one1", "off3", "two2", "bad4", "off3", "one1"):
+        told = await door.answered(line.call(f"{name}-{len(engine.loaded)}", name))
+        *_, last = told
+        if name in {"one1", "two2"}:
+            assert (told[0].text, last.finish_reason) == (name, FinishReason.STOP)
+            assert line.service.readiness.ready
+            continue
+        assert last.refusal is not None
+        assert not last.refusal.again
+        code, words = ("parity", "gap") if name == "off3" else ("model_not_served", "damaged")
+        assert last.refusal.code == code
+        assert words in last.refusal.message
+    assert engine.loaded == ["one1", "off3", "two2", "off3", "one1"]
+    agree = [report.agrees for report in line.service.activity.parity]
+    assert agree == [True, False, True, False, True]
+    (*_, last) = await door.answered(line.call("newest"))
+    assert last.refusal is not None
+    assert last.refusal.again
+    assert not any(task.done() for task in line.tasks)
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -49,7 +49,7 @@ def arithmetic(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """What a job asks for, as names and products."""
     training, rollout = recipe.training, recipe.rollout
     per_step = training.groups_per_step * rollout.group_size
-    responses, longest = training.steps * per_step, rollout.sampling.max_tokens
+    responses, longest = training.steps * per_step, recipe.longest_response
     yield "responses of a step", f"{training.groups_per_step} × {rollout.group_size} = {per_step:,}"
     yield "responses in all", f"{training.steps:,} steps × {per_step:,} = {responses:,}"
     yield "tokens, at most", f"{responses:,} × {longest:,} = {responses * longest:,}"

@@ -111,6 +111,17 @@ def cispo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Ten
     return losses, _sign(weight, ratio)
 
 
+def importance_sampling(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
+    """REINFORCE, off its policy: the advantage times the unclipped ratio, [token]."""
+    return -tokens.ratio * tokens.advantages, torch.zeros_like(tokens.ratio)
+
+
+def cross_entropy(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
+    """The negative log-likelihood, weighted by the advantages, [token]."""
+    losses = -at_least_float32(tokens.logprobs) * tokens.advantages
+    return losses, torch.zeros_like(losses)
+
+
 def _bounded_exp(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
@@ -203,9 +214,14 @@ def sequence_mean(lengths: Tensor, totals: Totals) -> Tensor:
 
 
 def fixed_length(lengths: Tensor, totals: Totals, *, max_tokens: int) -> Tensor:
-    """1 / (responses x max_tokens), [token]: Dr. GRPO (arXiv:2503.20783), section 3.2.
+    """1 / (responses x longest response), [token]: Dr. GRPO (arXiv:2503.20783), section 3.2.
 
     A constant, so that neither long nor short responses are favoured; never the length of a batch.
+
+    Args:
+        lengths: [token] float, the number of tokens of each token's response.
+        totals: of the whole mini-batch.
+        max_tokens: of a response, or of all turns of an episode.
     """
     return torch.full_like(lengths, 1 / (max(1, totals.sequences) * max_tokens))
 

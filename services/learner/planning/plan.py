@@ -47,8 +47,8 @@ from services.learner.planning.machine import GIB, MOST_GPUS, Machine
 FLOPS_USED = 0.25  # trainers for RL publish 0.14 to 0.27 of an H100's peak at 16k tokens
 PREFILL_USED = 0.5  # of a GPU's peak, by an engine that reads prompts: an assumption
 BANDWIDTH_USED = 0.6  # an assumption: decoding also waits for kernels, sampling and scheduling
-LENGTH_USED = 0.5  # of max_tokens, by the mean response: an assumption, since a limit leaves room
-PROMPT_USED = 0.25  # of the context beyond max_tokens, by the mean prompt: an assumption
+LENGTH_USED = 0.5  # of the longest response, by the mean one: an assumption, a limit leaves room
+PROMPT_USED = 0.25  # of the context beyond that, by prompts and an environment: an assumption
 GROUPS_KEPT = 0.5  # of those that dynamic sampling looks at: an assumption
 LEARNER_COPIES = 4e9  # bytes a second that a rank copies into memory not pinned: an estimate
 # Parameters a second of torch's fused AdamW on one core, as each rank has: 47 GB/s of host memory,
@@ -64,8 +64,8 @@ ROLLOUT_VERIFIES = 1.7e9  # bytes a second, sha256 by one thread
 ROLLOUT_LOADS = 4.3e9  # bytes a second, from files in the page cache
 ASSUMED = (
     f"{FLOPS_USED:.0%} of a GPU's FLOP/s, {PREFILL_USED:.0%} to read prompts, {BANDWIDTH_USED:.0%} "
-    f"of its memory bandwidth; the mean response has {LENGTH_USED:.0%} of max_tokens, the mean "
-    f"prompt {PROMPT_USED:.0%} of the rest of the context; dynamic sampling keeps "
+    f"of its memory bandwidth; the mean response has {LENGTH_USED:.0%} of the longest, "
+    f"the mean prompt {PROMPT_USED:.0%} of the rest of the context; dynamic sampling keeps "
     f"{GROUPS_KEPT:.0%} of the groups; {CORRECT:.0%} of the responses are correct. Not counted: "
     "rules and what a judge reads, evaluation, checkpoints, communication between GPUs"
 )
@@ -309,9 +309,9 @@ def _sum(spans: Sequence[Span]) -> float:
 
 
 def _lengths(recipe: Recipe) -> tuple[float, float]:
-    """Tokens of the mean prompt and of the mean response."""
-    max_tokens = recipe.rollout.sampling.max_tokens
-    return PROMPT_USED * (recipe.model.max_context - max_tokens), LENGTH_USED * max_tokens
+    """Tokens of the mean prompt, with an environment's words, and of the mean response."""
+    longest = recipe.longest_response
+    return PROMPT_USED * (recipe.model.max_context - longest), LENGTH_USED * longest
 
 
 def _tokens(recipe: Recipe) -> float:
@@ -328,7 +328,7 @@ def _sampling(
     responses = groups * recipe.rollout.group_size  # of one engine
     at_once = _at_once(recipe, machine, rollout)
     # At the end the longest response goes on alone.
-    rounds = max(responses * response / at_once, recipe.rollout.sampling.max_tokens)
+    rounds = max(responses * response / at_once, recipe.longest_response)
     context = prompt + response / 2  # of the mean token
     keys = responses * response * context * rollout.bytes_per_token
     weights = shape.parameters * DTYPE_BYTES[recipe.model.dtype] / machine.gpus_per_engine

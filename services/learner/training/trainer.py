@@ -33,6 +33,7 @@ from services.learner.algorithms.loss import (
     Totals,
     positive_nll,
 )
+from services.learner.formulas import settings_of
 from services.learner.training.batching import (
     MicroBatch,
     collate,
@@ -68,14 +69,13 @@ class MiniBatch:
 
 class Trainer:
     def __init__(self, recipe: Recipe, models: Models) -> None:
-        algorithm, sampling = recipe.algorithm, recipe.rollout.sampling
+        algorithm, settings = recipe.algorithm, settings_of(recipe)
         self.recipe = recipe
         self.models = models
         self.device = models.policy.device
-        self.temperature = sampling.temperature
+        self.temperature = recipe.rollout.sampling.temperature
         critic_folder = models.critic_folder if models.critic is not None else None
         self.work_of = work_of(models.policy_folder, critic_folder)
-        settings = algorithm.model_dump() | {"max_tokens": sampling.max_tokens}
         self.objective = pick(OBJECTIVES, algorithm.objective, settings)
         self.aggregation = pick(AGGREGATIONS, algorithm.aggregation, settings)
         self.correction = pick(CORRECTIONS, algorithm.correction, settings)

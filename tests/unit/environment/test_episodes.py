@@ -23,13 +23,13 @@ def a_door(asked: list[str], answer: httpx.Response | Exception) -> Door:
     def handle(request: httpx.Request) -> httpx.Response:
         asked.append(request.method)
         if request.method != "POST":
-            return httpx.Response(200, json={})
+            return httpx.Response(200, json={"key": "of the session"})
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     http = httpx.AsyncClient(transport=httpx.MockTransport(handle))
-    return Door("http://gateway", "key", http)
+    return Door("http://gateway", http)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from services.chassis.deployment import Deployment
-from services.learner.algorithms import UnknownName
+from services.learner.algorithms import UnknownName, pick
 from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
-from services.learner.formulas import check_formulas
+from services.learner.algorithms.loss import AGGREGATIONS, Totals
+from services.learner.formulas import check_formulas, settings_of
 from services.learner.training.samples import samples_of
 from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.architecture.project import ROOT
@@ -64,3 +66,10 @@ def test_an_entry_that_needs_a_setting_which_no_recipe_has_is_named(
     monkeypatch.setitem(ADVANTAGES, "my_lab.spread", spread)
     with pytest.raises(UnknownName, match=r"my_lab\.spread .*spread$"):
         check_formulas(a_recipe(algorithm={"advantage": "my_lab.spread"}))
+
+
+def test_the_fixed_length_of_an_episode_is_that_of_all_its_turns() -> None:
+    recipe = a_recipe(environment={"url": "http://games", "max_turns": 3})  # of 8 tokens each
+    weigh = pick(AGGREGATIONS, "fixed_length", settings_of(recipe))
+    totals = Totals(tokens=30, sequences=2, positive_tokens=0)
+    assert weigh(torch.ones(1), totals).tolist() == pytest.approx([1 / (2 * 24)])

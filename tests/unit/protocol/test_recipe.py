@@ -52,6 +52,16 @@ def test_a_short_recipe_is_filled_with_defaults(tmp_path: Path) -> None:
     assert critic.optimizer.learning_rate == 2e-6  # its own default
 
 
+def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() -> None:
+    def longest(max_turns: int) -> int:
+        return a_recipe(
+            environment={"url": "http://games", "max_turns": max_turns}
+        ).longest_response
+
+    assert a_recipe().longest_response == 8
+    assert [longest(turns) for turns in (1, 3, 8)] == [8, 24, 63]  # a prompt has a token
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [

@@ -243,6 +243,10 @@ CORRECTED = {"old_logprobs": "recompute", "correction": "token_tis"}
 OFFLOAD = {"zero_stage": 3, "offload": "optimizer"}
 JUDGE = {"verifier": "model_judge", "temperature": 1.0}
 STALE = {"max_staleness": 1}
+FOUR_TURNS = {
+    "rollout": {"group_size": 8, "sampling": {"max_tokens": 512}},
+    "environment": {"url": "http://games", "max_turns": 4},
+}
 
 
 def seconds(line: str = "", room: int = 58 * GIB, sequences: int = 256, **changes: Any) -> Any:
@@ -267,6 +271,7 @@ def seconds(line: str = "", room: int = 58 * GIB, sequences: int = 256, **change
     [
         # Weights are read once a round; the longest response goes on alone to 2,048 tokens.
         ({}, "sampling", PROMPTS + (2048 * WEIGHTS + CACHE) / BANDWIDTH),
+        (FOUR_TURNS, "sampling", PROMPTS + (2048 * WEIGHTS + CACHE) / BANDWIDTH),
         ({"sequences": 32}, "sampling", PROMPTS + (4096 * WEIGHTS + CACHE) / BANDWIDTH),
         ({"room": 32 * 1280 * 57_344}, "sampling", PROMPTS + (4096 * WEIGHTS + CACHE) / BANDWIDTH),
         ({"line": "learner=0-1 rollout=2"}, "training", 3 * FORWARD / 2),
@@ -506,6 +511,10 @@ LINE = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
             ["temperature = 1.3", "4000 tasks", "604,288 x 4 bytes", "\nno warnings"],
         ),
         (["recipes/demo.toml"], ["Placement: on CPUs"]),
+        (
+            ["examples/environments/higher-or-lower.toml"],
+            ["step, at most 5,120 ", "min(max_turns 5 x max_tokens 8, max_context 96 - 1)"],
+        ),
         (
             ["recipes/vapo/qwen2.5-32b.toml"],  # about the machine that it names
             [
