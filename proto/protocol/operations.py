@@ -25,7 +25,7 @@ LossName = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
 MOST_BEHIND = 1000  # results that are kept, fetched or not
 SILENT = "its client has been silent"  # how the reason of a pause begins that it ends itself
 PROBES = "probes.json"  # beside the weights of a sampler
-_STATE = "session.json"
+STATE = "session.json"  # what `State` says of them
 
 
 class State(Message):
@@ -40,10 +40,10 @@ class State(Message):
     @classmethod
     def of(cls, folder: Path) -> State:
         """Raises OSError or ValueError if there is none in the folder."""
-        return cls.model_validate_json((folder / _STATE).read_bytes())
+        return cls.model_validate_json((folder / STATE).read_bytes())
 
     def write(self, folder: Path) -> None:
-        (folder / _STATE).write_text(self.model_dump_json(), encoding="utf-8")
+        (folder / STATE).write_text(self.model_dump_json(), encoding="utf-8")
 
     def fits(self, other: State) -> bool:
         return (self.base, self.dtype, self.lora) == (other.base, other.dtype, other.lora)

@@ -98,15 +98,14 @@ class Trace(BaseModel):
         return error is not None and error.code == _TOO_LONG
 
     def refuse_if_the_model_failed(self) -> None:
-        """Raise the reason if a call failed by one of the server's own and no retry succeeded.
-
-        Or if nobody answers one.
-        """
+        """Raise the reason if a call failed by one of the server's own and no retry succeeded."""
         for place, call in enumerate(self.calls):
             if call.error is None or call.error.status < _OURS or self._is_answered(call, place):
                 continue
             why = f"a call failed: {call.error.code}: {call.error.message}"
             raise CallFailed(why) if call.error.code in _OF_CALL else DoorShut(why)
+
+    def refuse_if_nobody_answers(self) -> None:
         if any(call.quiet_seconds > _QUIET_S for call in self.under_way):
             raise DoorShut(f"nothing of a call's answer has come for {_QUIET_S:g} s")
 

@@ -117,7 +117,7 @@ class Episodes:
         try:
             while rest_s > 0 and not await _ends(task, max(rest_s, _LOOK_S)):
                 trace = await self.door.look(session)
-                trace.refuse_if_the_model_failed()
+                trace.refuse_if_nobody_answers()  # a retry of a failed one may be under way
                 rest_s = left_s + trace.seconds - (time.monotonic() - began)
             if task.done():
                 return task.result()

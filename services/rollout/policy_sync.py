@@ -450,6 +450,7 @@ class PolicyFollower:
 
     async def _serve(self, serving: Serving, seconds: dict[str, float]) -> None:
         self._load_failures = 0
+        self.demand.has_loaded(sum(seconds.values()))
         for phase, duration in seconds.items():
             SYNC_SECONDS.labels(phase).observe(duration)
         SYNCS.inc()

@@ -53,13 +53,14 @@ class Sampler:
         self.ends, self.may_load = asyncio.Event(), asyncio.Event()
         self.may_load.set()
         self.fault: Exception | None = None
+        self.load_s = 0.0  # that a load is said to take
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
         await self.may_load.wait()
         if self.fault is not None:
             raise self.fault
         self.loaded.append(folder.name)
-        return {}
+        return {"load": self.load_s}
 
     async def score(self, prompt: object, seconds: dict[str, float]) -> list[float]:
         return [-1.0]
@@ -121,12 +122,12 @@ class Line:
         if recipe.client is None:
             await self.announce(0)
 
-    async def announce(self, number: int, probes: Probes | None = None) -> None:
+    async def announce(self, number: int, **told: Any) -> None:
         folder = weights.version_folder("job", 1, number)
         root = self.service.deployment.weights_dir
         digest = weights.write(root, folder, lambda target: write_folder(target))
         version = {"job_id": "job", "attempt": 1, "number": number, "folder": folder}
-        await self.door.exchange.announce(PolicyVersion(**version, digest=digest, probes=probes))
+        await self.door.exchange.announce(PolicyVersion(**version, digest=digest, **told))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
@@ -195,8 +196,8 @@ async def test_beside_a_clients_session_its_samplers_are_served_as_far_as_they_a
     engine.ends.set()
     for name, logprob in (("one1", -1.0), ("two2", -1.02), ("off3", -2.0), ("bad4", -1.0)):
         folder = line.sampler(name, logprob)
-        if name == "bad4":
-            (folder / "model.safetensors").write_bytes(b"?")
+    with (folder / PROBES).open("a") as file:
+        file.write(" ")
     for name in ("one1", "off3", "two2", "bad4", "off3", "one1"):
         told = await door.answered(line.call(f"{name}-{len(engine.loaded)}", name))
         *_, last = told
@@ -312,6 +313,28 @@ async def test_an_episodes_calls_may_have_all_places_and_wait_for_the_version_of
     assert not door.pieces["newer"]
     await line.announce(1)
     assert (await door.until_over(newer))[0].text == "1.1"
+
+
+async def test_between_an_evaluations_calls_it_stays_where_a_load_would_take_longer(
+    line: Line,
+) -> None:
+    door, engine = line.door, line.engine
+    engine.load_s = 60.0
+    engine.ends.set()
+    await line.begin_job()
+    await line.until(lambda: engine.loaded == ["1.0"])
+    await line.announce(1)
+    await line.until(lambda: engine.loaded == ["1.0", "1.1"])
+    measured = await door.exchange.newest_policy("job")
+    for number in range(2):
+        call = line.call(f"eval-{number}", terms=terms_of(purpose="eval", version=1))
+        assert (await door.answered(call))[0].text == "1.1"
+        await line.announce(2, evaluated=measured)
+        for _ in range(20):  # the environment thinks
+            await door.listen()
+    assert engine.loaded == ["1.0", "1.1"]
+    await line.announce(2)
+    await line.until(lambda: engine.loaded == ["1.0", "1.1", "1.2"])
 
 
 async def test_what_weights_sample_that_are_refused_is_no_answer(line: Line) -> None:

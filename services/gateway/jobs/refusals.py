@@ -88,8 +88,6 @@ def _sampling(place: str, sampling: Sampling) -> Iterator[str]:
             f"{place}.sampling.temperature: the engine samples at {lowest:g} to {highest:g}, not "
             f"at {sampling.temperature:g}"
         )
-    if "" in sampling.stop:
-        yield f"{place}.sampling.stop: an empty text ends nothing; remove it"
 
 
 def _formulas(recipe: Recipe) -> Iterator[str]:

@@ -595,8 +595,9 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     assert http.put(url, json=terms).json()["key"] == key
     assert_refused(http.put(url, json={**terms, "seed": 8}), 409, "session")
     assert_refused(http.put(url, json={**terms, "version": "new"}), 400, "version")
-    stops = {**terms, "sampling": {**sampling, "stop": [*map(str, range(17))]}}
-    assert_refused(http.put(url, json=stops), 400, "sampling.stop")
+    for stop, field in (([*map(str, range(17))], "sampling.stop"), ([""], "sampling.stop.0")):
+        changed = {**terms, "sampling": {**sampling, "stop": stop}}
+        assert_refused(http.put(url, json=changed), 400, field)
     asked = body_of(model="mine", temperature=2, max_tokens=9, seed=1, stop=["0 "])
     with a_rollout(stack) as rollout:
         for changes in ({}, {"max_tokens": 2}):

@@ -52,7 +52,11 @@ async def test_a_model_that_does_not_answer_is_no_fault_of_a_game(
 def a_slow_door(looked: asyncio.Event, **call: float) -> Door:
     """One call is under way when it is looked at, and answered when the session is closed."""
     branch = {"token_ids": [1, 2], "logprobs": [None, -1], "own": [False, True], "calls": ["a"]}
-    whole = {"calls": [{"id": "a", **call}], "branches": [{**branch, "weight_versions": []}]}
+    whole = {
+        "key": "",
+        "calls": [{"id": "a", **call}],
+        "branches": [{**branch, "weight_versions": []}],
+    }
 
     def handle(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
@@ -60,7 +64,7 @@ def a_slow_door(looked: asyncio.Event, **call: float) -> Door:
             return httpx.Response(200, json={"under_way": [call]})
         return httpx.Response(200, json=whole)
 
-    return Door("http://gateway", "", httpx.AsyncClient(transport=httpx.MockTransport(handle)))
+    return Door("http://gateway", httpx.AsyncClient(transport=httpx.MockTransport(handle)))
 
 
 @pytest.mark.parametrize(
