@@ -27,6 +27,8 @@ from services.gateway.tinker.futures import PROTOBUF, WAIT_S, failed, gone, try_
 from services.gateway.tinker.wire import samples_of
 
 _FORGOTTEN_S = 300.0  # after nobody has asked for them
+_MOST_CALLS = 800  # at the desk at once, of all clients; the others wait here
+_LOOK_S = 0.05
 _PAUSE_S = 1.0  # before what could not be answered now is asked again
 _BASE = "base:"
 
@@ -81,6 +83,7 @@ class Samples:
     jobs: JobService
     desk: Desk
     _kept: dict[str, _Sample] = field(default_factory=dict)
+    _at_desk: int = 0
 
     async def ask(self, body: bodies.Sample) -> dict[str, Any]:
         """Begin to sample; returns the future of it. 400 if no sampler could answer that."""
@@ -118,16 +121,20 @@ class Samples:
 
     async def _sampled(self, sample: _Sample, sample_id: str) -> bytes:
         """Ask until there is an answer, or a refusal for good, or nobody who wants one."""
-        tries = 0
+        tries, num_calls = 0, sample.body.num_samples
         while True:
+            while self._at_desk and self._at_desk + num_calls > _MOST_CALLS:
+                await asyncio.sleep(_LOOK_S)
+            tries, self._at_desk = tries + 1, self._at_desk + num_calls
             try:
-                tries += 1
                 return await self._try(sample, f"{sample_id}-{tries}")
             except Problem as problem:
                 is_over = self.jobs.service.stopping.is_set() or sample.is_forgotten
                 if problem.status_code != 503 or is_over:
                     raise
                 sample.doing = problem.detail
+            finally:
+                self._at_desk -= num_calls
             await asyncio.sleep(_PAUSE_S)
 
     async def _try(self, sample: _Sample, try_id: str) -> bytes:
