@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -91,13 +92,14 @@ async def drop_telemetry(body: Json) -> Json:
 def tell_capabilities(jobs: Jobs) -> Json:
     """The base models that there are."""
     deployment = jobs.service.deployment
-    told = []
+    told, can = [], {"trainable": True, "sampleable": True}
     for model in all_models(deployment):
-        folder = find_folder(model["id"], deployment)
-        if model["owned_by"] == "system" and folder is not None:
-            context = clients.context_of(str(folder), jobs.defaults)
-            told.append({"model_name": model["id"], "max_context_length": context})
-    return {"supported_models": [each | {"trainable": True, "sampleable": True} for each in told]}
+        folder = find_folder(model["id"], deployment) if model["owned_by"] == "system" else None
+        with suppress(Problem):  # what is damaged is not offered
+            if folder is not None:
+                context = clients.context_of(str(folder), jobs.defaults)
+                told.append({"model_name": model["id"], "max_context_length": context, **can})
+    return {"supported_models": told}
 
 
 # ---------------------------------------------------------------------- sessions and models
