@@ -5,14 +5,22 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from protocol.operations import AdamW
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from services.gateway.errors import explain_body, from_lines, wrong
-from services.gateway.openai.body import Body, Part
+from services.gateway.openai.body import Part, unusable
 
 B = TypeVar("B", bound=BaseModel)
 EPHEMERAL = "version-"  # how the names of samplers begin that no client has named
 _IDLE: tuple[Any, ...] = (None, False, 0, "", [], {})
+_MOST_VALUES = 2_000_000  # a prompt has one for each token
 Json = dict[str, Any]
 
 
@@ -39,10 +47,13 @@ class _Fields(Part):
         return {n: v for n, v in data.items() if v is not None and n not in passed}
 
 
-class _Sent(_Fields, Body):
-    """A whole body."""
+def _usable(body: Json) -> Json:
+    if lines := unusable(body, _MOST_VALUES):
+        raise from_lines(lines, code="invalid_request")
+    return body
 
-    MOST_VALUES = 2_000_000  # a prompt has one for each token
+
+Sent = Annotated[Json, AfterValidator(_usable)]
 
 
 def read(kind: type[B], body: Any) -> B:
@@ -70,7 +81,7 @@ class Lora(_Fields):
         return self
 
 
-class NewModel(_Sent):
+class NewModel(_Fields):
     """A model that begins with the weights of a base model, or with those of a saved state."""
 
     session_id: str = Field(pattern=r"^[\w.:-]{1,128}$")
@@ -83,7 +94,7 @@ class NewModel(_Sent):
     optimizer_config: AdamAlone = None
 
 
-class OptimStep(_Sent):
+class OptimStep(_Fields):
     adam_params: AdamW
 
     @model_validator(mode="before")
@@ -91,12 +102,11 @@ class OptimStep(_Sent):
     def _named_as_here(cls, data: Json) -> Json:
         if not isinstance(given := data.get("adam_params"), dict):
             return data
-        most = max(0.0, given.get("grad_clip_norm", 0.0))
-        own = {name: value for name, value in given.items() if name != "grad_clip_norm"}
-        return data | {"adam_params": own | {"max_grad_norm": most}}
+        names = {"grad_clip_norm": "max_grad_norm"}
+        return data | {"adam_params": {names.get(name, name): v for name, v in given.items()}}
 
 
-class Save(_Sent):
+class Save(_Fields):
     PASSED = ("ttl_seconds", "user_metadata", "kind", "sampling_session_seq_id")
 
     path: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,99})?$")
@@ -109,7 +119,7 @@ class Save(_Sent):
         return self.path
 
 
-class Load(_Sent):
+class Load(_Fields):
     path: str
     optimizer: bool = False
     optimizer_config: AdamAlone = None
@@ -139,7 +149,7 @@ class Sampling(_Fields):
     top_p: float = 1.0
 
 
-class Sample(_Sent):
+class Sample(_Fields):
     PASSED = ("seq_id",)
 
     num_samples: int = Field(default=1, ge=1, le=256)

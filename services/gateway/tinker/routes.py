@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from protocol.messages import JobRecord
@@ -17,10 +17,10 @@ from services.gateway.errors import Problem, wrong
 from services.gateway.jobs.service import Jobs, JobService
 from services.gateway.models.folders import all_models, find_folder
 from services.gateway.tinker import archive, bodies, clients, wire
+from services.gateway.tinker.bodies import Json, Sent
 from services.gateway.tinker.futures import PROTOBUF, result_of
 from services.gateway.tinker.samples import Samples, sampler_name, sampler_object, served_by
 
-Json = dict[str, Any]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Offset = Annotated[int, Query(ge=0)]
 # What the SDK can do otherwise, and how this gateway wants it.
@@ -51,7 +51,7 @@ def install(app: FastAPI, jobs: JobService, desk: Desk) -> None:
     app.include_router(_tinker)
 
 
-def _text(body: Json, name: str) -> str:
+def _text(body: Sent, name: str) -> str:
     if not isinstance(value := body.get(name) or "", str):
         raise wrong(name, "must be a text")
     return value
@@ -71,19 +71,19 @@ async def tell_health() -> Json:
 
 
 @_tinker.post("/client/config")
-async def tell_config(body: Json) -> Json:
+async def tell_config(body: Sent) -> Json:
     """How the SDK is to behave."""
     return _CONFIG
 
 
 @_tinker.post("/client/dynamic_config")
-async def tell_dynamic_config(body: Json) -> Json:
+async def tell_dynamic_config(body: Sent) -> Json:
     """The part of it that the SDK asks for again and again."""
     return _DYNAMIC
 
 
 @_tinker.post("/telemetry")
-async def drop_telemetry(body: Json) -> Json:
+async def drop_telemetry(body: Sent) -> Json:
     """Accept what the SDK tells about itself, and keep nothing of it."""
     return {"status": "accepted"}
 
@@ -106,13 +106,13 @@ def tell_capabilities(jobs: Jobs) -> Json:
 
 
 @_tinker.post("/create_session")
-async def create_session(body: Json) -> Json:
+async def create_session(body: Sent) -> Json:
     """Begin a session, which leaves no trace before it has a model."""
     return {"session_id": secrets.token_hex(12), "type": "create_session"}
 
 
 @_tinker.post("/session_heartbeat")
-def keep_session(body: Json, jobs: Jobs) -> Json:
+def keep_session(body: Sent, jobs: Jobs) -> Json:
     """Say that the client of a session is there."""
     for job_id in clients.jobs_of(jobs, _text(body, "session_id")):
         clients.log_of(jobs, job_id).touch()
@@ -128,20 +128,20 @@ async def finish_session(session_id: str, jobs: Jobs) -> Json:
 
 
 @_tinker.post("/create_model")
-async def create_model(body: Json, jobs: Jobs, request: Request) -> Json:
+async def create_model(body: Sent, jobs: Jobs, request: Request) -> Json:
     """Queue a job for a new model of a session."""
     return await clients.create(jobs, bodies.read(bodies.NewModel, body), _owner(request))
 
 
 @_tinker.post("/unload_model")
-async def unload_model(body: Json, jobs: Jobs) -> Json:
+async def unload_model(body: Sent, jobs: Jobs) -> Json:
     """Have the job of a model end when it has done what it was asked."""
     record = await clients.client_job(jobs, _text(body, "model_id"))
     return clients.future(record.id, await clients.end(jobs, record.id))
 
 
 @_tinker.post("/get_info")
-async def get_info(body: Json, jobs: Jobs) -> Json:
+async def get_info(body: Sent, jobs: Jobs) -> Json:
     """What a model is; its tokenizer has the name by which the client named the base model."""
     record = await clients.client_job(jobs, _text(body, "model_id"))
     base, lora = record.request["base_model"], record.recipe.model.lora
@@ -182,7 +182,7 @@ async def _take(
 
 
 @_tinker.post("/optim_step")
-async def optim_step(body: Json, jobs: Jobs) -> Json:
+async def optim_step(body: Sent, jobs: Jobs) -> Json:
     """Change the weights by the gradients that have been added up."""
     return await _take(
         jobs, body, bodies.OptimStep, lambda sent: {"do": "optim_step", "adam": sent.adam_params}
@@ -190,7 +190,7 @@ async def optim_step(body: Json, jobs: Jobs) -> Json:
 
 
 @_tinker.post("/save_weights")
-async def save_weights(body: Json, jobs: Jobs) -> Json:
+async def save_weights(body: Sent, jobs: Jobs) -> Json:
     """Save weights and optimizer, to go on from."""
 
     def make(sent: bodies.Save) -> Json:
@@ -201,7 +201,7 @@ async def save_weights(body: Json, jobs: Jobs) -> Json:
 
 
 @_tinker.post("/save_weights_for_sampler")
-async def save_weights_for_sampler(body: Json, jobs: Jobs) -> Json:
+async def save_weights_for_sampler(body: Sent, jobs: Jobs) -> Json:
     """Save weights to sample from, under a name or for this session alone."""
     return await _take(
         jobs, body, bodies.Save, lambda sent: {"do": "save_sampler", "name": sent.sampler_name}
@@ -209,7 +209,7 @@ async def save_weights_for_sampler(body: Json, jobs: Jobs) -> Json:
 
 
 @_tinker.post("/load_weights")
-async def load_weights(body: Json, jobs: Jobs, request: Request) -> Json:
+async def load_weights(body: Sent, jobs: Jobs, request: Request) -> Json:
     """Load a saved state into a model, or into a new one."""
     if body.get("session_id") is not None:
         return await clients.create(jobs, bodies.read(bodies.NewModel, body), _owner(request))
@@ -225,7 +225,7 @@ async def load_weights(body: Json, jobs: Jobs, request: Request) -> Json:
 
 
 @_tinker.post("/create_sampling_session")
-async def create_sampling_session(body: Json, jobs: Jobs) -> Json:
+async def create_sampling_session(body: Sent, jobs: Jobs) -> Json:
     """Name a sampler of saved weights, or of a base model."""
     path, base = _text(body, "model_path"), _text(body, "base_model")
     name = sampler_name(base, path)
@@ -240,20 +240,20 @@ async def get_sampler(sampler_id: str, jobs: Jobs) -> Json:
 
 
 @_tinker.post("/asample")
-async def sample(body: Json, request: Request) -> Json:
+async def sample(body: Sent, request: Request) -> Json:
     """Begin to sample responses to a prompt."""
     return await request.app.state.samples.ask(bodies.read(bodies.Sample, body))
 
 
 @_tinker.post("/cancel_future")
-async def cancel_future(body: Json, request: Request) -> Json:
+async def cancel_future(body: Sent, request: Request) -> Json:
     """Stop to sample what nobody waits for any more."""
     request.app.state.samples.cancel(_text(body, "request_id"))
     return {}
 
 
 @_tinker.post("/retrieve_future", response_model=None, responses=_RESULT)
-async def retrieve_future(body: Json, jobs: Jobs, request: Request) -> Response:
+async def retrieve_future(body: Sent, jobs: Jobs, request: Request) -> Response:
     """What became of an operation or of samples: wait for it, ten seconds at most."""
     request_id = _text(body, "request_id")
     state = request.app.state
@@ -321,7 +321,7 @@ async def get_session(session_id: str, jobs: Jobs, access_scope: str = "") -> Js
 
 
 @_tinker.post("/weights_info")
-async def get_weights_info(body: Json, jobs: Jobs) -> Json:
+async def get_weights_info(body: Sent, jobs: Jobs) -> Json:
     """What saved weights are of."""
     kept = clients.kept_at(_text(body, "tinker_path"), "tinker_path")
     return archive.weights_object(await clients.client_job(jobs, kept.job_id, "tinker_path"))

@@ -160,6 +160,7 @@ def test_a_refused_operation_keeps_its_number(
         ),
         ("optim_step", {"model_id": "no-such", "seq_id": 1, **ADAM}, "model_id"),
         ("optim_step", {"model_id": "no-such", "seq_id": -1, **ADAM}, "seq_id"),
+        ("get_info", {"model_id": "\ud800"}, "model_id"),
         ("asample", {"prompt": {"chunks": [{"type": "image"}]}}, "prompt.chunks.0"),
         (
             "asample",
