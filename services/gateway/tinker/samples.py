@@ -6,6 +6,7 @@ They are kept here alone: after the end of a gateway the SDK hears 410, and asks
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from contextlib import aclosing
@@ -26,6 +27,7 @@ from services.gateway.tinker.clients import SAMPLERS, Kept, client_job, kept_at,
 from services.gateway.tinker.futures import PROTOBUF, WAIT_S, failed, gone, try_again
 from services.gateway.tinker.wire import samples_of
 
+log = logging.getLogger(__name__)
 _FORGOTTEN_S = 300.0  # after nobody has asked for them
 _MOST_CALLS = 800  # at the desk at once, of all clients; the others wait here
 _LOOK_S = 0.05
@@ -71,7 +73,7 @@ class _Sample:
     sampler: str
     doing: str = ""  # what it waits for
     asked_at: float = field(default_factory=time.monotonic)  # by its client, the last time
-    task: asyncio.Task[bytes] | None = None
+    task: asyncio.Task[Response] | None = None
 
     @property
     def is_forgotten(self) -> bool:
@@ -106,20 +108,13 @@ class Samples:
         sample.asked_at = time.monotonic()
         if not sample.task.done():
             return try_again(sample_id, "active", sample.doing or None)
-        try:
-            return Response(sample.task.result(), media_type=PROTOBUF)
-        except asyncio.CancelledError:
-            return failed("the samples are cancelled", is_users=True)
-        except Problem as problem:
-            return failed(problem.detail, is_users=problem.status_code < 500)
-        except Exception as error:
-            return failed(own_fault(error).detail, is_users=False)
+        return sample.task.result()
 
     def cancel(self, sample_id: str) -> None:
         if (sample := self._kept.pop(sample_id, None)) is not None and sample.task is not None:
             sample.task.cancel()
 
-    async def _sampled(self, sample: _Sample, sample_id: str) -> bytes:
+    async def _sampled(self, sample: _Sample, sample_id: str) -> Response:
         """Ask until there is an answer, or a refusal for good, or nobody who wants one."""
         tries, num_calls = 0, sample.body.num_samples
         while True:
@@ -127,12 +122,16 @@ class Samples:
                 await asyncio.sleep(_LOOK_S)
             tries, self._at_desk = tries + 1, self._at_desk + num_calls
             try:
-                return await self._try(sample, f"{sample_id}-{tries}")
+                told = await self._try(sample, f"{sample_id}-{tries}")
+                return Response(told, media_type=PROTOBUF)
             except Problem as problem:
                 is_over = self.jobs.service.stopping.is_set() or sample.is_forgotten
                 if problem.status_code != 503 or is_over:
-                    raise
+                    return failed(problem.detail, is_users=problem.status_code < 500)
                 sample.doing = problem.detail
+            except Exception as error:
+                log.exception("samples of a client failed")
+                return failed(own_fault(error).detail, is_users=False)
             finally:
                 self._at_desk -= num_calls
             await asyncio.sleep(_PAUSE_S)
@@ -145,7 +144,7 @@ class Samples:
             async for _ in looks:
                 sample.doing = answers[0].doing
                 if sample.is_forgotten:
-                    raise asyncio.CancelledError
+                    raise gone(try_id)
         return await asyncio.to_thread(samples_of, answers, sample.body.prompt_logprobs_last_n)
 
     async def _served(self, sampler: str) -> Served:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -173,7 +174,9 @@ def test_other_requests_are_refused_by_field(
     http: httpx.Client, route: str, body: Any, param: str
 ) -> None:
     place = {"session_id": "s", "model_seq_id": 0} if route == "create_model" else {}
-    assert_refused(http.post(f"{API}/{route}", json=place | body), 400, param)
+    headers, content = {"Content-Type": "application/json"}, json.dumps(place | body)
+    reply = http.post(f"{API}/{route}", content=content, headers=headers)
+    assert_refused(reply, 400, param)
 
 
 def pause(stack: Stack, job_id: str, why: str | None) -> None:
