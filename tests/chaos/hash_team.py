@@ -73,7 +73,7 @@ class HashTeam(Team):
         with self._during("checkpoint"):
             await self._write(folder / _STATE, self.aside, _SAVE_S)
 
-    async def load(self, folder: Path) -> None:
+    async def load(self, folder: Path, *, with_optimizer: bool = True) -> None:
         self.state = (folder / _STATE).read_bytes()
 
     async def publish(self, folder: Path, slot: int) -> None:

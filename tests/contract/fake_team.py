@@ -64,7 +64,7 @@ class FakeTeam:
     async def written(self, folder: Path) -> None:
         (folder / "policy" / "digest").write_text(self.copy)
 
-    async def load(self, folder: Path) -> None:
+    async def load(self, folder: Path, *, with_optimizer: bool = True) -> None:
         self.digest = (folder / "policy" / "digest").read_text()
 
     async def publish(self, folder: Path, slot: int) -> None:
