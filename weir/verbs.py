@@ -144,7 +144,7 @@ def list_jobs(
         for job in jobs:
             own = job["weir"]
             named = (job["id"], own["recipe"]["name"], job["status"])
-            steps, finish = f"{own['step']}/{own['steps']}", job.get("estimated_finish")
+            steps, finish = views.of_steps(own["step"], own["steps"]), job.get("estimated_finish")
             left = "" if finish is None else views.duration(max(0.0, finish - time.time()))
             if place := own.get("place"):
                 left = f"{place}. in the queue"

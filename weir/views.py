@@ -106,12 +106,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def of_steps(step: int, steps: int | None) -> str:
+    """Where a job is; nobody knows how many steps the client of a session makes."""
+    return str(step) if steps is None else f"{step}/{steps}"
+
+
 @dataclass
 class Progress:
     """What a job's events have told so far."""
 
     job_id: str
-    steps: int
+    steps: int | None  # None: its client says when it ends
     step: int = 0  # that the job has reached
     told: int = 0  # that the events have reached: older ones are replayed
     waits_for: str | None = None
@@ -137,14 +142,16 @@ class Progress:
     @property
     def left(self) -> str:
         """How long the rest takes at the median time of the last steps; empty if unknown."""
-        if len(self.step_seconds) < 3 or self.told < self.step or self.step == self.steps:
+        if self.steps is None or self.step == self.steps:
+            return ""
+        if len(self.step_seconds) < 3 or self.told < self.step:
             return ""  # the first steps take long; of a replayed step nothing is left
         seconds = (self.steps - self.step) * statistics.median(self.step_seconds)
         return f"{duration(seconds)} left"
 
     def line(self) -> str:
         """The newest numbers in one plain line."""
-        parts = [f"step {self.told}/{self.steps}"]
+        parts = [f"step {of_steps(self.told, self.steps)}"]
         for name, (label, form) in _SHOWN.items():
             if self.curves[name]:
                 parts.append(f"{label} {form.format(self.curves[name][-1])}")
@@ -154,7 +161,9 @@ class Progress:
         """The newest numbers with their curves, under a bar."""
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=self.steps, completed=self.step, width=40)
-        head.add_row(cell(self.job_id, "bold"), bar, f"{self.step}/{self.steps}  {self.left}")
+        head.add_row(
+            cell(self.job_id, "bold"), bar, f"{of_steps(self.step, self.steps)}  {self.left}"
+        )
         rows = Table.grid(padding=(0, 2))
         for name, (label, form) in _SHOWN.items():
             if curve := self.curves[name]:
@@ -446,7 +455,7 @@ def parity_table(rows: Iterable[Json]) -> Table:
 def in_a_sentence(job: Json, why: Json) -> str:
     """Where a job is, and what it waits for."""
     own, because = job["weir"], why["because"]
-    words = f"{job['id']} is {job['status']} at step {own['step']}/{own['steps']}"
+    words = f"{job['id']} is {job['status']} at step {of_steps(own['step'], own['steps'])}"
     if job["status"] in {"running", "queued"} and why["edge"] is not None:
         return f"{words}, and nothing has moved for {duration(why['still_s'])}: {because}"
     return f"{words}: {because}" if because else words

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from protocol.messages import FinishReason, Message, VersionSpan
-from protocol.names import TemplateOptions
+from protocol.messages import FinishReason, Measured, Message, VersionSpan
+from protocol.names import StopText, TemplateOptions
 from protocol.recipe import Model, Purpose, Sampling
 
 
@@ -53,12 +53,13 @@ class CallSampling(Message):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)  # 0: all
     min_p: float = Field(default=0.0, ge=0, le=1)
-    stop: tuple[Annotated[str, Field(max_length=256)], ...] = Field(default=(), max_length=16)
+    stop: tuple[StopText, ...] = Field(default=(), max_length=16)
     stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64)  # vLLM dies of over 128
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
     seed: int | None = None
     top_logprobs: int = Field(default=0, ge=0, le=20)  # of the most likely tokens, at each place
+    prompt_logprobs: bool = False  # of the prompt's own tokens, at temperature 1 whatever is above
 
 
 class Begun(Message):
@@ -121,6 +122,8 @@ class Piece(Message):
     call_id: str
     tries: int
     prompt_ids: tuple[int, ...] | None = None  # with the first piece
+    # With it, if asked for: None for the first token, and where the model has no number.
+    prompt_logprobs: tuple[Measured, ...] | None = None
     tokens: tuple[Token, ...] = ()
     text: str = ""  # of the tokens, as far as it is certain; not of a stop text
     spans: tuple[VersionSpan, ...] = ()  # of this try's tokens up to now

@@ -497,6 +497,7 @@ class Doing(StrEnum):
     JOB_IS_PAUSED = "waits_while_the_job_is_paused"
     WAITS_FOR_JOB = "waits_for_a_job"
     WAITS_FOR_GROUPS = "waits"
+    WAITS_FOR_CLIENT = "waits_for_its_client"
     WAITS_FOR_GPU = "waits_for_its_turn_on_the_gpu"
     SLEEPS = "sleeps_while_the_learner_computes"
     WORKS = "works"
@@ -506,6 +507,7 @@ class Doing(StrEnum):
     GRADES = "grades_groups"
     TRAINS = "trains_step"
     PRETRAINS = "pretrains_step"
+    OPERATES = "does_operation"
     PUBLISHES = "publishes_version"
     SAVES = "writes_a_checkpoint"
     KEEPS_SAMPLES = "keeps_samples"
@@ -518,7 +520,8 @@ class Doing(StrEnum):
             return Phase.STARTING
         if self in {Doing.IDLE, Doing.IS_NOT_READY, Doing.JOB_IS_PAUSED}:
             return Phase.WAITING
-        if self in {Doing.WAITS_FOR_JOB, Doing.WAITS_FOR_GROUPS, Doing.SLEEPS}:
+        waits = {Doing.WAITS_FOR_JOB, Doing.WAITS_FOR_GROUPS, Doing.WAITS_FOR_CLIENT}
+        if self in waits | {Doing.SLEEPS}:
             return Phase.WAITING
         return Phase.LOADING if self is Doing.LOADS_VERSION else Phase.WORKING
 

@@ -35,6 +35,7 @@ def _without_nul(path: str) -> str:
 
 
 PathText = Annotated[str, AfterValidator(_without_nul)]
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
 _Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 _Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TemplateOptions = dict[_Variable, bool | _Int64 | str]  # of a chat template

@@ -28,6 +28,7 @@ from protocol.names import (
     Formula,
     ObjectiveName,
     PathText,
+    StopText,
     Table,
     TemplateOptions,
 )
@@ -38,6 +39,7 @@ _FORMULAS = {
     "objective": OBJECTIVES,
     "correction": CORRECTIONS,
 }
+MOST_STEPS = 10**9  # of a client, which says when it ends
 MOST_RESPONSES = 16384  # that vLLM samples to one prompt
 _MAX_REFILL = 4  # dynamic sampling has at most so many times the groups in flight
 
@@ -116,7 +118,9 @@ class Sampling(Table):
     max_tokens: int = Field(
         ge=1, description="of a response, or of each turn of an episode; below `model.max_context`"
     )
-    stop: tuple[str, ...] = Field(default=(), description="texts that end a response")
+    stop: tuple[StopText, ...] = Field(
+        default=(), max_length=16, description="texts that end a response, at most 16"
+    )
 
 
 class Evaluation(Table):
@@ -175,7 +179,10 @@ class Environment(Table):
     )
     max_turns: int = Field(default=10, ge=1, description="responses of the policy in an episode")
     episode_timeout_s: float = Field(
-        default=600.0, gt=0, le=86400, description="of an episode, all its tries included"
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="of an episode, all its tries included, and no calls of the model",
     )
     concurrency: int = Field(
         default=64, ge=1, le=4096, description="episodes at a time in each environment worker"
@@ -189,6 +196,14 @@ class Environment(Table):
         if self.settings and self.command is not None:
             raise ValueError("settings: a command reads none; give it arguments")
         return self
+
+
+class Client(Table):
+    """Where a client gives the steps, operation by operation: the job is its session."""
+
+    silent_s: float = Field(
+        default=60.0, gt=0, description="without a sign of the client, then the job is paused"
+    )
 
 
 class Algorithm(Table):
@@ -408,10 +423,25 @@ class Recipe(Table):
     algorithm: Algorithm = Algorithm()
     training: Training
     environment: Environment | None = None
+    client: Client | None = None
     optimizer: Optimizer = Optimizer()
     critic: Critic | None = None
     evaluation: Evaluations | None = None
     machine: Machine | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_client_gives_tasks_and_steps(cls, data: Any) -> Any:
+        """So the tables that say how many there are and how they are sampled may be left out."""
+        if not isinstance(data, Mapping) or data.get("client") is None:
+            return data
+        return {
+            "tasks": {"train": "client"},
+            "rollout": {"sampling": {"max_tokens": 1}},
+            "training": {"steps": MOST_STEPS},
+            "algorithm": {"advantage": "grpo"},
+            **data,
+        }
 
     @model_validator(mode="before")
     @classmethod

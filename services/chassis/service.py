@@ -382,5 +382,6 @@ def _server(app: Asgi, service: Service, port: int) -> _Server:
             log_config=None,
             lifespan="off",
             timeout_graceful_shutdown=3,
+            timeout_keep_alive=15,  # longer than clients use one: httpx, for five seconds
         )
     )

@@ -7,7 +7,6 @@ settings are JSON, as those of a recipe's ``[environment]``.
 import json
 import sys
 
-from services.chassis.faults import Unable
 from services.chassis.service import run_service
 from services.environment import worker
 from services.environment.taskset import tasks_of
@@ -21,7 +20,7 @@ def main(arguments: list[str]) -> None:
     try:
         for line in tasks_of(arguments[1], json.loads("".join(arguments[2:]) or "{}")):
             print(line)
-    except (Unable, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         sys.exit(f"environment: {error}")
 
 

@@ -17,6 +17,8 @@ from services.environment.door import MODEL, Session
 from services.environment.episodes import Broken
 
 _MOST_BYTES = 2**16  # of what a program says, the last are kept
+_LOOK_S = 0.2
+_DRAIN_S = 1.0
 # A program ends with this process, however that ends.
 _START = """
 import ctypes, os, sys
@@ -30,7 +32,10 @@ os.execvp(sys.argv[2], sys.argv[2:])
 async def play(
     command: Sequence[str], max_turns: int, task: Task, session: Session, seed: int
 ) -> float | None:
-    """Run the command in a process group of its own; the reward that it says."""
+    """Run the command in a process group of its own; the reward that it says.
+
+    What it leaves running may hold its pipes open, and ends soon after it.
+    """
     told = {
         "OPENAI_BASE_URL": f"{session.url}/v1",
         "OPENAI_API_KEY": session.key,
@@ -49,22 +54,30 @@ async def play(
     )
     assert program.stdout is not None
     assert program.stderr is not None
+    said, complaint = bytearray(), bytearray()
+    reading = asyncio.gather(_read(program.stdout, said), _read(program.stderr, complaint))
     try:
-        said, complaint = await asyncio.gather(_last(program.stdout), _last(program.stderr))
+        while program.returncode is None and not reading.done():  # wait() waits for the pipes, too
+            await asyncio.wait({reading}, timeout=_LOOK_S)
+        await asyncio.wait({reading}, timeout=_DRAIN_S)
         status = await program.wait()
     finally:
+        reading.cancel()
         with suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGKILL)
     if status != 0:
-        raise Broken("episode_failed", f"exit status {status}: {complaint or said}")
-    return reward_in(said)
+        raise Broken("episode_failed", f"exit status {status}: {_last(complaint) or _last(said)}")
+    return reward_in(_last(said))
 
 
-async def _last(stream: asyncio.StreamReader) -> str:
-    """The last line that is not blank."""
-    kept = b""
+async def _read(stream: asyncio.StreamReader, kept: bytearray) -> None:
     while read := await stream.read(_MOST_BYTES):
-        kept = (kept + read)[-_MOST_BYTES:]
+        kept += read
+        del kept[:-_MOST_BYTES]
+
+
+def _last(kept: bytearray) -> str:
+    """The last line that is not blank."""
     lines = kept.decode(errors="replace").rstrip().splitlines()
     return lines[-1] if lines else ""
 

@@ -25,6 +25,7 @@ T = TypeVar("T")
 # A task, the session in which the policy answers, and a seed that the episodes of a group share;
 # the reward, None if the environment gave none.
 Play = Callable[[Task, Session, int], Awaitable[float | None]]
+_LOOK_S = 1.0
 _PARTING_S = 5.0  # for what was cancelled
 _FORGET_S = 2.0
 _MOST_WORDS = 500
@@ -56,7 +57,7 @@ class Broken(Exception):
 
 
 class DeadlineError(Exception):
-    """An episode has reached its deadline."""
+    """An episode's time is up."""
 
 
 @dataclass(frozen=True)
@@ -69,29 +70,30 @@ class Episodes:
     door: Door
 
     async def play(self, index: int) -> Played:
-        """Play one until it ends, within the recipe's tries and time."""
-        deadline = time.monotonic() + self.settings.episode_timeout_s
-        number = 0
+        """Play one until it ends, within the recipe's tries and time, but for the model's."""
+        left_s, number = self.settings.episode_timeout_s, 0
         while True:
-            played = await self._try(index, number, deadline)
+            played = await self._try(index, number, left_s)
             _count(played.episode)
-            is_over = number == self.settings.retries or time.monotonic() >= deadline
+            left_s -= played.episode.seconds["environment"]
+            is_over = number == self.settings.retries or left_s < _LOOK_S
             if is_over or not played.episode.problem:
                 return played
             number += 1
 
-    async def _try(self, index: int, number: int, deadline: float) -> Played:
+    async def _try(self, index: int, number: int, left_s: float) -> Played:
         request, began = self.request, time.monotonic()
         name = f"{request.job_id}-{request.purpose}-{request.number}-{index}-{number}"
         session = await self.door.open(name, self._terms(f"{index}.{number}"))
         reward, problem, words = None, "no_reward", "the environment gave no reward"
         try:
             playing = self.do(request.task, session, request.seed)
-            reward = await _within(deadline - time.monotonic(), playing)
+            reward = await self._within(left_s, session, playing)
         except Broken as broken:
             problem, words = broken.problem, broken.words
         except DeadlineError:
-            problem, words = "episode_timeout", f"not over in {self.settings.episode_timeout_s:g} s"
+            problem = "episode_timeout"
+            words = f"not over in {self.settings.episode_timeout_s:g} s, without those of the model"
         except (DoorShut, Unable, Unworkable, asyncio.CancelledError):
             await self._forget(session)
             raise
@@ -101,10 +103,28 @@ class Episodes:
         trace.refuse_if_the_model_failed()
         if reward is not None and not math.isfinite(reward):
             reward, words = None, f"the environment gave the reward {reward}"
-        elif reward is not None and trained_branch(trace) is None:
-            reward, problem, words = None, "episode_failed", "the policy was asked nothing"
+        has_answered = trained_branch(trace) is not None
+        if reward is None and trace.is_full and has_answered and problem != "episode_timeout":
+            reward = 0.0  # the policy has filled its context, and its agent did not expect it
+        elif reward is not None and not has_answered:
+            reward, problem, words = None, "episode_failed", "the policy has answered nothing"
         seconds = time.monotonic() - began
         return Played(_episode(trace, seconds, reward, problem, words), trace)
+
+    async def _within(self, left_s: float, session: Session, playing: Awaitable[T]) -> T:
+        """Its result, or `DeadlineError`, also if it hangs when it is cancelled."""
+        task, began, rest_s = asyncio.ensure_future(playing), time.monotonic(), left_s
+        try:
+            while rest_s > 0 and not await _ends(task, max(rest_s, _LOOK_S)):
+                trace = await self.door.look(session)
+                trace.refuse_if_nobody_answers()  # a retry of a failed one may be under way
+                rest_s = left_s + trace.seconds - (time.monotonic() - began)
+            if task.done():
+                return task.result()
+        finally:
+            task.cancel()
+        await asyncio.wait({task}, timeout=_PARTING_S)
+        raise DeadlineError
 
     async def _forget(self, session: Session) -> None:
         """Else it would lie at the gateway for a week."""
@@ -148,14 +168,6 @@ def _count(episode: Episode) -> None:
         SECONDS.labels(part).observe(seconds)
 
 
-async def _within(seconds: float, playing: Awaitable[T]) -> T:
-    """Its result, or `DeadlineError`, also if it hangs when it is cancelled."""
-    task = asyncio.ensure_future(playing)
-    try:
-        await asyncio.wait({task}, timeout=max(0.0, seconds))
-        if task.done():
-            return task.result()
-    finally:
-        task.cancel()
-    await asyncio.wait({task}, timeout=_PARTING_S)
-    raise DeadlineError
+async def _ends(task: asyncio.Future[T], within_s: float) -> bool:
+    await asyncio.wait({task}, timeout=within_s)
+    return task.done()

@@ -85,7 +85,8 @@ def _common_prefix(rows: Sequence[list[int]]) -> list[int]:
 def _response(played: Played, start: int) -> Response:
     branch = played.branch
     calls = calls_of(played.trace, branch)
-    is_cut = bool(calls) and calls[-1].finish_reason == FinishReason.LENGTH
+    ended = calls[-1].finish_reason if calls else None
+    is_cut = ended == FinishReason.LENGTH or played.trace.is_full
     return Response(
         text="\n\n".join(call.text for call in calls),
         finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,

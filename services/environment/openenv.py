@@ -121,8 +121,12 @@ class _Game:
             await asyncio.sleep(_PAUSE_S)
 
     async def _schema(self) -> Mapping[str, Any]:
-        reply = await self.http.get("/schema")
-        return reply.raise_for_status().json()["action"]
+        try:
+            reply = await self.http.get("/schema")
+            return reply.raise_for_status().json()["action"]
+        except httpx.HTTPError as error:
+            why = f"the OpenEnv server at {self.url} gives no schema: {error}"
+            raise Broken("episode_failed", why) from error
 
 
 class InvalidAction(Exception):
@@ -157,7 +161,10 @@ def _action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 async def _asked(socket: ClientConnection, kind: str, data: Mapping[str, Any]) -> _Seen:
     with suppress(ConnectionClosed):  # what is said before that can still be read
         await socket.send(json.dumps({"type": kind, "data": data}))
-    told = json.loads(await socket.recv())
+    try:
+        told = json.loads(await socket.recv())
+    except ConnectionClosed as error:
+        raise Broken("episode_failed", f"the OpenEnv server broke off: {error}") from error
     if told["type"] != "error":
         return _Seen.of(told["data"])
     if kind == "step" and told["data"].get("code") == "VALIDATION_ERROR":

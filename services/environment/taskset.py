@@ -21,14 +21,15 @@ from services.chassis.faults import Unable
 from services.environment.door import MODEL, Session
 from services.environment.episodes import Broken, Play
 
-_KEY = "WEIR_SESSION_API_KEY"  # programs of agents do not inherit what is named so
-
 
 def _loaded(name: str, settings: Any, max_turns: int) -> Any:
-    """The `verifiers` environment that plays a taskset; `Unable` if it cannot be loaded.
+    """The `verifiers` environment that plays a taskset.
 
     Settings that its configuration has, such as those of its agents, are its own; all others are
     the taskset's.
+
+    Raises:
+        RuntimeError: if it cannot be loaded; `Unable` unless a network or a disk may be to blame.
     """
     try:
         loaders, name = importlib.import_module("verifiers.v1.utils.loaders"), _registered(name)
@@ -40,7 +41,8 @@ def _loaded(name: str, settings: Any, max_turns: int) -> Any:
             own[role] = {**_left_open(agent, name, max_turns), **own.get(role, {})}
         return loaders.load_environment(loaders.resolve_env_config(own))
     except Exception as error:
-        raise Unable(
+        kind = RuntimeError if isinstance(error, OSError | httpx.HTTPError) else Unable
+        raise kind(
             f"environment.taskset = {name!r} cannot be loaded: {type(error).__name__}: {error}; "
             "install its package for the environment workers (`make install-environment` makes "
             "their .venv-environment), or have PYTHONPATH name its folder; see also "
@@ -100,10 +102,14 @@ class _Taskset:
     async def play(self, task: Task, session: Session, seed: int) -> float | None:
         """The reward of the agent that said the most; None if nothing rewards it."""
         vf = importlib.import_module("verifiers.v1")
-        os.environ[_KEY] = session.key
-        client = vf.EvalClientConfig(base_url=f"{session.url}/v1", api_key_var=_KEY)
+        name = f"{session.url}_API_KEY"  # programs of agents do not inherit what is named so
+        os.environ[name] = session.key
+        client = vf.EvalClientConfig(base_url=f"{session.url}/v1", api_key_var=name)
         context = vf.ModelContext(model=MODEL, client=client, sampling=vf.SamplingConfig())
-        episode = await self.env.run_episode(self._task(task), context)
+        try:
+            episode = await self.env.run_episode(self._task(task), context)
+        finally:
+            del os.environ[name]
         if errors := [
             *episode.errors,
             *(error for trace in episode.traces for error in trace.errors),

@@ -44,7 +44,7 @@ async def run(service: Service) -> None:
     _show_its_programs()
     _start_no_thread_for_a_process()
     async with client_of(key) as http:
-        worker = Worker(service, Door(url, key, http), runs_commands)
+        worker = Worker(service, Door(url, http), runs_commands)
         service.activity.at_once = lambda: sum(worker.left.values())
         service.readiness.set(True)
         await work_forever(service, worker.stage())

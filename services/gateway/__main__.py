@@ -20,6 +20,7 @@ from services.gateway.openai.submission import tables_of_the_deployment
 from services.gateway.page import routes as page
 from services.gateway.routes import ROUTERS
 from services.gateway.samples.routes import samples
+from services.gateway.tinker import routes as tinker
 from services.gateway.watch.fleet import tidy_forever, watch_forever
 from services.gateway.watch.stalls import words_of
 from services.gateway.watch.watchdog import Watchdog
@@ -60,6 +61,7 @@ class Gateway:
         for router in (*ROUTERS, samples):
             app.include_router(router)
         calls.install(app, desk, Sessions(service.deployment.sessions_dir))
+        tinker.install(app, app.state.jobs, desk)
         page.install(app)
         errors.install(app)
         errors.describe(app)

@@ -35,8 +35,13 @@ _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 ROLES = ("read", "write", "admin")  # each may also do what those before it may
 _ENTRY = re.compile(r"([\w.@-]{1,64}):(read|write|admin):sha256:([0-9a-fA-F]{64})")
 _ROLE_FOR = {"GET": "read", "HEAD": "read", "OPTIONS": "read", "POST": "write"}
-_GUARDED = ("/v1", "/inference", "/rollout")
+_GUARDED = ("/v1", "/inference", "/rollout", "/api/v1/")
+_PUBLIC = "/api/v1/healthz"
+_READS = {f"/api/v1/{name}" for name in ("client/config", "client/dynamic_config", "weights_info")}
+_PREFIX = b"tml-"  # which the SDK of Tinker wants every key to have
+_BELOW_SESSION = re.compile("/rollout/([^/]+)/.")
 MAX_JSON_BYTES = 2**20
+_MAX_BYTES = {"/api/v1/forward_backward": 2**26, "/api/v1/asample": 2**23}
 _SILENCE_S = 30.0  # of a client in the middle of its body
 _FORM_BYTES = 2**16  # of a form, beside its file
 
@@ -107,7 +112,7 @@ def _log(answer: _Answer, scope: Scope) -> None:
             "status": answer.status or None,
             "seconds": round(time.perf_counter() - answer.began, 4),
             "bytes": answer.bytes,
-            "key": scope.get("key_name"),
+            "key": getattr(scope.get("key"), "name", None),
             "address": _address(scope),
         },
     )
@@ -166,7 +171,8 @@ class Guarded:
     keys: tuple[ApiKey, ...]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
+        is_guarded = scope["type"] == "http" and scope["path"].startswith(_GUARDED)
+        if is_guarded and scope["path"] != _PUBLIC:
             try:
                 self._admit(scope)
             except Problem as problem:
@@ -174,30 +180,47 @@ class Guarded:
         await self.app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        """Note the key's name in the scope; 401 or 403 if the request may not pass."""
-        presented = _bearer(scope)
+        """Note the key in the scope; 401 or 403 if the request may not pass."""
+        presented = _presented(scope)
         if presented is None:
             raise _unauthorized("no API key: send 'Authorization: Bearer KEY'")
-        digest = _digest(presented)
-        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
-        if not found:
+        path = scope["path"]
+        key = self._found(presented, path) or self._found(presented.removeprefix(_PREFIX), path)
+        if key is None:
             log.warning("a wrong API key", extra={"address": _address(scope)})
             raise _unauthorized("wrong API key: it is not in WEIR_API_KEYS")
-        key = found[0]
-        scope["key_name"] = key.name
-        role = _ROLE_FOR.get(scope["method"], "admin")
+        scope["key"] = key
+        role = _ROLE_FOR.get(scope["method"], "admin") if path not in _READS else "read"
         if ROLES.index(key.role) < ROLES.index(role):
             message = f"{scope['method']} needs a key with the role {role}; this one has {key.role}"
             raise Problem(403, message, param="Authorization", code="insufficient_role")
+
+    def _found(self, presented: bytes, path: str) -> ApiKey | None:
+        digest, session = _digest(presented), _BELOW_SESSION.match(path)
+        for key in self.keys:
+            if hmac.compare_digest(key.digest, digest):
+                return key
+            own = session_key(key, session[1]).encode() if session else b""
+            if key.role == "admin" and hmac.compare_digest(own, presented):
+                return ApiKey(f"{key.name}:session", "write", digest)
+        return None
+
+
+def session_key(key: ApiKey, session: str) -> str:
+    """The key of a session that an admin's key opens: it passes below the session's path alone."""
+    return hmac.new(key.digest.encode(), session.encode(), hashlib.sha256).hexdigest()
 
 
 def _digest(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
-def _bearer(scope: Scope) -> bytes | None:
-    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-    return key.strip().encode("latin-1") or None if scheme.lower() == "bearer" else None
+def _presented(scope: Scope) -> bytes | None:
+    headers = Headers(scope=scope)
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        key = headers.get("x-api-key", "") if scope["path"].startswith("/api/") else ""
+    return key.strip().encode("latin-1") or None
 
 
 def _address(scope: Scope) -> str | None:
@@ -230,7 +253,7 @@ class Bounded:
         await self.app(scope, self._limited(scope["path"], receive), send)
 
     def _limited(self, path: str, receive: Receive) -> Receive:
-        param, limit, beside = "body", MAX_JSON_BYTES, 0
+        param, limit, beside = "body", _MAX_BYTES.get(path, MAX_JSON_BYTES), 0
         if path == "/v1/files":
             param, limit, beside = "file", self.max_file_bytes, _FORM_BYTES
         read, has_more = 0, True

@@ -414,7 +414,8 @@ async def _made_folder(made_by: str, jobs: JobService) -> Path:
 
 def _folder_of_job(record: JobRecord, job_dir: Path) -> Path:
     if not record.state.is_final:
-        progress = f"{status_of(record)} at step {record.step} of {record.recipe.training.steps}"
+        most = "" if record.recipe.client else f" of {record.recipe.training.steps}"
+        progress = f"{status_of(record)} at step {record.step}{most}"
         message = f"job {record.id} is {progress}; it has a model once it has succeeded"
         raise conflict(message, param="id")
     if record.state is not JobState.SUCCEEDED:

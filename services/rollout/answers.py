@@ -33,6 +33,10 @@ def parameters_of(call: Call, max_tokens: int) -> SamplingParams:
         min_tokens=max(0, given.min_tokens - done),
         seed=None if given.seed is None else spread(given.seed + done),
         logprobs=given.top_logprobs,
+        # vLLM takes them before temperature, and reads no prefix cache for them. Where tokens have
+        # come, so have they.
+        prompt_logprobs=0 if given.prompt_logprobs and not done else None,
+        flat_logprobs=given.prompt_logprobs,  # no dictionary for each token
         detokenize=False,  # `Answer` does, which knows what earlier tries have told
         output_kind=RequestOutputKind.DELTA,
         stream_interval=1 if call.streams or given.stop else None,

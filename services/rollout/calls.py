@@ -23,13 +23,14 @@ from protocol.calls import Call, Piece, Pieces, Refusal, Served
 from protocol.exchange import Disconnected
 from protocol.exchange.connection import Refused
 from protocol.messages import Doing, Task
+from protocol.weights import WeightsError
 from pydantic import ValidationError
 
 from services.chassis.faults import NotNow, NotStarted, Unworkable
 from services.chassis.prompts import PromptError, Tokenizer, chat, chat_behind
 from services.chassis.service import failure_of
 from services.rollout.policy_sync import PolicyFollower
-from services.rollout.samples import TOKENS, EngineDied, EngineError, EngineUnfit
+from services.rollout.samples import TOKENS, EngineDied, EngineError, EngineUnfit, ParityError
 
 if TYPE_CHECKING:
     from services.rollout.engine import Engine
@@ -66,9 +67,10 @@ class _Held:
     def add(self, piece: Piece) -> None:
         if (last := self.piece) is not None:
             joined = {"tokens": last.tokens + piece.tokens, "text": last.text + piece.text}
-            ids = piece.prompt_ids if last.prompt_ids is None else last.prompt_ids
-            spans = piece.spans or last.spans
-            piece = piece.model_copy(update={**joined, "prompt_ids": ids, "spans": spans})
+            of_both = ("prompt_ids", "prompt_logprobs")  # which come once
+            joined |= {name: getattr(last, name) or getattr(piece, name) for name in of_both}
+            joined["spans"] = piece.spans or last.spans
+            piece = piece.model_copy(update=joined)
         self.piece = piece
 
     @property
@@ -166,7 +168,9 @@ class Answering:
     async def _turn_to(self, key: str) -> None:
         """Load other weights if nothing is answered, and no rollout that has them takes calls."""
         is_free = not self.held and self._bringing is None and key != self.follower.answers
-        if not is_free or time.monotonic() < self._next[1] + _LET_OTHERS_S:
+        _, replicas = self.service.place
+        let_s = _LET_OTHERS_S if replicas > 1 else 0.0
+        if not is_free or time.monotonic() < self._next[1] + let_s:
             return
         if calls := await self.exchange.take_calls(key, _AT_FIRST, _FOREVER_S):
             self._begin(calls)
@@ -177,11 +181,12 @@ class Answering:
             await self.follower.serve(served)
         except (EngineUnfit, EngineDied):
             raise
-        except (EngineError, NotStarted, OSError, ValueError, LookupError) as error:
+        except (EngineError, NotStarted, WeightsError, OSError, ValueError, LookupError) as error:
             log.warning("a model is not served", extra={"model": served.name, "why": str(error)})
             words = f"model {served.name} cannot be served: {failure_of(error).words}"
             message = self.exchange.shown(words)
-            refusal = Refusal(status=500, code="model_not_served", message=message)
+            code = "parity" if isinstance(error, ParityError) else "model_not_served"
+            refusal = Refusal(status=500, code=code, message=message)
             for held in self.held:
                 if held.call.served.key == served.key:
                     held.refuse(refusal)

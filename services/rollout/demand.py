@@ -1,8 +1,9 @@
 """Which version the requests in hand ask for, and what is left to other rollouts meanwhile.
 
 A rollout goes to the newest version, unless it has requests of an evaluation: then it stays at the
-version that is measured, or goes back to it, until it has answered them. An evaluation beside
-training is for a quarter of the rollouts, at least one; the others go on.
+version that is measured, or goes back to it, until it has answered them, and for as long afterwards
+as two loads would take: the next may be on its way. An evaluation beside training is for a quarter
+of the rollouts, at least one; the others go on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, REQUESTS, Stream
 
 Asked = RolloutRequest | Terms
+_LINGER_S = 0.5
+_MOST_LINGER_S = 30.0
 
 
 @dataclass
@@ -30,7 +33,7 @@ class Demand:
     at_work: list[Asked] = field(default_factory=list[Asked])
     last_version: int = 0  # of the job, after which nothing is trained
     is_alone: bool = True
-    linger_s: float = 0.5  # after the last answer, since the next request may be on its way
+    linger_s: float = _LINGER_S  # after the last answer, since the next may be on its way
     _answered: tuple[int | None, float] = (None, 0.0)  # the version of an evaluation, and when
     _declines: bool = False  # requests that ask for newer weights
 
@@ -52,6 +55,10 @@ class Demand:
             yield
         finally:
             self.at_work.remove(request)
+
+    def has_loaded(self, seconds: float) -> None:
+        """Linger for as long as it would take to go to the newest version and back."""
+        self.linger_s = min(max(_LINGER_S, 2 * seconds), _MOST_LINGER_S)
 
     @property
     def wanted(self) -> PolicyVersion | None:

@@ -35,7 +35,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
-from vllm.logprobs import FlatLogprobs
+from vllm.logprobs import FlatLogprobs, PromptLogprobs
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.platforms import current_platform
@@ -258,7 +258,8 @@ class Engine:
                     count = answer.num_tokens
                     versions = only.weight_versions or self._versions_so_far(name, count)
                     spans = self._spans(versions, began_under, count)
-                    yield piece.model_copy(update={"spans": tuple(spans)})
+                    told = _of_prompt(output.prompt_logprobs)
+                    yield piece.model_copy(update={"spans": tuple(spans), "prompt_logprobs": told})
                     if piece.is_last:
                         if not of_client:
                             self._note_length(len(ids) + count)
@@ -284,8 +285,10 @@ class Engine:
             output = await self._output(prompt, _ONE_TOKEN, 0, is_probe=True)
         return cast(FlatLogprobs, output.prompt_logprobs).logprobs
 
-    async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
+    async def load(self, folder: Path | None, label: str, *, keep_kv: bool) -> dict[str, float]:
         """Exchange the weights while requests wait; returns the seconds that each phase took.
+
+        Without a folder an engine for adapters samples from the model that they are for.
 
         Raises:
             LoadError: naming the phase that failed or passed its deadline.
@@ -324,7 +327,10 @@ class Engine:
             await self.llm.wake_up()
         self.sleeps = False
 
-    async def _exchange(self, folder: Path) -> None:
+    async def _exchange(self, folder: Path | None) -> None:
+        if folder is None:
+            self._adapter = None
+            return
         if not self.settings.lora_rank:
             await self.llm.start_weight_update()
             await self.llm.update_weights(WeightTransferUpdateRequest({"path": str(folder)}))
@@ -385,6 +391,11 @@ class Engine:
         for span in spans:
             if span.start < num_tokens:
                 yield span_of(span.version, span.start, min(span.end, num_tokens))
+
+
+def _of_prompt(told: PromptLogprobs | None) -> tuple[float | None, ...] | None:
+    """Log-probs of a prompt's tokens, with which the first output of a request comes."""
+    return (None, *cast(FlatLogprobs, told).logprobs) if told else None
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from typing import Any
 
 from protocol import deltas, weights
 from protocol.messages import PolicyVersion
+from protocol.operations import PROBES, STATE
 from protocol.weights import WeightsError, WeightsGone
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ _MOST_REMOVED = 3  # links in a row, after which this machine is at fault
 _NO_MATTER = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"}
 _READ_BY_ENGINES = {".json", ".txt", ".model", ".jinja"}  # of tokenizers, templates, generation
 _CONFIGS = {"config.json", "adapter_config.json"}  # a folder has one of them
-_OTHERS = {*_CONFIGS, "manifest.json"}
+_OTHERS = {*_CONFIGS, weights.MANIFEST, PROBES, STATE}
 
 
 class Fetcher:

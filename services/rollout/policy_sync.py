@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from prometheus_client import Counter, Gauge, Histogram
 from protocol import weights
 from protocol.calls import Served
-from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion
+from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion, Probes
+from protocol.operations import PROBES
+from protocol.recipe import Model
 from protocol.weights import WeightsError, WeightsGone
 
 from services.chassis.faults import NotNow, NotStarted
@@ -30,6 +32,7 @@ from services.rollout.samples import (
     EngineError,
     EngineUnfit,
     LoadError,
+    ParityError,
     version_label,
 )
 from services.rollout.settings import EngineSettings
@@ -82,9 +85,13 @@ def serving_of(served: Served, last: Serving | None = None) -> Serving:
     """The weights of a folder, as if they were a version of a policy, that came after ``last``.
 
     Raises:
+        WeightsError: if the folder is sealed, and damaged.
         OSError: if there is no model in it.
     """
     folder, settings = Path(served.folder), EngineSettings.from_environment(served.model)
+    if (folder / weights.MANIFEST).exists():
+        weights.verify(folder)
+    probes = folder / PROBES
     rank = json.loads((folder / "adapter_config.json").read_bytes())["r"] if served.base else 0
     is_of_last = last is not None and served.base and last.policy.job_id == served.job_id
     policy = PolicyVersion(
@@ -95,6 +102,7 @@ def serving_of(served: Served, last: Serving | None = None) -> Serving:
         digest="",
         base=served.base,
         base_digest=last.policy.base_digest if last and is_of_last else served.base,
+        probes=Probes.model_validate_json(probes.read_bytes()) if probes.exists() else None,
     )
     return Serving(policy, shape_of(folder), replace(settings, lora_rank=rank))
 
@@ -166,7 +174,9 @@ class PolicyFollower:
             raise NotNow
 
     async def look(self) -> ActiveJob | None:
-        self.active = await self.service.exchange.active()
+        """The active job that announces versions; beside a client's session folders are served."""
+        job = await self.service.exchange.active()
+        self.active = job if job is not None and job.recipe.client is None else None
         return self.active
 
     @property
@@ -184,12 +194,14 @@ class PolicyFollower:
         return key.partition(":")[2] == self.active.job_id and self._refused is None
 
     async def serve(self, served: Served) -> None:
-        """Have the weights of a folder at hand, unless a job is active.
+        """Have the weights of a folder at hand, unless a job that announces its own is active.
 
         Raises:
             EngineUnfit: if they need another engine.
             NotStarted: if vLLM cannot serve them.
+            ParityError: if the engine does not answer their probes as the learner did.
             EngineError: if they are not loaded.
+            WeightsError: if the folder is damaged.
             OSError: if they cannot be read.
         """
         self.coming, during = served, self.service.activity.during
@@ -198,7 +210,7 @@ class PolicyFollower:
                 serving_of, served, self.serving or self._started_with
             )
             async with self._gpu:
-                if await self.service.exchange.active() is not None:
+                if await self.look() is not None:
                     return
                 with during(Doing.LOADS_MODEL, timed="loading"):
                     await self._have(served, serving)
@@ -207,17 +219,22 @@ class PolicyFollower:
 
     async def _have(self, served: Served, serving: Serving) -> None:
         folder, base = Path(served.folder), Path(served.base) if served.base else None
-        if self.engine is None or self._started_with is None:
+        started = self._started_with
+        if self.engine is None or started is None:
             await self._start(folder, serving, base)
+        elif served.folder == started.policy.base:  # which its adapters are for
+            await self._load(None, serving, keep_kv=False)
         else:
-            started = self._started_with.settings
-            if not served.job_id and not started.lora_rank:  # no recipe asks for others
-                serving = replace(serving, settings=started)
+            if not served.job_id and not started.settings.lora_rank:  # no recipe asks for others
+                serving = replace(serving, settings=started.settings)
             await self._load(folder, serving, keep_kv=False)
+        self.service.readiness.set(True)
+        if not await self._answers_probes(serving.policy, served.model, {}):
+            SYNC_FAILURES.labels("parity").inc()
+            raise ParityError(self.service.activity.parity[-1])
         async with self._changed:
             self.at_hand, self._last_job, self._refused = served, "", None
             self._changed.notify_all()
-        self.service.readiness.set(True)
 
     async def engine_that_answers(self, key: str) -> Engine:
         """The engine, once it has the weights for calls of a key, which are proven to be those."""
@@ -367,7 +384,7 @@ class PolicyFollower:
             async with self._changed:  # it may sample meanwhile: what it makes waits to be proven
                 self.demand.serving = newest
                 self._changed.notify_all()
-            answers = await self._answers_probes(newest, job, seconds)
+            answers = await self._answers_probes(newest, job.recipe.model, seconds)
         if answers:
             await self._serve(serving, seconds)
         else:
@@ -384,10 +401,12 @@ class PolicyFollower:
         self._started_with = serving
         DEVICES.set(serving.settings.num_gpus)
 
-    async def _load(self, folder: Path, serving: Serving, *, keep_kv: bool) -> dict[str, float]:
+    async def _load(
+        self, folder: Path | None, serving: Serving, *, keep_kv: bool
+    ) -> dict[str, float]:
         assert self.engine is not None
         assert self._started_with is not None
-        reason = why_unfit(self._started_with, serving)
+        reason = why_unfit(self._started_with, serving) if folder else None
         if reason is not None:
             raise EngineUnfit(f"the new policy needs another engine, so this one ends: {reason}")
         label = version_label(serving.policy.attempt, serving.policy.number)
@@ -396,14 +415,13 @@ class PolicyFollower:
         return await self.engine.load(folder, label, keep_kv=keep_kv)
 
     async def _answers_probes(
-        self, policy: PolicyVersion, job: ActiveJob, seconds: dict[str, float]
+        self, policy: PolicyVersion, model: Model, seconds: dict[str, float]
     ) -> bool:
         """Have the engine score the probes; whether it answers as the learner does.
 
         The status tells the learner, and goes on telling.
         """
-        probes, model = policy.probes, job.recipe.model
-        if probes is None:
+        if (probes := policy.probes) is None:
             return True
         assert self.engine is not None
         given = await self.engine.score(probes.token_ids, seconds)
@@ -432,6 +450,7 @@ class PolicyFollower:
 
     async def _serve(self, serving: Serving, seconds: dict[str, float]) -> None:
         self._load_failures = 0
+        self.demand.has_loaded(sum(seconds.values()))
         for phase, duration in seconds.items():
             SYNC_SECONDS.labels(phase).observe(duration)
         SYNCS.inc()

@@ -11,6 +11,7 @@ import numpy as np
 from prometheus_client import Counter
 from protocol.messages import (
     FinishReason,
+    ParityReport,
     Response,
     RolloutGroup,
     RolloutRequest,
@@ -39,6 +40,17 @@ class RequestRefused(EngineError, Unworkable):
 
 class LoadError(EngineError, WorkerFault):
     """New weights were not loaded; the engine samples nothing until a load succeeds."""
+
+
+class ParityError(EngineError):
+    """The engine does not answer the probes of weights as the learner did."""
+
+    def __init__(self, report: ParityReport) -> None:
+        gap = "no number" if report.mean is None else f"a gap of {report.mean:.2g}"
+        super().__init__(
+            "the engine does not compute what the learner did with these weights: the log-probs "
+            f"of its probes have {gap}, and {report.most:g} is the most; save them again"
+        )
 
 
 class EngineUnfit(EngineError, Unfit):

@@ -65,9 +65,12 @@ class _Batching(Scheduler if TYPE_CHECKING else object):
                 yield _joined(self._held.pop(request_id))
 
     def _is_awaited(self, output: EngineCoreOutput) -> bool:
-        """Whether it is a group's first token, or its text is read or searched for stop texts."""
+        """Whether it is a group's first token, or its text is read or searched for stop texts.
+
+        The log-probs of a prompt would be lost where outputs are joined.
+        """
         sampling = self.requests[output.request_id].sampling_params
-        if sampling is None:
+        if sampling is None or output.new_prompt_logprobs_tensors is not None:
             return True
         is_first = output.prefill_stats is not None
         is_of_group = sampling.output_kind is not RequestOutputKind.DELTA

@@ -14,15 +14,19 @@ from protocol import weights
 from protocol.calls import Call, Piece, Served, Terms, Token
 from protocol.exchange import connect
 from protocol.messages import ActiveJob, Doing, FinishReason, PolicyVersion, Probes, Requested
+from protocol.operations import PROBES
 from protocol.recipe import Model
+from protocol.streams import FAILED, REQUESTS, ROLLOUTS
 
 from services.chassis.deployment import Deployment
 from services.chassis.parity import digest_of
 from services.chassis.service import Service
+from services.chassis.stage import Stage, work_forever
 from services.rollout.calls import Answering
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineError, EngineUnfit, LoadError
+from services.rollout.worker import GroupSampler
 from tests.builders import a_job_record, a_recipe
 from tests.contract.door import Door, a_call
 from tests.contract.valkey_server import Server
@@ -49,13 +53,14 @@ class Sampler:
         self.ends, self.may_load = asyncio.Event(), asyncio.Event()
         self.may_load.set()
         self.fault: Exception | None = None
+        self.load_s = 0.0  # that a load is said to take
 
     async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
         await self.may_load.wait()
         if self.fault is not None:
             raise self.fault
         self.loaded.append(folder.name)
-        return {}
+        return {"load": self.load_s}
 
     async def score(self, prompt: object, seconds: dict[str, float]) -> list[float]:
         return [-1.0]
@@ -100,19 +105,29 @@ class Line:
         write_folder(self.folder / name, hidden=len(name))
         return self.folder / name
 
-    async def begin_job(self) -> None:
-        exchange = self.door.exchange
-        await exchange.submit(a_job_record())
-        await exchange.begin_attempt("job")
-        await exchange.activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
-        await self.announce(0)
+    def sampler(self, name: str, logprob: float) -> Path:
+        """As a client's session saves one: the learner's log-prob of the probe is ``logprob``."""
+        folder, rendered = self.model(name), digest_of((), None, cast("Tokenizer", None), {})
+        given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
+        probes = Probes(**given, logprobs=(logprob,))
+        (folder / PROBES).write_text(probes.model_dump_json())
+        weights.seal(folder)
+        return folder
 
-    async def announce(self, number: int, probes: Probes | None = None) -> None:
+    async def begin_job(self, **tables: Any) -> None:
+        exchange, recipe = self.door.exchange, a_recipe(**tables)
+        await exchange.submit(a_job_record(recipe=recipe))
+        await exchange.begin_attempt("job")
+        await exchange.activate(ActiveJob(job_id="job", attempt=1, recipe=recipe))
+        if recipe.client is None:
+            await self.announce(0)
+
+    async def announce(self, number: int, **told: Any) -> None:
         folder = weights.version_folder("job", 1, number)
         root = self.service.deployment.weights_dir
         digest = weights.write(root, folder, lambda target: write_folder(target))
         version = {"job_id": "job", "attempt": 1, "number": number, "folder": folder}
-        await self.door.exchange.announce(PolicyVersion(**version, digest=digest, probes=probes))
+        await self.door.exchange.announce(PolicyVersion(**version, digest=digest, **told))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
@@ -167,6 +182,41 @@ async def test_at_rest_a_rollout_serves_one_model_after_the_other(line: Line) ->
         assert last.finish_reason is FinishReason.STOP
     assert (await door.answered(line.call("again", "bbbb")))[0].text == "bbbb"
     assert engine.loaded == ["aaaa", "bbbb"]
+
+
+async def test_beside_a_clients_session_its_samplers_are_served_as_far_as_they_are_sound(
+    line: Line,
+) -> None:
+    door, engine, follower = line.door, line.engine, line.follower
+    await line.begin_job(client={})
+    worker = GroupSampler(follower)
+    streams = {"inputs": (REQUESTS,), "output": ROLLOUTS, "failures": FAILED}
+    stage = Stage(**streams, handle=worker.sample_group, room=worker.room, is_open=follower.serves)
+    line.tasks.append(asyncio.create_task(work_forever(line.service, stage)))
+    engine.ends.set()
+    for name, logprob in (("one1", -1.0), ("two2", -1.02), ("off3", -2.0), ("bad4", -1.0)):
+        folder = line.sampler(name, logprob)
+    with (folder / PROBES).open("a") as file:
+        file.write(" ")
+    for name in ("one1", "off3", "two2", "bad4", "off3", "one1"):
+        told = await door.answered(line.call(f"{name}-{len(engine.loaded)}", name))
+        *_, last = told
+        if name in {"one1", "two2"}:
+            assert (told[0].text, last.finish_reason) == (name, FinishReason.STOP)
+            assert line.service.readiness.ready
+            continue
+        assert last.refusal is not None
+        assert not last.refusal.again
+        code, words = ("parity", "gap") if name == "off3" else ("model_not_served", "damaged")
+        assert last.refusal.code == code
+        assert words in last.refusal.message
+    assert engine.loaded == ["one1", "off3", "two2", "off3", "one1"]
+    agree = [report.agrees for report in line.service.activity.parity]
+    assert agree == [True, False, True, False, True]
+    (*_, last) = await door.answered(line.call("newest"))
+    assert last.refusal is not None
+    assert last.refusal.again
+    assert not any(task.done() for task in line.tasks)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -263,6 +313,28 @@ async def test_an_episodes_calls_may_have_all_places_and_wait_for_the_version_of
     assert not door.pieces["newer"]
     await line.announce(1)
     assert (await door.until_over(newer))[0].text == "1.1"
+
+
+async def test_between_an_evaluations_calls_it_stays_where_a_load_would_take_longer(
+    line: Line,
+) -> None:
+    door, engine = line.door, line.engine
+    engine.load_s = 60.0
+    engine.ends.set()
+    await line.begin_job()
+    await line.until(lambda: engine.loaded == ["1.0"])
+    await line.announce(1)
+    await line.until(lambda: engine.loaded == ["1.0", "1.1"])
+    measured = await door.exchange.newest_policy("job")
+    for number in range(2):
+        call = line.call(f"eval-{number}", terms=terms_of(purpose="eval", version=1))
+        assert (await door.answered(call))[0].text == "1.1"
+        await line.announce(2, evaluated=measured)
+        for _ in range(20):  # the environment thinks
+            await door.listen()
+    assert engine.loaded == ["1.0", "1.1"]
+    await line.announce(2)
+    await line.until(lambda: engine.loaded == ["1.0", "1.1", "1.2"])
 
 
 async def test_what_weights_sample_that_are_refused_is_no_answer(line: Line) -> None:

@@ -118,6 +118,30 @@ async def test_a_stop_text_ends_a_response_and_tokens_so_far_go_on(
     assert for_others[-1].spans[-1].end == 25
 
 
+async def test_log_probs_of_a_prompt_come_once_at_temperature_1_whatever_the_cache_has(
+    engine: Engine, folders: list[Path], reference: Reference
+) -> None:
+    prompt = [*PROMPT, *range(3, 40)]  # more than a block of the cache
+    expected = reference(folders[0], prompt[:1], np.array(prompt[1:]))
+    asked = {"prompt_logprobs": True, "temperature": 0.5, "seed": 3}
+    for max_tokens in (1, 1, 100):  # as the last: more than leave the engine's process at once
+        call = a_call(token_ids=prompt, sampling=asked)
+        async with aclosing(engine.answer(call, prompt, max_tokens)) as pieces:
+            first, *rest = [piece async for piece in pieces]
+        assert first.prompt_logprobs is not None
+        assert first.prompt_logprobs[0] is None
+        assert np.abs(expected - np.array(first.prompt_logprobs[1:], dtype=float)).max() < 1e-4
+        assert not any(piece.prompt_logprobs for piece in rest)
+    token = first.tokens[0]
+    (at_half,) = reference(folders[0], prompt, np.array([token.id]), 0.5)
+    assert abs(at_half - token.logprob) < 1e-4
+    again = await answered(engine, sampling=asked, so_far=(token.id,), tries=1)
+    assert not any(piece.prompt_logprobs for piece in again), "what the first try has told"
+    short = a_call(token_ids=(1,), sampling=asked)
+    async with aclosing(engine.answer(short, [1], 1)) as pieces:
+        assert [piece.prompt_logprobs async for piece in pieces] == [(None,)]
+
+
 async def test_calls_beside_groups_change_neither_these_nor_their_room(
     engine: Engine, folders: list[Path], reference: Reference
 ) -> None:

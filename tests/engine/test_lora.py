@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,27 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from protocol.recipe import Lora, Sampling
+from protocol import weights
+from protocol.calls import Served
+from protocol.exchange import connect
+from protocol.messages import Probes
+from protocol.operations import PROBES
+from protocol.recipe import Lora, Model, Sampling
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from services.chassis.deployment import Deployment
+from services.chassis.parity import digest_of
+from services.chassis.service import Service
 from services.learner.training.lora import add_adapter, save_adapter
 from services.learner.training.models import write_merged
 from services.rollout.engine import Engine
-from services.rollout.samples import EngineDied, Sample
+from services.rollout.policy_sync import PolicyFollower
+from services.rollout.samples import EngineDied, ParityError, Sample
 from services.rollout.settings import EngineSettings
-from tests.engine.conftest import ENDLESS, Reference
+from tests.contract.door import a_call
+from tests.contract.valkey_server import Server
+from tests.engine.conftest import ENDLESS, MAX_CONTEXT, Reference
 from tests.engine.plain_lora import adapt, adapter_of, trained_parameters
 from tests.engine.plain_vapo import Learns, PlainVapo
 from tests.engine.ranks import Ranks
@@ -162,10 +174,10 @@ async def test_adapter_and_merged_weights_give_the_same_logprobs_in_learner_and_
 def logprobs(folder: Path, adapter: Path, token_ids: np.ndarray) -> np.ndarray:
     """By the learner's own model with an adapter."""
     model = with_adapter(folder)
-    weights = load_file(adapter / "adapter_model.safetensors")
+    tensors = load_file(adapter / "adapter_model.safetensors")
     named = {
         k.removeprefix("base_model.model.").replace(".weight", ".default.weight"): w
-        for k, w in weights.items()
+        for k, w in tensors.items()
     }
     model.load_state_dict(named, strict=False)
     ids = torch.tensor([[*PROMPT, *token_ids.tolist()]])
@@ -189,6 +201,55 @@ async def test_a_sync_in_the_middle_goes_on_under_the_new_adapter(
         assert gap(old[: first.end], sample.behavior_logprobs[: first.end]) <= SAME
         assert gap(new[first.end :], sample.behavior_logprobs[first.end :]) <= SAME
         assert gap(old[first.end :], sample.behavior_logprobs[first.end :]) > APART
+
+
+async def test_one_engine_answers_as_a_sessions_samplers_and_as_the_model_they_are_for(
+    adapted: Engine,
+    adapters: list[Path],
+    folders: list[Path],
+    reference: Reference,
+    tmp_path: Path,
+) -> None:
+    async def start(folder: Path, label: str, *_: object) -> Engine:
+        await adapted.load(folder, label, keep_kv=False)
+        return adapted
+
+    model = Model(path=str(folders[0]), dtype="float32", prompt_template="{prompt}")
+    in_session = {"job_id": "job", "base": model.path, "attempt": 1}
+    in_session["model"] = model.model_copy(update={"lora": LORA, "max_context": MAX_CONTEXT})
+    rendered = digest_of((), None, adapted.tokenizer, {})
+    samplers = [Served(name="base", folder=model.path, model=model)]
+    for version, (own, like) in enumerate(((0, 0), (1, 1), (1, 0))):  # the last was another
+        folder = shutil.copytree(adapters[own], tmp_path / f"version-{version}")
+        told = reference(merged(adapters[like]), PROMPT[:1], np.array(PROMPT[1:])).tolist()
+        probed = {"tasks": (), "rendered": rendered, "token_ids": tuple(PROMPT), "most": 1e-4}
+        (folder / PROBES).write_text(Probes(**probed, logprobs=tuple(told)).model_dump_json())
+        weights.seal(folder)
+        named = {"name": folder.name, "folder": str(folder), "version": version}
+        samplers.append(Served.model_validate(named | in_session))
+    base, first, second, other = samplers
+    of_versions = {
+        f"version-{version}": merged(adapter) for version, adapter in enumerate(adapters)
+    }
+    models = {"base": folders[0], **of_versions}
+    with Server(tmp_path) as server:
+        values = {"WEIR_REDIS_URL": server.url, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "0"}
+        async with connect(server.url, me="rollout", patience_s=5) as exchange:
+            service = Service("rollout", Deployment.from_environment(values), exchange)
+            follower = PolicyFollower(service, start)
+            for served in (first, second, base, first):
+                await follower.serve(served)
+                engine = await follower.engine_that_answers(served.key)
+                call = a_call(token_ids=PROMPT, sampling={"prompt_logprobs": True})
+                (piece,) = [piece async for piece in engine.answer(call, PROMPT, 1)]
+                expected = reference(models[served.name], PROMPT[:1], np.array(PROMPT[1:]))
+                assert piece.prompt_logprobs is not None
+                assert gap(np.array(piece.prompt_logprobs[1:]), expected) <= 1e-4
+            with pytest.raises(ParityError, match="gap"):
+                await follower.serve(other)
+            assert not follower.may_answer(other.key)
+            told = [(each.version, each.agrees) for each in service.activity.parity]
+            assert told == [(0, True), (1, True), (0, True), (2, False)]
 
 
 async def test_a_killed_engine_is_noticed_at_work_and_at_rest(

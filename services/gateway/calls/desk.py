@@ -27,6 +27,7 @@ _HELD_S = 600.0  # for rollouts that hold it, or refuse it for now, to send a pi
 _MOST = 1000
 _ALL = 2**31
 _MOST_LOSSES = 3
+_MOST_CHARS = 16  # of a prompt, for each token of the context
 _LATER = {"Retry-After": "2"}
 _LOST = Refusal(status=503, code="rollout_lost", message="the rollout fell silent", again=True)
 
@@ -40,6 +41,7 @@ class Answer:
     news: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever something has come
     asked_at: float = field(default_factory=time.time)
     prompt_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[float | None, ...] = ()
     tokens: list[Token] = field(default_factory=list)
     text: str = ""
     spans: tuple[VersionSpan, ...] = ()
@@ -66,6 +68,7 @@ class Answer:
         if piece.spans and before + piece.spans[-1].end != len(self.tokens) + len(piece.tokens):
             return self.end_try(_LOST)  # a piece is missing, which went with the server's memory
         self.prompt_ids = self.prompt_ids or piece.prompt_ids or ()
+        self.prompt_logprobs = self.prompt_logprobs or piece.prompt_logprobs or ()
         self.tokens += piece.tokens
         self.text += piece.text
         self.spans = _joined(self._earlier, piece.spans, before) if piece.spans else self.spans
@@ -181,6 +184,7 @@ class Desk:
         return problem
 
     async def _until_all_has_come(self, answer: Answer) -> None:
+        _refuse_too_long(answer.call)
         deadline = time.monotonic() + _FIRST_SIGN_S
         while not self.rollouts() and time.monotonic() - self._heard_at > self.dead_after_s:
             answer.alive_at = time.monotonic()
@@ -265,6 +269,18 @@ class Desk:
                 answer.end_try(Refusal(status=503, code=code, message=message))
             elif now - answer.alive_at > self.dead_after_s:
                 answer.end_try(_LOST)
+
+
+def _refuse_too_long(call: Call) -> None:
+    """Refuse a prompt that no tokenizer would bring into the context; its session records that."""
+    context = call.served.model.max_context
+    size, most, unit = len(call.token_ids or ()), context, "tokens"
+    if not size:
+        given = call.text or str((call.messages, call.tools))
+        size, most, unit = len(given), context * _MOST_CHARS, "characters"
+    if size > most:
+        why = f"the prompt has {size:,} {unit}, but the context {context:,} tokens; shorten it"
+        raise Problem(400, why, code="context_length_exceeded")
 
 
 def _unavailable(why: str, code: str) -> Problem:

@@ -8,16 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from protocol.calls import Call, CallSampling, Served, Terms
 from protocol.messages import as_text
-from protocol.names import TemplateOptions
+from protocol.names import StopText, TemplateOptions
 from pydantic import BeforeValidator, Field, model_validator
 
-from services.gateway.errors import Problem, wrong
+from services.gateway.errors import wrong
 from services.gateway.openai.body import Body, Part, unusable
 
 _MOST_CALLS = 128  # of a request
 _MOST_BYTES = 2**23  # each response has its prompt in Redis
 _MOST_TOKENS = 500_000  # of an answer, those of top_logprobs included
-_MOST_CHARS = 16  # of a prompt, for each token of the context
 # Values that change nothing, of fields of other servers.
 _IDLE: Mapping[str, object] = {
     **{"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]},
@@ -34,7 +33,6 @@ _NOTES = {
 _SAME = {"temperature", "top_p", "min_p", "stop", "stop_token_ids", "min_tokens", "ignore_eos"}
 _MOST = {"max_tokens", "max_completion_tokens"}
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-StopText = Annotated[str, Field(min_length=1, max_length=256)]
 StopTexts = Annotated[
     list[StopText],
     BeforeValidator(
@@ -140,8 +138,6 @@ class Request(Fields, Body):
         if len(prompts) * num * most * (1 + (self.sampled.num_likely or 0)) > _MOST_TOKENS:
             what = f"{_MOST_TOKENS:,} tokens, those of top_logprobs included"
             raise wrong("max_tokens", f"the answer may have over {what}; lower it, n or logprobs")
-        for prompt in prompts:
-            _refuse_too_long(prompt, context)
         return [
             Call(
                 id=f"{answer_id}-{place * num + index}",
@@ -242,13 +238,3 @@ class GenerateRequest(Request):
 
     def prompts(self) -> list[dict[str, Any]]:
         return [{"token_ids": tuple(self.token_ids)}]
-
-
-def _refuse_too_long(prompt: Mapping[str, Any], context: int) -> None:
-    """Refuse what no tokenizer would bring into the context, before anything is done with it."""
-    size, most, unit = len(prompt.get("token_ids", ())), context, "tokens"
-    if not size:
-        size, most, unit = len(str(prompt)), context * _MOST_CHARS, "characters"
-    if size > most:
-        why = f"the prompt has {size:,} {unit}, but the context {context:,} tokens; shorten it"
-        raise Problem(400, why, code="context_length_exceeded")

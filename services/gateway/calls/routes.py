@@ -22,6 +22,7 @@ from services.gateway.calls.sessions import Sessions
 from services.gateway.calls.shapes import Completion, Generated, Json, Shape
 from services.gateway.errors import Problem, openai_error
 from services.gateway.jobs.service import Jobs, JobService
+from services.gateway.middleware import session_key
 
 _HEAD_WITHIN_S = 5.0  # a stream's status says what is wrong with a request, if it comes so soon
 _SIGN_OF_LIFE_S = 3.0
@@ -72,7 +73,8 @@ async def generate(body: requests.GenerateRequest, request: Request, jobs: Jobs)
 async def open_session(session: SessionName, terms: Terms, request: Request) -> Json:
     """Open a session for an episode of the job that trains, whose terms hold for all its calls."""
     await asyncio.to_thread(request.app.state.sessions.open, session, terms)
-    return {"id": session, "object": "rollout"}
+    key = session_key(request.scope["key"], session)
+    return {"id": session, "object": "rollout", "key": key}
 
 
 @_sessions.get("")
@@ -104,6 +106,8 @@ async def _answer(
         calls = [session.asked(call, body.sampled) for call in calls]
     news = asyncio.Event()
     answers = [Answer(call, resolve, news) for call in calls]
+    if session is not None:
+        session.under_way |= {answer.call.id: answer for answer in answers}
     looks = request.app.state.desk.answering(answers, partial(kept.record, name) if name else None)
     shape = kind(answer_id, body, answers)
     if not body.stream:

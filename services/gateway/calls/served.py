@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from pathlib import Path
 from typing import get_args
 
 from protocol.calls import Served
 from protocol.messages import JobRecord
+from protocol.operations import State
 from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
-from services.gateway.errors import Problem, in_time, wrong
+from services.gateway.errors import Problem, in_time, not_found, wrong
 from services.gateway.jobs.service import JobService
 from services.gateway.models.checkpoints import Checkpoint, checkpoint_of
 from services.gateway.models.folders import JOB_ID, facts_of, find_folder, model_id, resolve_model
 
 _MOST_CONTEXT = 8192  # of a model that no recipe describes
 _DTYPES = get_args(Model.model_fields["dtype"].annotation)
+_SAMPLER = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _AT_STEP = re.compile(rf"({JOB_ID.pattern})@(\d{{1,9}})")
 
 
@@ -32,6 +35,8 @@ async def weights_of(name: str, jobs: JobService) -> Served:
     name = _AT_STEP.sub(lambda named: f"ftckpt-{named[1]}-{int(named[2])}", name)
     name = await asyncio.to_thread(model_id, name, deployment)
     active = await in_time(jobs.exchange.active())
+    if active is not None and active.recipe.client is not None:
+        active = None  # rollouts answer beside a client's session as at rest
     if active is not None and name == active.job_id:
         return Served(name=name, job_id=name, model=active.recipe.model)
     checkpoint = checkpoint_of(name, deployment.jobs_dir)
@@ -51,6 +56,24 @@ async def newest_of(job_id: str, jobs: JobService) -> Served:
     return Served(name=job_id, job_id=job_id, model=active.recipe.model)
 
 
+async def sampler_of(job_id: str, name: str, jobs: JobService) -> Served:
+    """The weights that a client's session has saved for sampling; using them keeps them.
+
+    Raises:
+        Problem: 404 if there are none of this name.
+    """
+    record, job_dir = await jobs.get(job_id), jobs.service.deployment.job_dir(job_id)
+    folder = job_dir / "samplers" / name
+    try:
+        if not _SAMPLER.fullmatch(name):
+            raise FileNotFoundError
+        await asyncio.to_thread(os.utime, folder)  # those that are used least are removed first
+        version = (await asyncio.to_thread(State.of, folder)).version
+    except (OSError, ValueError) as error:
+        raise not_found("sampler", f"{job_id}@{name}") from error
+    return _served(f"{job_id}@{name}", record, folder, version, record.attempt)
+
+
 async def _made_by(job_id: str, jobs: JobService) -> JobRecord | None:
     """The record of a job, None of one that is forgotten, or if it is no job's id."""
     if not JOB_ID.fullmatch(job_id) or await jobs.is_forgotten(job_id):
@@ -67,14 +90,19 @@ def _in_folder(
         folder = _loadable(name, deployment)
     if record is None:
         return Served(name=name, folder=str(folder), model=_as_it_says(folder))
-    model = record.recipe.model
+    step, attempt = (checkpoint.step, 0) if checkpoint else (record.step, record.attempt)
+    return _served(name, record, folder, step, attempt)
+
+
+def _served(name: str, record: JobRecord, folder: Path, step: int, attempt: int) -> Served:
+    model, is_adapter = record.recipe.model, (folder / "adapter_config.json").is_file()
     return Served(
         name=name,
         job_id=record.id,
         folder=str(folder),
         base=model.path if is_adapter else "",
-        version=checkpoint.step if checkpoint else record.step,
-        attempt=0 if checkpoint else record.attempt,
+        version=step,
+        attempt=attempt,
         model=model if is_adapter else model.model_copy(update={"lora": None}),
     )
 

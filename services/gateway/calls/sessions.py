@@ -8,11 +8,11 @@ import logging
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +25,6 @@ from services.gateway.calls.requests import Sampled
 from services.gateway.errors import Problem, conflict, not_found
 
 Json = dict[str, Any]
-Turns = Iterable[Mapping[str, Any]]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _KEPT_S = 7 * 24 * 3600.0
 _TERMS = b'{"terms": '
@@ -51,6 +50,7 @@ class Recorded(Message):
     tools: list[Json] = Field(default_factory=list)  # ... its tools, and ...
     chat_template_options: Json = Field(default_factory=dict)  # ... what else its template was told
     text: str = ""
+    after: str | None = None  # in the file: a call whose messages and tokens come before these
 
     @classmethod
     def of(cls, answer: Answer) -> Recorded:
@@ -71,6 +71,12 @@ class Recorded(Message):
             chat_template_options=answer.call.chat_template_options,
             text=answer.text,
         )
+
+    def behind(self, before: Recorded) -> Recorded:
+        """As it was asked: behind the call that it names."""
+        prompt_ids = before.prompt_ids + before.token_ids + self.prompt_ids
+        messages = self.messages and [*(before.messages or ()), *self.messages]
+        return self.model_copy(update={"prompt_ids": prompt_ids, "messages": messages})
 
 
 def _told(problem: Problem) -> Json:
@@ -124,13 +130,42 @@ def _chained(before: int, token: Hashable) -> int:
     return hash((before, token))
 
 
+@dataclass(frozen=True, eq=False)
+class Known:
+    """An answered call, as others go on from it: its tokens are those of one before, and more."""
+
+    call_id: str
+    said: int  # the hash of its turns, or of its tokens, with its reply
+    given: int  # the hash of its messages
+    before: Known | None
+    more: array[int]
+
+    def rest_of(self, call: Recorded, num_messages: int) -> Recorded | None:
+        """What a call has behind this one; None unless it begins with exactly this one."""
+        tokens, messages = self.tokens(), call.messages or []
+        given, more = messages[:num_messages], messages[num_messages:]
+        if call.prompt_ids[: len(tokens)] != tokens or _hash(given) != self.given:
+            return None
+        rest = {"prompt_ids": call.prompt_ids[len(tokens) :], "messages": more or None}
+        return call.model_copy(update={"after": self.call_id, **rest})
+
+    def tokens(self) -> list[int]:
+        parts: list[array[int]] = []
+        known: Known | None = self
+        while known is not None:
+            parts.append(known.more)
+            known = known.before
+        return [*chain.from_iterable(reversed(parts))]
+
+
 @dataclass
 class Session:
     """What is to be known of a session for its next call."""
 
     terms: Terms | None = None
     num_calls: int = 0
-    turns: dict[int, array[int]] = field(default_factory=dict)  # tokens, by what was said in them
+    known: dict[int, Known] = field(default_factory=dict)  # by what was said in them
+    under_way: dict[str, Answer] = field(default_factory=dict)  # by the call's id
 
     def asked(self, call: Call, sampled: Sampled) -> Call:
         """A call as the session has it."""
@@ -141,26 +176,43 @@ class Session:
         return call.model_copy(update=changes)
 
     def _begun(self, call: Call) -> Begun | None:
-        """The longest beginning of a chat that an earlier call and its reply have made."""
-        told = [*call.tools, call.chat_template_options]
-        hashes = [*_said(call.served.name, told, call.messages or ())]
+        hashes = _said(call.served.name, call, map(_turn, call.messages or ()))
+        num, known = self._longest(hashes)
+        return known and Begun(num_messages=num, token_ids=tuple(known.tokens()))
+
+    def _longest(self, hashes: Sequence[int]) -> tuple[int, Known | None]:
+        """The longest beginning that an earlier call and its reply have made, and that call."""
         for num in range(len(hashes) - 1, 0, -1):
-            if (known := self.turns.get(hashes[num])) is not None:
-                return Begun(num_messages=num, token_ids=tuple(known))
-        return None
+            if (known := self.known.get(hashes[num])) is not None:
+                return num, known
+        return 0, None
 
-    def learn(self, call: Recorded) -> None:
-        """Keep what a chat may go on from."""
-        if call.messages is not None and call.error is None:
-            reply = {"role": "assistant", "content": call.text}
-            told = [*call.tools, call.chat_template_options]
-            *_, last = _said(call.model, told, [*call.messages, reply])
-            self.turns[last] = array("i", call.prompt_ids + call.token_ids)
+    def place(self, call: Recorded) -> tuple[Known, Recorded]:
+        """What others may go on from, and the call without what its file has of it already."""
+        asked, reply = call.prompt_ids, call.token_ids
+        if call.messages is not None:
+            asked, reply = [*map(_turn, call.messages)], [call.text.strip()]
+        hashes = _said(call.model, call, [*asked, *reply])
+        num, before = self._longest(hashes[: len(asked) + 1])
+        rest = before and before.rest_of(call, num - 1)
+        more = array("i", (rest or call).prompt_ids + call.token_ids)
+        given = _hash(call.messages or [])
+        return Known(call.id, hashes[-1], given, before if rest else None, more), rest or call
+
+    def learn(self, call: Recorded, known: Known) -> None:
+        """Have others go on from a call, if it was answered."""
+        if call.error is None:
+            self.known[known.said] = known
 
 
-def _said(model: str, told: list[Json], turns: Turns) -> Iterator[int]:
-    """The hash of a chat with a model before each turn, and behind the last."""
-    return accumulate(map(_turn, turns), _chained, initial=hash((model, json.dumps(told))))
+def _said(model: str, call: Call | Recorded, parts: Iterable[Hashable]) -> list[int]:
+    """The hash of what is said in a call before each turn or token, and behind the last."""
+    told = _hash([*call.tools, call.chat_template_options])
+    return [*accumulate(parts, _chained, initial=hash((model, told)))]
+
+
+def _hash(told: list[Any]) -> int:
+    return hash(json.dumps(told))
 
 
 def _turn(turn: Mapping[str, Any]) -> str:
@@ -191,10 +243,12 @@ class Sessions:
 
     def enter(self, name: str) -> Session:
         """What is known of a session, which a call begins if need be; 409 if it is full."""
-        with suppress(FileNotFoundError):
+        try:
             if self._path(name).stat().st_size > _MOST_BYTES:
                 why = f"session {name} has over {_MOST_BYTES >> 20} MiB; begin another"
                 raise conflict(why, param="session")
+        except FileNotFoundError:  # another gateway may have deleted it
+            self._known.pop(name, None)
         if (known := self._known.get(name)) is not None:
             return known
         self._make_room()
@@ -212,28 +266,31 @@ class Sessions:
                 found.terms = Terms.model_validate(json.loads(first)["terms"])
             for call in self._read(name):
                 found.num_calls += 1
-                found.learn(call)
+                found.learn(call, found.place(call)[0])
         return found
 
-    def record(self, session: str, answer: Answer) -> None:
+    def record(self, name: str, answer: Answer) -> None:
         """Add a call, answered or failed. A line that a crash has cut stays a line by itself.
 
         What comes of an episode after its end is left out.
         """
-        path = self._path(session)
+        path = self._path(name)
         if answer.call.terms is not None and not path.exists():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         recorded = Recorded.of(answer)
+        session = self._known.get(name) or Session()
+        known, line = session.place(recorded)
         with path.open("ab", buffering=0) as file:
-            _write(file, recorded.model_dump_json())
-        if (known := self._known.get(session)) is not None:
-            known.learn(recorded)
+            _write(file, line.model_dump_json())
+        session.learn(recorded, known)
+        session.under_way.pop(recorded.id, None)
 
     def trace(self, session: str) -> Json:
         """All calls of a session and the tokens that they made; 404 if there is no such session."""
-        in_branches = {"prompt_ids", "token_ids", "logprobs", "spans"}
+        in_branches = {"prompt_ids", "token_ids", "logprobs", "spans", "after"}
         told: list[Json] = []
+        under_way = self._under_way(session)  # first: what ends meanwhile is told twice, else not
 
         def answered() -> Iterator[Recorded]:
             for call in self._read(session):
@@ -242,8 +299,21 @@ class Sessions:
                     yield call
 
         branches = [vars(branch) for branch in branches_of(answered())]
-        own = {"id": session, "object": "rollout", "calls": told}
+        own = {"id": session, "object": "rollout", "calls": told, "under_way": under_way}
         return own | {"branches": branches, "num_branches": len(branches)}
+
+    def _under_way(self, session: str) -> list[Json]:
+        """The calls that wait, and how long nothing has come of each."""
+        known, now = self._known.get(session), time.time()
+        return [
+            {
+                "id": answer.call.id,
+                "created_at": answer.asked_at,
+                "seconds": round(now - answer.asked_at, 3),
+                "quiet_seconds": round(time.monotonic() - answer.came_at, 3),
+            }
+            for answer in ([] if known is None else [*known.under_way.values()])
+        ]
 
     def delete(self, session: str) -> Json:
         """Its trace; 404 if there is no such session."""
@@ -269,10 +339,13 @@ class Sessions:
         except FileNotFoundError as error:
             raise not_found("session", session) from error
         with file:
+            calls = dict[str | None, Recorded]()
             for line in filter(bytes.strip, file):
                 if line.startswith(_TERMS):
                     continue
                 try:
-                    yield Recorded.model_validate_json(line)
-                except ValueError:
+                    call = Recorded.model_validate_json(line)
+                    calls[call.id] = call.behind(calls[call.after]) if call.after else call
+                    yield calls[call.id]
+                except (ValueError, KeyError):
                     log.warning("a call cannot be read", extra={"session": session})

@@ -39,6 +39,8 @@ def check(
         has_formulas: whether the deployment has some of its own.
         with_messages: the fields that name files whose tasks have messages for a prompt.
     """
+    if recipe.client is not None:
+        raise wrong("recipe.client", "is of the jobs that the SDK of Tinker makes; remove it")
     lines = [
         *_numbers(recipe),
         *([] if has_formulas else _formulas(recipe)),
@@ -86,8 +88,6 @@ def _sampling(place: str, sampling: Sampling) -> Iterator[str]:
             f"{place}.sampling.temperature: the engine samples at {lowest:g} to {highest:g}, not "
             f"at {sampling.temperature:g}"
         )
-    if "" in sampling.stop:
-        yield f"{place}.sampling.stop: an empty text ends nothing; remove it"
 
 
 def _formulas(recipe: Recipe) -> Iterator[str]:

@@ -86,6 +86,23 @@ class JobService:
             known = await self._known(request, repeat)
             return known or await self._queue(await self._draw_up(request, repeat.job_id))
 
+    async def open(self, record: JobRecord) -> JobRecord:
+        """Queue the job of a client's model, or return that which an earlier try has queued.
+
+        Raises:
+            Problem: 422 if the earlier try asked for another model, 507 while Redis is nearly full.
+        """
+        await in_time(self.exchange.ping())
+        async with self._holding():
+            found = await self._read(record.id)
+            if found is None:
+                check_room(await in_time(self.exchange.memory()))
+                return await self._queue(record)
+        if (known := _readable(found)).request != record.request:
+            message = f"its place in the session was given to another model, {record.id}"
+            raise Problem(422, message, param="model_seq_id", code="key_reused")
+        return known
+
     async def find(self, job_id: str) -> AnyJob:
         """One job, whether its record can be read or not; 404 if there is none."""
         record = await self._read(job_id)
@@ -205,12 +222,15 @@ class JobService:
 
     async def _revive(self, record: JobRecord) -> None:
         async with self._holding():
-            tasks = record.recipe.tasks
-            await self._file(tasks.train, "training_file")
-            if tasks.held_out is not None:
-                await self._file(tasks.held_out, "validation_file")
-            await self._other_tasks(record.recipe)
+            if record.recipe.client is None:
+                await self._refuse_lost_files(record.recipe)
             await in_time(self.exchange.revive(record.id))
+
+    async def _refuse_lost_files(self, recipe: Recipe) -> None:
+        await self._file(recipe.tasks.train, "training_file")
+        if recipe.tasks.held_out is not None:
+            await self._file(recipe.tasks.held_out, "validation_file")
+        await self._other_tasks(recipe)
 
     async def _other_tasks(self, recipe: Recipe) -> dict[str, int]:
         """How many tasks are in each further held-out file, by the evaluation's name."""

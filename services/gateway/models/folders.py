@@ -154,6 +154,7 @@ class ModelFacts:
     context: int | None = None  # in tokens; more cannot be read
     has_chat_template: bool | None = None
     dtype: Any = None  # as its config.json says
+    vocabulary: int | None = None  # tokens
 
 
 NOTHING_KNOWN = ModelFacts()
@@ -174,7 +175,14 @@ def facts_of(model: str) -> ModelFacts:
         context=most_positions(config),
         dtype=config.get("dtype") or config.get("torch_dtype"),
         has_chat_template=None if brings_its_own and not has_template else has_template,
+        vocabulary=_vocabulary(config),
     )
+
+
+def _vocabulary(config: Mapping[str, Any]) -> int | None:
+    text = config.get("text_config")
+    size = (text if isinstance(text, dict) else config).get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -96,7 +96,7 @@ def _told_by(record: JobRecord) -> dict[str, Any]:
         "user_provided_suffix": request.get("suffix"),
         "weir": {
             "step": record.step,
-            "steps": recipe.training.steps,
+            "steps": None if recipe.client else recipe.training.steps,
             "attempt": record.attempt,
             "requested": record.requested.value,
             "waiting_for": record.error if is_held_up else None,

@@ -47,6 +47,8 @@ def read_recipe(text: str) -> Recipe:
 
 def arithmetic(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """What a job asks for, as names and products."""
+    if recipe.client is not None:
+        return
     training, rollout = recipe.training, recipe.rollout
     per_step = training.groups_per_step * rollout.group_size
     responses, longest = training.steps * per_step, recipe.longest_response

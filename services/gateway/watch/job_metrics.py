@@ -158,7 +158,7 @@ class JobHistory:
         record, training = self.record, self.record.recipe.training
         of_record: dict[str, Values] = {
             "weir_job_state": {state: record.state is state for state in JobState},
-            "weir_job_steps": training.steps,
+            "weir_job_steps": None if record.recipe.client else training.steps,
             "weir_job_checkpoint_every_steps": training.checkpoint_every,
             "weir_job_attempts_total": record.attempt,
         }

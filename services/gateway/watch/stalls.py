@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -162,6 +163,8 @@ def _of_learner(seen: Snapshot, learner: Status) -> Blocked:
     words = _in_words(learner)
     if learner.doing.phase is Phase.STARTING:
         return Blocked(Edge.STARTING, words, _LONG_START_S)
+    if learner.doing is Doing.WAITS_FOR_CLIENT:
+        return Blocked(Edge.LEARNER, words, math.inf)
     if learner.doing.phase is Phase.WAITING:
         return Blocked(Edge.LEARNER, words, seen.certain_s)
     if learner.doing in {Doing.TRAINS, Doing.PRETRAINS}:
@@ -297,7 +300,8 @@ def why_not_first(job: JobRecord, first: JobRecord | None, why: Why) -> Why:
         return Why(False, 0.0, _why_paused(job))
     if first is None:
         return Why(True, 0.0, "it is about to be taken up")
-    where = f"{first.id}, which is {first.state} at step {first.step}/{first.recipe.training.steps}"
+    most = "" if first.recipe.client else f"/{first.recipe.training.steps}"
+    where = f"{first.id}, which is {first.state} at step {first.step}{most}"
     if job.state is JobState.PAUSED:
         return Why(False, 0.0, f"{_why_paused(job)}; it is tried again after job {where}")
     words = f"it waits for job {where}"

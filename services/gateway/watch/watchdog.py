@@ -175,7 +175,7 @@ class Watchdog:
         first, step_s = self.seen.job, self.seen.step_s
         if first is None or job.id != first.id or job.state.is_final:
             return None
-        if step_s is None or first.state is not JobState.RUNNING:
+        if step_s is None or first.state is not JobState.RUNNING or first.recipe.client:
             return None
         return round(time.time() + (first.recipe.training.steps - first.step) * step_s)
 

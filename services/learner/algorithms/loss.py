@@ -111,6 +111,17 @@ def cispo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Ten
     return losses, _sign(weight, ratio)
 
 
+def importance_sampling(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
+    """REINFORCE, off its policy: the advantage times the unclipped ratio, [token]."""
+    return -tokens.ratio * tokens.advantages, torch.zeros_like(tokens.ratio)
+
+
+def cross_entropy(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
+    """The negative log-likelihood, weighted by the advantages, [token]."""
+    losses = -at_least_float32(tokens.logprobs) * tokens.advantages
+    return losses, torch.zeros_like(losses)
+
+
 def _bounded_exp(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 

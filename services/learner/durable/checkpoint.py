@@ -99,6 +99,13 @@ class Checkpoints:
         except (OSError, ValueError):
             return ""
 
+    def first_operation_needed(self) -> int:
+        """The number of the first operation that is to be done after any checkpoint."""
+        try:
+            return min((_state(path).operation + 1 for path in self._all()), default=0)
+        except (OSError, ValueError):
+            return 0
+
     def _all(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("step-*") if path.is_dir())
 

@@ -73,6 +73,7 @@ class Progress(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     step: int = 0  # training steps that are done; the policy after them has this number
+    operation: int = -1  # of a client, that has made the weights what they are
     pretrained: int = 0  # steps that the critic made alone, before the policy's first
     keep_rate: float = 1.0  # the recent share of groups that dynamic sampling kept
     # The user has accepted what was lost of the groups below these numbers.

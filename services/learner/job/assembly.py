@@ -28,6 +28,7 @@ from services.learner.job.learning import Learning, Phase
 from services.learner.job.parity import Parity
 from services.learner.job.phases.evaluation import Evaluation
 from services.learner.job.phases.pretraining import Pretraining
+from services.learner.job.phases.session import PROBED, Session
 from services.learner.job.phases.training import Training
 from services.learner.job.reconciler import Reconciler
 from services.learner.job.versions import Versions
@@ -86,7 +87,7 @@ async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRec
     flops = Flops.of_models(recipe, policy, critic, num_ranks, team.device_name)
     assembly, evaluator = _assemble(service, team, attempt, progress, checkpoints, tasks, flops)
     versions = assembly.learning.versions
-    await asyncio.to_thread(versions.parity.choose, policy, tasks[0])
+    await asyncio.to_thread(versions.parity.choose, policy, tasks[0] or PROBED)
     await versions.restore(saved)
     await asyncio.to_thread(versions.store.keep_origin, policy, recipe)
     await _replay(assembly, evaluator)
@@ -109,6 +110,8 @@ async def _replay(assembly: Assembly, evaluator: Evaluator) -> None:
 
 def _tasks_of(recipe: Recipe, files: Path) -> tuple[tuple[Task, ...], HeldOut]:
     """The tasks to train on, and those that are held out, as many as each evaluation takes."""
+    if recipe.client is not None:
+        return (), {}
     train = _read_tasks(files / f"{recipe.tasks.train}.jsonl")
     held_out = {
         name: _read_tasks(files / f"{recipe.held_out_files[name]}.jsonl")[: evaluation.tasks]
@@ -204,6 +207,8 @@ def _assemble(
         ),
         scoring=Scoring.of(attempt.recipe),
     )
+    if attempt.recipe.client is not None:
+        return Assembly(learning, (Session(learning),), ()), evaluator
     phases = (
         Evaluation(learning, evaluator),
         Pretraining(learning, feeders[Purpose.PRETRAIN]),

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _QUEUE_WAIT_S = 1.0
 _PHASES = (
     *("wait_for_gpu", "idle", "wait_for_groups", "train", "pretrain", "publish", "checkpoint"),
-    *("evaluate", "keep_samples"),
+    *("evaluate", "keep_samples", "wait_for_client"),
 )
 
 

@@ -24,6 +24,7 @@ import torch
 from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from deepspeed.utils import logger
+from protocol.operations import AdamW
 from protocol.recipe import Model, Optimizer
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
@@ -67,14 +68,42 @@ class Engine:
         """
         self._set_learning_rate()
         for position, part in enumerate(parts):
-            self._engine.set_gradient_accumulation_boundary(position == len(parts) - 1)
-            loss = loss_of(part) * math.nan if self._rehearses else loss_of(part)
-            self._engine.backward(_or_no_gradient(loss) * self.num_ranks)
-        norm = self._step()
+            self._backward(loss_of(part), is_last=position == len(parts) - 1)
+        return self._step()
+
+    def accumulate(self, parts: Sequence[P], loss_of: Callable[[P], Tensor]) -> None:
+        """Add the gradient of micro-batches to that which `step` will take; as `update` does."""
+        for part in parts:
+            self._backward(loss_of(part), is_last=False)
+
+    def step(self, adam: AdamW, nothing: Tensor) -> float:
+        """`update` by the gradient that has added up, with settings of its own.
+
+        Args:
+            adam: of this step; without ``max_grad_norm`` the gradient is not clipped.
+            nothing: a loss without a gradient, in whose graph every parameter is.
+        """
+        self._backward(nothing, is_last=True)
+        for group in self._engine.optimizer.param_groups:
+            betas = (adam.beta1, adam.beta2)
+            group |= {"lr": adam.learning_rate, "betas": betas}
+            group |= {"eps": adam.eps, "weight_decay": adam.weight_decay}
+        self._engine._config.gradient_clipping = adam.max_grad_norm
+        if hasattr(self._engine.optimizer, "clip_grad"):
+            self._engine.optimizer.clip_grad = adam.max_grad_norm
+        return self._step()
+
+    def _backward(self, loss: Tensor, *, is_last: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        loss = loss * math.nan if self._rehearses else loss
+        self._engine.backward(_or_no_gradient(loss) * self.num_ranks)
+
+    def _step(self) -> float:
+        norm = self._step_if_finite()
         self.updates += math.isfinite(norm)
         return norm
 
-    def _step(self) -> float:
+    def _step_if_finite(self) -> float:
         """DeepSpeed's optimizers make no step of a gradient whose norm is not finite, on any rank.
 
         Without ZeRO and in float32 it has none of its own, and torch's makes one of any gradient;
@@ -147,7 +176,7 @@ class Engine:
         trained = (p for p in self.module.parameters() if p.requires_grad)
         return [getattr(p, "ds_tensor", p.data) for p in trained]
 
-    def load(self, folder: Path, tag: str) -> None:
+    def load(self, folder: Path, tag: str, *, with_optimizer: bool = True) -> None:
         """Restore what `save` saved, on as many ranks or on another number of them.
 
         Raises:
@@ -157,16 +186,19 @@ class Engine:
         with _plainly_named(folder.parent) as place:
             checkpoint = place / folder.name / tag
             if shards in (0, self.num_ranks):
-                self._load(checkpoint)
+                self._load(checkpoint, with_optimizer)
             else:
                 with _for_any_ranks(checkpoint) as universal:
                     self._engine._config.load_universal_checkpoint = True
-                    self._load(universal)
+                    self._load(universal, with_optimizer)
 
-    def _load(self, checkpoint: Path) -> None:
+    def _load(self, checkpoint: Path, with_optimizer: bool) -> None:
         is_whole = all(parameter.requires_grad for parameter in self.module.parameters())
         path, client_state = self._engine.load_checkpoint(
-            str(checkpoint.parent), tag=checkpoint.name, load_module_strict=is_whole
+            str(checkpoint.parent),
+            tag=checkpoint.name,
+            load_module_strict=is_whole,
+            load_module_only=not with_optimizer,
         )
         if path is None:
             raise FileNotFoundError(f"{checkpoint.resolve()}: no checkpoint of the engine")

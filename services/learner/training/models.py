@@ -169,14 +169,14 @@ class Models:
             engine.save(folder, name, aside)
         return aside
 
-    def load(self, folder: Path) -> None:
-        """Restore what `save` saved.
+    def load(self, folder: Path, *, with_optimizer: bool = True) -> None:
+        """Restore what `save` saved, or of it the weights alone.
 
         Raises:
             FileNotFoundError: if it is not there.
         """
         for name, engine in self._engines().items():
-            engine.load(folder, name)
+            engine.load(folder, name, with_optimizer=with_optimizer)
 
     def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face folder; only rank 0 writes, all ranks gather.

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from protocol.operations import Operation
 from protocol.recipe import Recipe
 from safetensors import SafetensorError
 from torch._C._distributed_c10d import Store
@@ -30,6 +31,7 @@ from services.chassis.turns import Turns
 from services.learner.training.engine import device_of_rank, name_of_device
 from services.learner.training.host_copies import HostCopies
 from services.learner.training.models import Models
+from services.learner.training.operations import operate
 from services.learner.training.samples import Measured, Sample, placed
 from services.learner.training.trainer import Trainer
 
@@ -55,10 +57,12 @@ class Order:
         "train",
         "pretrain",
         "score",
+        "operate",
         "hold",
         "let_go",
         "save",
         "load",
+        "load_weights",
         "publish",
         "export",
         "export_critic",
@@ -72,6 +76,12 @@ class Order:
     temperature: float = 1.0
     of_held: bool = False
     batch: Sequence[Sample] | None = None
+    operation: Operation | None = None
+
+    @property
+    def computes(self) -> bool:
+        """Whether its memory grows with what it is over, and GPUs are taken in turns for it."""
+        return self.batch is not None or self.operation is not None
 
 
 class Rank:
@@ -99,12 +109,15 @@ class Rank:
         assert self.trainer is not None, "the first order must be 'open'"
         if order.batch is not None:
             return self._over_samples(self.trainer, order, placed(order.batch))
+        if order.operation is not None:
+            return operate(self.trainer.models, order.operation)
         models = self.trainer.models
         actions: dict[str, Callable[[], None]] = {
             "hold": lambda: models.held.hold(),
             "let_go": lambda: models.held.let_go(),
             "save": lambda: self._write(models.save(folder), folder),
             "load": lambda: models.load(folder),
+            "load_weights": lambda: models.load(folder, with_optimizer=False),
             "publish": lambda: models.publish(folder, order.slot),
             "export": lambda: models.export(folder),
             "export_critic": lambda: models.export_critic(folder),
@@ -141,7 +154,7 @@ class Rank:
                     self.written.add_done_callback(tell)
             except MemoryError as error:
                 word = f"rank {rank}: {error}"
-                note = _NOTES[BatchTooLarge if order.batch is not None else MemoryError]
+                note = _NOTES[BatchTooLarge if order.computes else MemoryError]
                 notes.compare_set(note, "", word)  # which waits until it is there
                 raise
             except OSError as error:
@@ -218,6 +231,10 @@ class Team:
         order = Order(do="score", batch=samples, temperature=temperature, of_held=of_held)
         return await self._give(order)
 
+    async def operate(self, operation: Operation) -> Measured:
+        """Carry out a client's forward, forward_backward or optim_step."""
+        return await self._give(Order(do="operate", operation=operation))
+
     async def hold(self) -> None:
         """Keep a copy of the policy's weights as they are now, for `score`."""
         await self._give(Order(do="hold"))
@@ -247,8 +264,8 @@ class Team:
             if note:
                 raise _noted(note)
 
-    async def load(self, folder: Path) -> None:
-        await self._give(Order(do="load", folder=str(folder)))
+    async def load(self, folder: Path, *, with_optimizer: bool = True) -> None:
+        await self._give(Order(do="load" if with_optimizer else "load_weights", folder=str(folder)))
 
     async def publish(self, folder: Path, slot: int) -> None:
         """Write the policy, or its adapter, into a slot: see `Models.publish`."""
@@ -306,7 +323,7 @@ class Team:
             MemoryError: if one did without any.
             OSError: if one could not read or write.
         """
-        if order.batch is None:
+        if not order.computes:
             return await self._give_now(order)
         async with self.turn():
             return await self._give_now(order)
@@ -331,7 +348,7 @@ class Team:
                 _send(order)
             measured = self._rank.carry_out(order)
         except MemoryError as error:
-            if order.batch is None:
+            if not order.computes:
                 raise
             raise BatchTooLarge(str(error)) from error
         except RuntimeError as error:

@@ -50,6 +50,8 @@ async def play(socket: ServerConnection) -> None:
     playing, given = playing + 1, dict[str, Any]()
     try:
         async for message in socket:
+            if given.get("ends") == "gone":
+                return socket.transport.abort()
             await socket.send(json.dumps(answer(json.loads(message), given)))
     finally:
         playing -= 1

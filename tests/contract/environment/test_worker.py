@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from protocol.calls import Refusal
+from protocol.calls import Call, Refusal
 from protocol.exchange import Exchange
 from protocol.messages import ActiveJob, Episode, RolloutGroup, Turn
 from protocol.streams import EPISODES, FAILED, ROLLOUTS, Stream
@@ -24,7 +24,7 @@ from tests.builders import a_recipe, a_request, a_task
 from tests.contract.environment.conftest import PYTHON, StartWorker
 from tests.contract.exchange_steps import begin
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout
-from tests.contract.gateway.stack import Stack
+from tests.contract.gateway.stack import KEY, Stack
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 JOBS = (f"ftjob-{number}" for number in count())
@@ -93,6 +93,11 @@ async def played(exchange: Exchange, **asked: Any) -> Episode:
     return episode
 
 
+def full_behind_a_reply(call: Call) -> Refusal | None:
+    full = Refusal(status=400, code="context_length_exceeded", message="the context is full")
+    return full if len(call.messages or ()) > 1 else None
+
+
 def test_the_tasks_that_a_taskset_brings_can_be_read(tmp_path: Path) -> None:
     command = [PYTHON, "-m", "services.environment", "tasks", TASKSET]
     (tmp_path / "tasks.jsonl").write_bytes(subprocess.check_output(command, cwd=ROOT, timeout=120))
@@ -106,7 +111,10 @@ async def test_an_agent_asks_twice_and_says_the_reward(
 ) -> None:
     start_worker(PATH="/usr/bin:/bin")
     has_programs = "import shutil; assert shutil.which('uv')"
-    agent = an_agent(has_programs, "ask('ab')", "ask('cd')", "print(said)", "print(0.5)")
+    has_no_secret = f"assert {KEY!r} not in os.environ.values()"
+    agent = an_agent(
+        has_programs, has_no_secret, "ask('ab')", "ask('cd')", "print(said)", "print(0.5)"
+    )
     job_id = await ask(exchange, size=2, command=agent)
     group = await group_of(exchange, job_id)
     told, between = [ord("a"), ord("b")], [ord("c"), ord("d")]
@@ -181,6 +189,14 @@ async def test_an_episode_that_ends_at_a_later_try_is_as_good(
     assert (await played(exchange, command=an_agent("ask('a')", once))).reward == 1
 
 
+async def test_a_program_has_ended_when_what_it_leaves_running_holds_its_output_open(
+    exchange: Exchange, start_worker: StartWorker
+) -> None:
+    start_worker()
+    agent = an_agent("ask('a')", "os.system('sleep 1000 &')", "print(1)")
+    assert (await played(exchange, command=agent, retries=0)).reward == 1
+
+
 async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_count(
     exchange: Exchange, start_worker: StartWorker, worker_port: str, tmp_path: Path
 ) -> None:
@@ -224,6 +240,23 @@ async def test_a_taskset_is_played_by_its_own_agent(
         assert problem in (await played(exchange, taskset=TASKSET, task=task)).words
 
 
+async def test_a_taskset_that_a_network_keeps_from_loading_is_tried_again(
+    exchange: Exchange, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    (tmp_path / "passing.py").write_text(
+        "import pathlib\n"
+        "if not (tried := pathlib.Path(__file__).with_name('tried')).exists():\n"
+        "    tried.touch()\n"
+        "    raise ConnectionError('the hub is away')\n"
+        f"from {TASKSET} import Tasks, Twice\n"
+        "__all__ = ['Tasks', 'Twice']\n"
+    )
+    start_worker(PYTHONPATH=f"{ROOT / 'proto'}:{ROOT}:{tmp_path}")
+    task = {"metadata": {"task": {"prompt": "Count.", "answer": COUNTS.strip()}}}
+    assert (await played(exchange, taskset="passing", task=task)).reward == 1
+    assert (tmp_path / "tried").exists()
+
+
 async def test_64_episodes_wait_at_the_same_time_in_one_thread(
     exchange: Exchange, start_worker: StartWorker
 ) -> None:
@@ -257,6 +290,7 @@ def game(stack: Stack) -> Iterator[str]:
         ("invalid", 0, "", 1),
         ("unpaid", None, "no_reward", 1),
         ("broken", None, "episode_failed", 1),
+        ("gone", None, "episode_failed", 1),
     ],
 )
 async def test_the_rewards_of_a_game_are_added_until_it_or_the_turns_end(
@@ -276,6 +310,7 @@ async def test_the_rewards_of_a_game_are_added_until_it_or_the_turns_end(
     for episode in episodes_of(await group_of(exchange, job_id)):
         found = (episode.reward, episode.problem, episode.turns)
         assert found == (reward, problem, turns), episode.words
+        assert ends != "gone" or "OpenEnv server" in episode.words
         told = [turn.content for turn in episode.conversation if turn.role == "user"]
         assert told == ["Play.\n\nseed 7, level 2", *["go on"] * (turns - 1)]
 
@@ -290,6 +325,56 @@ async def test_a_group_is_given_back_while_the_model_fails(
     agent = an_agent("ask('a')", "print(1)")
     assert (await played(exchange, command=agent, retries=0)).reward == 1
     assert len(rollout.taken) == 3
+
+
+@pytest.mark.parametrize(
+    ("last_lines", "reward", "problem"),
+    [
+        (["ask('b')", "print(1)"], 0, ""),
+        (["try: ask('b')", "except OSError: print(0.5)"], 0.5, ""),
+        (["try: ask('b')", "except OSError: told.clear()", "ask('c')", "1 / 0"], None, "failed"),
+    ],
+)
+async def test_a_full_context_is_the_policys_own_fault_unless_an_agent_goes_on(
+    exchange: Exchange,
+    rollout: FakeRollout,
+    start_worker: StartWorker,
+    last_lines: Sequence[str],
+    reward: float | None,
+    problem: str,
+) -> None:
+    start_worker()
+    rollout.refuse = full_behind_a_reply
+    agent = an_agent("ask('a')", *last_lines)
+    group = await group_of(exchange, await ask(exchange, command=agent, retries=0))
+    (episode,) = episodes_of(group)
+    assert (episode.reward, episode.problem.removeprefix("episode_")) == (reward, problem)
+    assert (group.responses[0].finish_reason == "length") == (not problem)
+
+
+async def test_tasksets_and_games_end_with_what_they_have_where_the_context_is_full(
+    exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker, game: str
+) -> None:
+    start_worker()
+    rollout.refuse = full_behind_a_reply
+    task = {"metadata": {"task": {"prompt": "Count."}}}
+    game_task = {"prompt": "Play.", "metadata": {"seed": 7, "ends": "never"}}
+    at_game = {"url": game, "task": game_task, "settings": {"level": 2}}
+    for reward, asked in {0.0: {"taskset": TASKSET, "task": task}, 0.25: at_game}.items():
+        group = await group_of(exchange, await ask(exchange, **asked))
+        assert [each.reward for each in episodes_of(group)] == [reward]
+        assert group.responses[0].finish_reason == "length"
+
+
+async def test_an_episode_whose_agent_repeats_a_failed_call_counts(
+    exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
+) -> None:
+    start_worker()
+    broken = Refusal(status=503, code="not_taken", message="no rollout has room")
+    rollout.refuse = lambda call: broken if len(rollout.taken) < 2 else None
+    repeats = ["try: ask('a')", "except OSError:", "    told.clear()", "    ask('a')"]
+    assert (await played(exchange, command=an_agent(*repeats, "print(1)"))).reward == 1
+    assert len(rollout.taken) == 2
 
 
 async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_comes_twice(

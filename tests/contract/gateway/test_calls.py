@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,10 +20,17 @@ from protocol import streams
 from protocol.calls import Call, CallSampling, Refusal, Served
 from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, JobState
+from protocol.operations import State
 from protocol.recipe import Model
 
+from services.chassis.deployment import Deployment
+from services.chassis.service import Service
 from services.gateway.calls.desk import Answer, Desk
+from services.gateway.calls.served import sampler_of
 from services.gateway.errors import Problem
+from services.gateway.files.store import FileStore
+from services.gateway.jobs.service import JobService
+from tests.builders import a_job_record, a_recipe
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout, tokens_of
 from tests.contract.gateway.stack import (
@@ -470,6 +479,35 @@ def test_what_is_too_much_is_refused_at_once(http: httpx.Client, body: Any, code
 # ---------------------------------------------------------------------- which weights answer
 
 
+def test_beside_a_clients_session_models_answer_and_what_it_has_saved(
+    stack: Stack, sdk: openai.OpenAI, rollout: FakeRollout
+) -> None:
+    job = f"ftjob-{'5' * 24}"
+    stack.exchange(lambda exchange: exchange.submit(a_job_record(job, recipe=a_recipe(client={}))))
+    begin(stack, job)
+    assert ask(sdk).model == "tiny"
+    folder = a_model(stack.data_dir / f"jobs/{job}/samplers/version-000012")
+    State(base="tiny", dtype="float32", lora=None, version=12).write(folder)
+    a_model(stack.data_dir / f"jobs/{job}/other")
+    os.utime(folder, (1, 1))
+
+    async def sampler(name: str, exchange: Exchange) -> Served:
+        values = {"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(stack.data_dir)}
+        deployment = Deployment.from_environment(values | {"WEIR_PORT": "1"})
+        jobs = JobService(Service("gateway", deployment, exchange), FileStore(stack.data_dir))
+        return await sampler_of(job, name, jobs)
+
+    served = stack.exchange(partial(sampler, "version-000012"))
+    assert (served.folder, served.base, served.version) == (str(folder), "", 12)
+    assert (served.attempt, served.model.lora) == (1, None)
+    assert folder.stat().st_mtime > 1
+    for name in ("version-000013", "../other", ""):
+        with pytest.raises(Problem) as told:
+            stack.exchange(partial(sampler, name))
+        assert told.value.status_code == 404
+    end(stack, job)
+
+
 def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
     stack: Stack, sdk: openai.OpenAI, http: httpx.Client
 ) -> None:
@@ -527,9 +565,11 @@ def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: httpx.Client) 
     body = {"model": "tiny", "token_ids": [*tokens_of("other"), *COUNT[:2]]}
     with a_rollout(stack):
         assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 200
+        body["token_ids"] = [7] * 8193
+        assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 400
     trace = http.get(url).json()
     assert [(call.get("error") or {}).get("code") for call in trace["calls"]] == [
-        *(None, None, None, "engine_died", None)
+        *(None, None, None, "engine_died", None, "context_length_exceeded")
     ]
     chat, other = trace["branches"]
     assert trace["num_branches"] == 2
@@ -551,16 +591,20 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     sampling = {"temperature": 0.5, "max_tokens": 3, "stop": ["2 "]}
     terms = {"job_id": job, "purpose": "train", "min_version": 2, "sampling": sampling, "seed": 7}
     url = "/rollout/try-1"
-    assert http.put(url, json=terms).status_code == 200
-    assert http.put(url, json=terms).status_code == 200
+    key = http.put(url, json=terms).json()["key"]
+    assert http.put(url, json=terms).json()["key"] == key
     assert_refused(http.put(url, json={**terms, "seed": 8}), 409, "session")
     assert_refused(http.put(url, json={**terms, "version": "new"}), 400, "version")
+    for stop, field in (([*map(str, range(17))], "sampling.stop"), ([""], "sampling.stop.0")):
+        changed = {**terms, "sampling": {**sampling, "stop": stop}}
+        assert_refused(http.put(url, json=changed), 400, field)
     asked = body_of(model="mine", temperature=2, max_tokens=9, seed=1, stop=["0 "])
     with a_rollout(stack) as rollout:
         for changes in ({}, {"max_tokens": 2}):
             assert http.post(url + CHAT, json=asked | changes).status_code == 200
-        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http(key) as other:
             assert other.post(url + CHAT, json=asked).status_code == 200
+            assert other.get("/v1/models").status_code == 401
         text = {"model": "mine", "prompt": "a"}
         assert http.post(f"{url}/v1/completions", json=text).status_code == 200
     for call in rollout.taken:
@@ -581,6 +625,26 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     end(stack, job)
     refused = http.post(url + CHAT, json=asked)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "job_not_active")
+
+
+def test_a_session_tells_of_its_calls_that_are_under_way(stack: Stack, http: httpx.Client) -> None:
+    url, may_begin = "/rollout/slow", [True]
+
+    def told() -> tuple[int, int]:
+        trace = http.get(url).json()
+        return len(trace["calls"]), len(trace["under_way"])
+
+    with a_rollout(stack, begins=lambda _: may_begin[0]), ThreadPoolExecutor() as pool:
+        assert http.post(url + CHAT, json=body_of()).status_code == 200
+        assert told() == (1, 0)
+        may_begin[0] = False
+        asked = pool.submit(http.post, url + CHAT, json=body_of())
+        wait_for(lambda: told() == (1, 1))
+        (call,) = http.get(url).json()["under_way"]
+        assert {"created_at", "seconds", "quiet_seconds"} <= call.keys()
+        may_begin[0] = True
+        assert asked.result(60).status_code == 200
+        assert told() == (2, 0)
 
 
 def test_where_a_chat_goes_on_from_an_earlier_call_the_rollout_is_told_its_tokens(

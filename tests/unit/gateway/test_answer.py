@@ -37,7 +37,8 @@ def answer() -> Answer:
 async def test_a_second_try_goes_on_behind_the_first_whose_late_pieces_are_ignored(
     answer: Answer,
 ) -> None:
-    answer.take(a_piece(0, 0, 2), "one")
+    logprobs = (None, -1.0, float("-inf"))
+    answer.take(a_piece(0, 0, 2, prompt_logprobs=logprobs), "one")
     answer.begin_again(SERVED)
     assert (answer.call.tries, answer.call.so_far) == (1, (0, 1))
     answer.take(a_piece(0, 2, 4), "one")
@@ -47,6 +48,7 @@ async def test_a_second_try_goes_on_behind_the_first_whose_late_pieces_are_ignor
     assert ([token.id for token in answer.tokens], answer.text) == ([0, 1, 0, 1], "0101")
     assert [(s.version, s.start, s.end) for s in answer.spans] == [(1, 0, 2), (2, 2, 4)]
     assert answer.rollouts == ("one", "two")
+    assert answer.prompt_logprobs == (None, -1.0, None)
 
 
 async def test_a_piece_that_is_missing_ends_the_try(answer: Answer) -> None:

@@ -21,7 +21,14 @@ from starlette.types import Receive, Scope, Send
 from services.chassis.deployment import DeploymentError
 from services.chassis.logs import REQUEST_ID, JsonFormatter
 from services.gateway.errors import Problem, respond
-from services.gateway.middleware import MAX_JSON_BYTES, Bounded, Guarded, Measured, parse_keys
+from services.gateway.middleware import (
+    MAX_JSON_BYTES,
+    Bounded,
+    Guarded,
+    Measured,
+    parse_keys,
+    session_key,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -148,6 +155,23 @@ async def test_only_what_is_below_v1_needs_a_key_and_no_part_of_one_opens() -> N
     for given in ("read-ke", "read-keys", KEYS[0], KEYS[0][-64:], "é"):
         assert (await at_the_door(given)).status_code == 401, given
     assert (await at_the_door("read-key ")).status_code == 200  # blanks are no part of a key
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/rollout/s-1/v1/completions", 200),
+        ("DELETE", "/rollout/s-1/v1/completions", 403),
+        ("GET", "/rollout/s-1/", 401),
+        ("GET", "/rollout/s-1", 401),
+        ("GET", "/rollout/s-2/v1/models", 401),
+        ("GET", "/v1/rollout/s-1/v1/models", 401),
+    ],
+)
+async def test_a_sessions_key_opens_its_calls_alone(method: str, path: str, status: int) -> None:
+    reader, _, admin = parse_keys(KEYS)
+    assert (await at_the_door(session_key(admin, "s-1"), method, path)).status_code == status
+    assert (await at_the_door(session_key(reader, "s-1"), method, path)).status_code == 401
 
 
 # ---------------------------------------------------------------------- bodies

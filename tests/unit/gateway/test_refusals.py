@@ -43,7 +43,6 @@ BAD: dict[str, tuple[Any, ...]] = {
         "rollout.sampling.temperature",
         sampling(temperature=2.1),
     ),
-    "an empty stop": ("rollout.sampling.stop", sampling(stop=["\n", ""])),
     "a rate that changes nothing, of the critic": (
         "critic.optimizer.learning_rate",
         critic(optimizer={"learning_rate": 1e-306}),

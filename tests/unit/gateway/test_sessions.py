@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from protocol.calls import Terms
+from protocol.calls import Call, CallSampling, Served, Terms, Token
 from protocol.messages import VersionSpan
+from protocol.recipe import Model
 
 from services.gateway.calls import sessions
+from services.gateway.calls.desk import Answer
+from services.gateway.calls.requests import Sampled
 from services.gateway.calls.sessions import Recorded, Sessions, branches_of
 from services.gateway.errors import Problem
 
@@ -65,6 +70,45 @@ def test_branches_that_end_in_the_same_tokens_are_gone_on_from_one_by_one() -> N
     same = [a_call(name, [1], [2]) for name in "ab"]
     calls = [*same, *(a_call(name, [1, 2, 3], [4]) for name in "cde")]
     assert [branch.calls for branch in branches_of(calls)] == [["a", "c"], ["b", "d"], ["e"]]
+
+
+def record(kept: Sessions, turn: int, **prompt: Any) -> Call:
+    """Have a call recorded in the session ``s``, whose reply is a token of its own."""
+    served = Served(name="m", model=Model(path="m"))
+    asked = {"id": f"c-{turn}", "gateway": "g", "served": served, "sampling": CallSampling()}
+    call = kept.enter("s").asked(Call.model_validate(asked | prompt), Sampled())
+    prompt_ids = call.token_ids or (*(call.begun.token_ids if call.begun else ()), turn)
+    reply = [Token(id=turn, text=f"{turn} ", logprob=-1)]
+    answer = Answer(call, cast(Any, None), prompt_ids=prompt_ids, tokens=reply, text=f"{turn} ")
+    kept.record("s", answer)
+    return call
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_session_grows_by_what_is_new_and_its_trace_tells_all(
+    tmp_path: Path, is_chat: bool
+) -> None:
+    kept, messages, token_ids = Sessions(tmp_path), list[dict[str, str]](), list[int]()
+    given = list[Any]()
+    for turn in range(40):
+        messages = [*messages, {"role": "user", "content": f"turn {turn}"}]
+        token_ids = [*token_ids, turn]
+        record(kept, turn, **({"messages": messages} if is_chat else {"token_ids": token_ids}))
+        given.append(messages if is_chat else None)
+        messages = [*messages, {"role": "assistant", "content": f"{turn}"}]
+        token_ids = [*token_ids, turn]
+    trace = kept.trace("s")
+    assert [call["messages"] for call in trace["calls"]] == given
+    assert [branch["token_ids"] for branch in trace["branches"]] == [token_ids]
+    text = (tmp_path / "s.jsonl").read_text()
+    lines = [json.loads(line) for line in filter(None, text.splitlines())]
+    assert sum(len(line["prompt_ids"]) for line in lines) == 40
+    assert text.count('"turn ') == (40 if is_chat else 0)
+    for each in kept, Sessions(tmp_path):
+        assert sum(len(known.more) for known in each.enter("s").known.values()) == 80
+    named = [{**turn, "name": "me"} if turn["role"] == "assistant" else turn for turn in messages]
+    record(kept, 40, messages=named)
+    assert kept.trace("s")["calls"][-1]["messages"] == named
 
 
 def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:

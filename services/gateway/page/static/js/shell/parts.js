@@ -22,8 +22,8 @@ export const Status = ({ job }) =>
 export function StepBar({ job }) {
   const { step, steps } = job.weir;
   return html`<span class="steps">
-    <progress max=${steps || 1} value=${step} aria-label="steps done"></progress>
-    <span>${step.toLocaleString("en")} / ${steps.toLocaleString("en")}</span>
+    ${steps && html`<progress max=${steps} value=${step} aria-label="steps done"></progress>`}
+    <span>${step.toLocaleString("en")}${steps && ` / ${steps.toLocaleString("en")}`}</span>
   </span>`;
 }
 

@@ -1,0 +1,1 @@
+"""Clients of the `tinker` SDK: their sessions are jobs, their calls operations and samples."""

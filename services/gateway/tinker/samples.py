@@ -1,0 +1,162 @@
+"""Samples that clients wait for: calls of the model door, whose answers are fetched later.
+
+They are kept here alone: after the end of a gateway the SDK hears 410, and asks for them anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fastapi import Response
+from protocol.calls import Call, Served
+
+from services.gateway.calls.desk import Answer, Desk
+from services.gateway.calls.requests import GenerateRequest
+from services.gateway.calls.served import sampler_of, weights_of
+from services.gateway.errors import Problem, own_fault, wrong
+from services.gateway.jobs.service import JobService
+from services.gateway.tinker import bodies
+from services.gateway.tinker.clients import SAMPLERS, Kept, client_job, kept_at, log_of
+from services.gateway.tinker.futures import PROTOBUF, WAIT_S, failed, gone, try_again
+from services.gateway.tinker.wire import samples_of
+
+_FORGOTTEN_S = 300.0  # after nobody has asked for them
+_PAUSE_S = 1.0  # before what could not be answered now is asked again
+_BASE = "base:"
+
+
+def sampler_name(base_model: str | None, model_path: str | None) -> str:
+    """The id of a sampler; it says all there is to know about it."""
+    if model_path:
+        kept = kept_at(model_path, "model_path")
+        if kept.kind != SAMPLERS:
+            why = "is a state's; sample from what save_weights_for_sampler has saved"
+            raise wrong("model_path", why)
+        return f"{kept.job_id}@{kept.name}"
+    if not base_model:
+        raise wrong("base_model", "required, or a sampling_session_id or a model_path")
+    return _BASE + base_model
+
+
+async def served_by(sampler: str, jobs: JobService) -> Served:
+    """The weights of a sampler; 404 if there are none."""
+    job_id, at, name = sampler.partition("@")
+    if at:
+        return await sampler_of(job_id, name, jobs)
+    return await weights_of(sampler.removeprefix(_BASE), jobs)
+
+
+async def sampler_object(name: str, jobs: JobService) -> dict[str, Any]:
+    """What the SDK reads of a sampler; a tokenizer is loaded by the name of the base model."""
+    told: dict[str, Any] = {"sampler_id": name, "base_model": name.removeprefix(_BASE)}
+    job_id, at, kept = name.partition("@")
+    if at:
+        record = await client_job(jobs, job_id, "sampler_id")
+        told["base_model"] = record.request["base_model"]
+        told["model_path"] = Kept(job_id, SAMPLERS, kept).path
+    return told
+
+
+@dataclass(eq=False)
+class _Sample:
+    body: bodies.Sample
+    sampler: str
+    doing: str = ""  # what it waits for
+    asked_at: float = field(default_factory=time.monotonic)  # by its client, the last time
+    task: asyncio.Task[bytes] | None = None
+
+    @property
+    def is_forgotten(self) -> bool:
+        return time.monotonic() - self.asked_at > _FORGOTTEN_S
+
+
+@dataclass
+class Samples:
+    jobs: JobService
+    desk: Desk
+    _kept: dict[str, _Sample] = field(default_factory=dict)
+
+    async def ask(self, body: bodies.Sample) -> dict[str, Any]:
+        """Begin to sample; returns the future of it. 400 if no sampler could answer that."""
+        sampler = body.sampling_session_id or sampler_name(body.base_model, body.model_path)
+        sample_id = f"sample-{secrets.token_hex(12)}"
+        sample = _Sample(body, sampler)
+        self._calls(sample, sample_id, await self._served(sampler))
+        self._kept = {each: kept for each, kept in self._kept.items() if not kept.is_forgotten}
+        self._kept[sample_id] = sample
+        sample.task = asyncio.create_task(self._sampled(sample, sample_id))
+        sequences = [f"{sample_id}-{index}" for index in range(body.num_samples)]
+        return {"request_id": sample_id, "sample_sequence_ids": sequences}
+
+    async def result_of(self, sample_id: str) -> Response:
+        """The samples, 408 while they are not there, 410 of those that are not known."""
+        if (sample := self._kept.get(sample_id)) is None or sample.task is None:
+            raise gone(sample_id)
+        sample.asked_at = time.monotonic()
+        await asyncio.wait([sample.task], timeout=WAIT_S)
+        sample.asked_at = time.monotonic()
+        if not sample.task.done():
+            return try_again(sample_id, "active", sample.doing or None)
+        try:
+            return Response(sample.task.result(), media_type=PROTOBUF)
+        except asyncio.CancelledError:
+            return failed("the samples are cancelled", is_users=True)
+        except Problem as problem:
+            return failed(problem.detail, is_users=problem.status_code < 500)
+        except Exception as error:
+            return failed(own_fault(error).detail, is_users=False)
+
+    def cancel(self, sample_id: str) -> None:
+        if (sample := self._kept.pop(sample_id, None)) is not None and sample.task is not None:
+            sample.task.cancel()
+
+    async def _sampled(self, sample: _Sample, sample_id: str) -> bytes:
+        """Ask until there is an answer, or a refusal for good, or nobody who wants one."""
+        tries = 0
+        while True:
+            try:
+                tries += 1
+                return await self._try(sample, f"{sample_id}-{tries}")
+            except Problem as problem:
+                is_over = self.jobs.service.stopping.is_set() or sample.is_forgotten
+                if problem.status_code != 503 or is_over:
+                    raise
+                sample.doing = problem.detail
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _try(self, sample: _Sample, try_id: str) -> bytes:
+        news, resolve = asyncio.Event(), partial(self._served, sample.sampler)
+        calls = self._calls(sample, try_id, await resolve())
+        answers = [Answer(call, resolve, news) for call in calls]
+        async with aclosing(self.desk.answering(answers)) as looks:
+            async for _ in looks:
+                sample.doing = answers[0].doing
+                if sample.is_forgotten:
+                    raise asyncio.CancelledError
+        return await asyncio.to_thread(samples_of, answers, sample.body.prompt_logprobs_last_n)
+
+    async def _served(self, sampler: str) -> Served:
+        job_id, at, _ = sampler.partition("@")
+        served = await served_by(sampler, self.jobs)
+        if at:
+            await asyncio.to_thread(log_of(self.jobs, job_id).touch)
+        return served
+
+    def _calls(self, sample: _Sample, try_id: str, served: Served) -> list[Call]:
+        """One for each sample; the first tells the log-probs of the prompt."""
+        body, own = sample.body, {"model": sample.sampler}
+        asked = bodies.read(GenerateRequest, own | sample.body.as_asked_at_the_door)
+        (call,) = asked.calls(try_id, self.jobs.exchange.me, served)
+        calls = list[Call]()
+        for index in range(body.num_samples):
+            changes: dict[str, Any] = {"seed": asked.sampled.of_response(index).seed}
+            changes["prompt_logprobs"] = body.prompt_logprobs and index == 0
+            sampling = call.sampling.model_copy(update=changes)
+            calls.append(call.model_copy(update={"id": f"{try_id}-{index}", "sampling": sampling}))
+        return calls

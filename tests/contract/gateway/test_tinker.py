@@ -1,0 +1,219 @@
+"""The SDK of Tinker, unmodified, against the gateway; a learner and a rollout stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tinker
+from protocol.exchange import Exchange
+from protocol.messages import JobState, Requested
+from protocol.operations import SILENT, OperationLog
+from tinker import types
+
+from tests.contract.gateway.fake_learner import FakeLearner, a_client_learner
+from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout
+from tests.contract.gateway.stack import JOBS, KEY, Stack, assert_refused
+
+pytestmark = pytest.mark.redis
+API = "/api/v1"
+IDS = [1, 2, 3, 4]
+PROMPT = types.ModelInput.from_ints(IDS)
+ADAM: Any = {"adam_params": {"learning_rate": 1e-3}}
+
+
+@pytest.fixture(scope="module")
+def learner(stack: Stack) -> Iterator[FakeLearner]:
+    with a_client_learner(stack) as learner:
+        yield learner
+
+
+@pytest.fixture(scope="module")
+def rollout(stack: Stack) -> Iterator[FakeRollout]:
+    with a_rollout(stack) as rollout:
+        yield rollout
+
+
+@pytest.fixture
+def service(stack: Stack, learner: FakeLearner) -> Iterator[tinker.ServiceClient]:
+    with tinker.ServiceClient(base_url=stack.url, api_key=f"tml-{KEY}") as service:
+        yield service
+
+
+def a_datum() -> types.Datum:
+    inputs: Any = {"target_tokens": np.array([2, 3, 4, 5]), "weights": np.ones(4, np.float32)}
+    return types.Datum(model_input=PROMPT, loss_fn_inputs=inputs)
+
+
+def test_a_session_trains_samples_saves_and_loads(
+    service: tinker.ServiceClient, rollout: FakeRollout, learner: FakeLearner
+) -> None:
+    model = service.create_lora_training_client("tiny", rank=4, seed=7).result()
+    assert model.get_info().lora_rank == 4
+    output = model.forward_backward([a_datum()] * 3, "cross_entropy")
+    step = model.optim_step(types.AdamParams(learning_rate=1e-3, grad_clip_norm=1.0))
+    logprobs = [each["logprobs"].data for each in output.result().loss_fn_outputs]
+    assert logprobs == [pytest.approx([-0.02, -0.03, -0.04, -0.05])] * 3
+    assert output.result().metrics["loss:sum"] == pytest.approx(3 * 0.14)
+    assert step.result().metrics == {"grad_norm": 1.5}
+    sampler = model.save_weights_and_get_sampling_client().result()
+    params = types.SamplingParams(max_tokens=3, seed=5, stop=["7 "])
+    sampled = sampler.sample(PROMPT, 2, params, topk_sample_logprobs=2).result()
+    assert [each.tokens for each in sampled.sequences] == [[COUNTED, COUNTED + 1, COUNTED + 2]] * 2
+    assert {each.stop_reason for each in sampled.sequences} == {"length"}
+    asked = [call for call in rollout.taken if call.token_ids == tuple(IDS)]
+    assert [call.sampling.seed for call in asked] == [5, 6]
+    other = service.create_training_client_from_state_with_optimizer(
+        model.save_state("here").result().path
+    ).result()
+    assert other.get_info().lora_rank == 4
+    assert [each.do for each in learner.done[str(model.model_id)]] == [
+        *("create", "forward_backward", "optim_step", "save_sampler", "save_state")
+    ]
+
+
+def test_the_rest_client_lists_what_there_is_and_deletes_it(
+    stack: Stack, service: tinker.ServiceClient
+) -> None:
+    model = service.create_lora_training_client("tiny", user_metadata={"of": "test"}).result()
+    path = model.save_weights_for_sampler("mine").result().path
+    rest = tinker.RestClient(base_url=stack.url, api_key=f"tml-{KEY}")
+    (run, *_) = rest.list_training_runs().result().training_runs
+    assert (run.training_run_id, run.base_model, run.lora_rank) == (model.model_id, "tiny", 32)
+    assert run.user_metadata is not None
+    assert run.user_metadata["of"] == "test"
+    assert run.last_sampler_checkpoint is not None
+    assert run.last_sampler_checkpoint.tinker_path == path
+    assert path in {each.tinker_path for each in rest.list_user_checkpoints().result().checkpoints}
+    assert rest.get_weights_info_by_tinker_path(path).result().lora_rank == 32
+    session = run.user_metadata["session"]
+    assert session in rest.list_sessions().result().sessions
+    assert rest.get_session(session).result().training_run_ids == [model.model_id]
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    assert not rest.list_checkpoints(run.training_run_id).result().checkpoints
+
+
+# ---------------------------------------------------------------------- without the SDK
+
+
+def create(http: httpx.Client, session: str, **changes: Any) -> str:
+    body = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", **changes}
+    reply = http.post(f"{API}/create_model", json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["model_id"]
+
+
+def log_of(stack: Stack, job_id: str) -> OperationLog:
+    return OperationLog(stack.data_dir / "jobs" / job_id)
+
+
+def test_a_retry_finds_its_model_and_its_operation(stack: Stack, http: httpx.Client) -> None:
+    job_id = create(http, "retried")
+    assert create(http, "retried") == job_id
+    body = {"model_id": job_id, "seq_id": 1, **ADAM}
+    first = http.post(f"{API}/optim_step", json=body).json()
+    assert http.post(f"{API}/optim_step", json=body).json() == first
+    other = http.post(f"{API}/save_weights", json={"model_id": job_id, "seq_id": 1, "path": "a"})
+    assert_refused(other, 400, "seq_id")
+    assert log_of(stack, job_id).last == 1
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("optim_step", {"adam_params": {"learning_rate": -1.0}}, "adam_params.learning_rate"),
+        (
+            "optim_step",
+            {"adam_params": {"learning_rate": 1.0, "momentum": 1.0}},
+            "adam_params.momentum",
+        ),
+        ("optim_step", {"optimizer_params": {"type": "dimuon"}}, "adam_params"),
+        ("save_weights", {"path": "../a"}, "path"),
+        ("save_weights_for_sampler", {"path": "version-000001"}, "path"),
+        ("load_weights", {"path": "tinker://a/b/c"}, "path"),
+        ("load_weights", {"path": f"tinker://ftjob-{'0' * 24}/weights/a"}, "path"),
+    ],
+)
+def test_a_refused_operation_keeps_its_number(
+    stack: Stack, http: httpx.Client, route: str, body: Any, param: str
+) -> None:
+    job_id = create(http, f"refused-{abs(hash((route, str(body))))}")
+    reply = http.post(f"{API}/{route}", json={"model_id": job_id, "seq_id": 1, **body})
+    assert_refused(reply, 400, param)
+    operation = log_of(stack, job_id).operation(1)
+    assert operation is not None
+    assert (operation.do, operation.why) == ("refuse", reply.json()["detail"])
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("create_model", {"base_model": "no-such"}, "base_model"),
+        ("create_model", {"base_model": "tiny", "lora_config": {"rank": 513}}, "lora_config.rank"),
+        (
+            "create_model",
+            {"base_model": "tiny", "optimizer_config": {"type": "x"}},
+            "optimizer_config",
+        ),
+        ("optim_step", {"model_id": "no-such", "seq_id": 1, **ADAM}, "model_id"),
+        ("optim_step", {"model_id": "no-such", "seq_id": -1, **ADAM}, "seq_id"),
+        ("asample", {"prompt": {"chunks": [{"type": "image"}]}}, "prompt.chunks.0"),
+        (
+            "asample",
+            {"prompt": {"chunks": [{"tokens": [1]}]}, "prompt_alt_tokens_k": 1},
+            "prompt_alt_tokens_k",
+        ),
+    ],
+)
+def test_other_requests_are_refused_by_field(
+    http: httpx.Client, route: str, body: Any, param: str
+) -> None:
+    place = {"session_id": "s", "model_seq_id": 0} if route == "create_model" else {}
+    assert_refused(http.post(f"{API}/{route}", json=place | body), 400, param)
+
+
+def pause(stack: Stack, job_id: str, why: str | None) -> None:
+    async def work(exchange: Exchange) -> None:
+        attempt = await exchange.begin_attempt(job_id)
+        await exchange.update_job(job_id, attempt, state=JobState.RUNNING)
+        await exchange.request_state(job_id, Requested.PAUSE)
+        assert await exchange.pause_job(job_id, attempt, why)
+
+    stack.exchange(work)
+
+
+def test_a_client_that_speaks_again_resumes_its_job_but_not_one_that_a_person_paused(
+    stack: Stack, http: httpx.Client, learner: FakeLearner
+) -> None:
+    learner.works = False
+    try:
+        for session, why, status in (("a", f"{SILENT} for 60 s", "queued"), ("b", None, "paused")):
+            job_id = create(http, session)
+            pause(stack, job_id, why)
+            body = {"model_id": job_id, "seq_id": 1, **ADAM}
+            future = http.post(f"{API}/optim_step", json=body).json()
+            job = http.get(f"{JOBS}/{job_id}").json()
+            assert (job["status"], job["training_file"]) == (status, "client")
+            assert job["weir"]["steps"] is None
+        told = http.post(f"{API}/retrieve_future", json=future)
+        assert (told.status_code, told.json()["queue_state"]) == (408, "paused_capacity")
+        http.post(f"{JOBS}/{job_id}/cancel")
+        told = http.post(f"{API}/retrieve_future", json=future)
+        assert (told.status_code, told.json()["category"]) == (200, "user")
+        forgotten = {"request_id": f"{job_id}:9:optim_step"}
+        assert http.post(f"{API}/retrieve_future", json=forgotten).status_code == 410
+    finally:
+        learner.works = True
+
+
+def test_keys_have_the_prefix_of_the_sdk_and_their_roles(stack: Stack) -> None:
+    with httpx.Client(base_url=stack.url) as http:
+        assert http.get(f"{API}/healthz").json() == {"status": "ok"}
+        assert http.get(f"{API}/sessions").status_code == 401
+        for headers in ({"X-API-Key": f"tml-{KEY}"}, {"Authorization": f"Bearer {KEY}"}):
+            assert http.get(f"{API}/sessions", headers=headers).status_code == 200
+        reply = http.post(f"{API}/copy_weights", json={}, headers={"X-API-Key": KEY})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_supported")

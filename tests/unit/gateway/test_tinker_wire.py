@@ -1,0 +1,129 @@
+"""What the SDK of Tinker sends, and what is refused of it, by the SDK's own messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from protocol.operations import Result
+from tinker.proto import tinker_public_pb2 as sdk
+from tinker.proto.response_conv import deserialize_forward_backward_output
+
+from services.gateway.errors import Problem
+from services.gateway.tinker import wire
+
+BOUNDS = wire.Bounds(context=6, vocabulary=10)
+IDS = np.array([1, 2, 3], np.int32)
+INPUTS = "data.1.loss_fn_inputs"
+
+
+def a_tensor(values: Any, kind: Any, **changes: Any) -> sdk.Tensor:
+    dtype = {np.float32: sdk.DTYPE_FLOAT32, np.int64: sdk.DTYPE_INT64}[kind]
+    own = {"dense": np.array(values, kind).tobytes(), "dtype": dtype, "shape": [len(values)]}
+    return sdk.Tensor(**own | changes)
+
+
+def a_request(
+    loss: str = "cross_entropy", **inputs: sdk.Tensor | None
+) -> sdk.ForwardBackwardRequest:
+    """Two datums, of which the second has other inputs where they are given."""
+    request = sdk.ForwardBackwardRequest(model_id="m", seq_id=3, loss_fn=loss)
+    names = ["weights"] if loss == "cross_entropy" else ["advantages", "logprobs"]
+    own = {"target_tokens": a_tensor([2, 3, 4], np.int64)}
+    own |= {name: a_tensor([0.5, 1, 2], np.float32) for name in names}
+    for datum in (own, own | inputs):
+        made = request.data.add()
+        made.model_input.add().encoded_text.tokens = IDS[:1].tobytes()
+        made.model_input.add().encoded_text.tokens = IDS[1:].tobytes()
+        for name, tensor in datum.items():
+            if tensor is not None:
+                made.loss_fn_inputs[name].CopyFrom(tensor)
+    return request
+
+
+def refused(request: sdk.ForwardBackwardRequest) -> str | None:
+    """The field that a request is refused for."""
+    with pytest.raises(Problem) as raised:
+        wire.operation_of(wire.read_request(request.SerializeToString()), BOUNDS)
+    assert raised.value.status_code == 400
+    return raised.value.param
+
+
+def test_sequences_are_read_with_what_their_loss_needs() -> None:
+    request = a_request("ppo")
+    request.loss_fn_config_v2["clip_low_threshold"].number = 0.9
+    operation = wire.operation_of(wire.read_request(request.SerializeToString()), BOUNDS)
+    assert (operation.number, operation.do, operation.loss) == (3, "forward_backward", "ppo")
+    assert operation.settings == {"clip_low_threshold": 0.9}
+    assert (data := operation.data) is not None
+    assert data.lengths.tolist() == [3, 3]
+    assert data.input_ids.tolist() == [1, 2, 3] * 2
+    assert data.targets.tolist() == [2, 3, 4] * 2
+    assert data.weights.tolist() == data.behavior_logprobs.tolist() == [0.5, 1, 2] * 2
+
+
+def test_weights_of_cross_entropy_are_one_where_none_are_given() -> None:
+    request = a_request(weights=None)
+    request.forward_only = True
+    operation = wire.operation_of(wire.read_request(request.SerializeToString()), BOUNDS)
+    assert operation.do == "forward"
+    assert operation.data is not None
+    assert operation.data.weights.tolist() == [0.5, 1, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("target_tokens", None),
+        ("target_tokens", a_tensor([2, 3], np.int64)),
+        ("target_tokens", a_tensor([2, 3, 10], np.int64)),
+        ("target_tokens", a_tensor([2, 3, -1], np.int64)),
+        ("target_tokens", a_tensor([2, 3, 2**40], np.int64)),
+        ("target_tokens", a_tensor([2, 3, 4], np.float32)),
+        ("target_tokens", a_tensor([2, 3, 4], np.int64, shape=[3, 1])),
+        ("target_tokens", a_tensor([2, 3, 4], np.int64, dtype=4)),
+        ("weights", a_tensor([1, 1], np.float32)),
+        ("weights", a_tensor([1, 1, np.nan], np.float32)),
+        ("weights", a_tensor([1, 1, np.inf], np.float32)),
+        ("weights", a_tensor([1, 1, 1], np.int64)),
+        ("weights", a_tensor([1, 1, 1], np.float32, dense=b"12345")),
+        ("weights", sdk.Tensor(sparse_csr=sdk.SparseCsr(), dtype=sdk.DTYPE_FLOAT32)),
+        ("mask", a_tensor([1, 1, 1], np.float32)),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused_by_name(
+    name: str, tensor: sdk.Tensor | None
+) -> None:
+    assert refused(a_request("cross_entropy", **{name: tensor})) == f"{INPUTS}.{name}"
+
+
+def test_damaged_and_empty_requests_are_refused() -> None:
+    with pytest.raises(Problem) as raised:
+        wire.read_request(b"\xff\xff\xff")
+    assert raised.value.param == "body"
+    (request := a_request()).loss_fn = "dro"
+    assert refused(request) == "loss_fn"
+    assert refused(sdk.ForwardBackwardRequest(loss_fn="ppo")) == "data"
+    (request := a_request()).loss_fn_config["clip_low_threshold"] = 0.9
+    assert refused(request) == "loss_fn_config.clip_low_threshold"
+    for tokens in (b"", b"123", np.arange(7, dtype=np.int32).tobytes(), b"\xff" * 12):
+        request = a_request()
+        del request.data[1].model_input[1]
+        request.data[1].model_input[0].encoded_text.tokens = tokens
+        assert (refused(request) or "").startswith("data.1.model_input")
+    (request := a_request()).data[1].model_input.add().image.data = b"image"
+    assert refused(request) == "data.1.model_input"
+    assert refused(a_request("importance_sampling", logprobs=None)) == f"{INPUTS}.logprobs"
+
+
+def test_the_sdk_reads_the_log_probs_of_each_datum() -> None:
+    result = Result(
+        number=3,
+        lengths=np.array([1, 2]),
+        logprobs=np.array([-1, -2, -3]),
+        metrics={"loss:sum": 6.0},
+    )
+    output = deserialize_forward_backward_output(wire.output_of(result))
+    assert [each["logprobs"].data for each in output.loss_fn_outputs] == [[-1], [-2, -3]]
+    assert output.metrics == {"loss:sum": 6.0}
