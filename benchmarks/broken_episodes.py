@@ -56,17 +56,20 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """Which calls of the tool raise, and what becomes of such an episode."""
+    """Which episodes break after their first turn, and what becomes of them."""
 
-    share: float = 0.0  # of the calls, at random
+    share: float = 0.0  # at random, of the calls of the tool
+    of_all: bool = False  # of all episodes, whatever the policy does
     scores_zero: bool = False
 
 
-# About half of the base model's episodes ask the tool: at first one episode in ten breaks.
+# About half of the base model's episodes ask the tool: one in ten breaks, at first or throughout.
 WAYS = {
     "none break": Way(),
     "tool, left out": Way(0.2),
     "tool, scored 0": Way(0.2, scores_zero=True),
+    "all alike, left out": Way(0.1, of_all=True),
+    "all alike, scored 0": Way(0.1, of_all=True, scores_zero=True),
 }
 
 
@@ -108,7 +111,7 @@ class Player:
         episodes = [Played(self.tokenizer(str(task.prompt)).input_ids) for task in tasks]
         self._turn(episodes)
         for episode in episodes:
-            episode.broke = rng.random() < way.share and episode.asks
+            episode.broke = rng.random() < way.share and (way.of_all or episode.asks)
         checked = [each for each in episodes if each.asks and not each.broke]
         for episode in checked:
             said = check(episode.turns[0])
