@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from protocol.exchange import connect
-from protocol.messages import JobRecord, Probes
+from protocol.messages import JobRecord, JobState, Probes
 from protocol.operations import PROBES, AdamW, Data, Operation, OperationLog, Result
 from protocol.recipe import parse_recipe
 from safetensors.torch import load_file
@@ -170,8 +170,16 @@ async def test_kills_between_operations_change_no_bit(
     disturbed = client.weights("final")
     assert client.lives >= 4
     await client.did("end")
+    client.kill()
+    (client.log.job_folder / "states/.unfinished-1-a").mkdir(parents=True)
+    client.start()
     assert client.process is not None
     await asyncio.to_thread(client.process.wait, PATIENCE_S)
+    async with connect(server.url, me="test") as exchange:
+        record = await exchange.job(client.job_id)
+    assert record is not None
+    assert record.state is JobState.SUCCEEDED
+    assert not [*(client.log.job_folder / "states").iterdir()]
     await undisturbed.begin()
     try:
         await steps(undisturbed, range(6))

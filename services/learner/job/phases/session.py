@@ -36,7 +36,7 @@ from services.learner.training.samples import Measured
 PROBED = (Task(id="probe", prompt="Add 17 and 25, step by step. Then count from 1 to 12."),)
 _LOOK_S = 0.01
 _KEPT_SAMPLERS = 16  # without a name
-_REPEATED = {"forward_backward", "optim_step", "load_state"}  # on the way to the same weights
+_REPEATED = {"forward_backward", "optim_step", "load_state", "end"}  # that change this process
 
 
 class OperationFault(Exception):
