@@ -41,7 +41,7 @@ _READS = {f"/api/v1/{name}" for name in ("client/config", "client/dynamic_config
 _PREFIX = b"tml-"  # which the SDK of Tinker wants every key to have
 _BELOW_SESSION = re.compile("/rollout/([^/]+)/.")
 MAX_JSON_BYTES = 2**20
-_MAX_BYTES = {"/api/v1/forward_backward": 2**26, "/api/v1/asample": 2**23}
+_MAX_BYTES = {"/api/v1/forward_backward": 2**26, "/api/v1/asample": 2**21}
 _SILENCE_S = 30.0  # of a client in the middle of its body
 _FORM_BYTES = 2**16  # of a form, beside its file
 

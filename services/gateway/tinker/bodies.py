@@ -20,7 +20,7 @@ from services.gateway.openai.body import Part, unusable
 B = TypeVar("B", bound=BaseModel)
 EPHEMERAL = "version-"  # how the names of samplers begin that no client has named
 _IDLE: tuple[Any, ...] = (None, False, 0, "", [], {})
-_MOST_VALUES = 2_000_000  # a prompt has one for each token
+_MOST_VALUES = 200_000  # a prompt has one for each token
 Json = dict[str, Any]
 
 

@@ -33,7 +33,6 @@ WAIT_S = 10.0  # for a result, before the SDK asks again
 _LOOK_S = 0.05
 _LOOK_AT_JOB_S = 1.0
 _ID = re.compile(rf"({JOB_ID.pattern}):(\d{{1,10}}):(\w+)")
-_PASSES = {"forward", "forward_backward"}
 
 
 async def result_of(request_id: str, jobs: JobService, places: Mapping[str, int]) -> Response:
@@ -70,7 +69,7 @@ def _look(log: OperationLog, number: int) -> tuple[bool, Result | None]:
 def answer(job_id: str, do: str, result: Result) -> Response:
     if result.error:
         return failed(result.error, is_users=result.is_users)
-    if do in _PASSES:
+    if result.lengths is not None:
         return Response(output_of(result), media_type=PROTOBUF)
     told: dict[str, Any] = {"model_id": job_id}
     if do == "optim_step":

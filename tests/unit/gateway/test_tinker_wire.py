@@ -16,6 +16,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output
 from services.gateway.calls.desk import Answer
 from services.gateway.errors import Problem
 from services.gateway.tinker import wire
+from services.gateway.tinker.futures import answer
 
 BOUNDS = wire.Bounds(context=6, vocabulary=10)
 IDS = np.array([1, 2, 3], np.int32)
@@ -129,6 +130,10 @@ def test_no_more_log_probs_of_a_prompt_are_hidden_than_were_left_out() -> None:
         told = sdk.SampleResponse.FromString(wire.samples_of([answer], last_n))
         logprobs = np.frombuffer(told.prompt_logprobs, np.float32)
         assert np.isnan(logprobs).tolist() == [True] * hidden + [False] * (3 - hidden)
+
+
+def test_an_id_that_names_another_kind_of_operation_breaks_nothing() -> None:
+    assert answer("job", "forward", Result(number=1)).status_code == 200
 
 
 def test_the_sdk_reads_the_log_probs_of_each_datum() -> None:
