@@ -75,10 +75,13 @@ OBJECTIVES = {
     "cispo": Formula(),
 }
 AGGREGATIONS = ("token_mean", "sequence_mean", "fixed_length")
+_BAND = ("correction_floor", "correction_cap")
 CORRECTIONS = {
     "none": Formula(),
     "token_tis": Formula(("correction_cap",)),
     "sequence_tis": Formula(("correction_cap",)),
+    "token_mis": Formula(_BAND),
+    "sequence_mis": Formula(_BAND),
 }
 DIVERGENCES = ("k1", "k2", "k3")
 VERIFIERS = (

@@ -242,6 +242,9 @@ class Algorithm(Table):
     )
     correction: CorrectionName = Field(default="none", description="a formula below")
     correction_cap: float = Field(default=2.0, gt=0, description="largest importance weight")
+    correction_floor: float = Field(
+        default=0.0, ge=0, description="smallest importance weight that is not masked"
+    )
 
     aggregation: AggregationName = Field(default="token_mean", description="a formula below")
     divergence: DivergenceName = Field(default="k3", description="a formula below")
@@ -262,6 +265,8 @@ class Algorithm(Table):
                 f"correction = {self.correction!r} weighs recomputed against sampled log-probs; "
                 "set old_logprobs = 'recompute'"
             )
+        if self.correction_floor >= self.correction_cap:
+            raise ValueError("correction_floor must be below correction_cap")
         if self.objective in {"clip", "dual_clip"} and self.clip_low >= 1:
             raise ValueError(f"clip_low must be below 1 for objective = {self.objective!r}")
         return self

@@ -19,8 +19,10 @@ from services.learner.algorithms.loss import (
     means_by,
     positive_nll,
     sequence_mean,
+    sequence_mis,
     sequence_tis,
     token_mean,
+    token_mis,
     token_tis,
 )
 
@@ -158,6 +160,17 @@ def tis(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
     }
 
 
+def mis(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    mask = mask_of(inputs)
+    of = (tensor(inputs["old_logp"])[mask], tensor(inputs["rollout_logp"])[mask])
+    band = {"correction_floor": inputs["floor"], "correction_cap": inputs["cap"]}
+    rows = mask.nonzero()[:, 0]
+    return {
+        "token_mis": spread(mask, token_mis(*of, rows, **band)),
+        "sequence_mis": spread(mask, sequence_mis(*of, rows, **band)),
+    }
+
+
 def _totals(tokens: TokenBatch) -> Totals:
     return Totals(len(tokens.logprobs), len(tokens.sequence.unique()), positive_tokens=0)
 
@@ -188,4 +201,5 @@ TOKEN_CASES = {
     "kl": kl,
     "log_softmax": log_softmax,
     "tis": tis,
+    "mis": mis,
 }

@@ -173,6 +173,45 @@ def sequence_tis(
     return gap.exp().clamp(max=correction_cap).detach()
 
 
+def token_mis(
+    old_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    sequence: Tensor,
+    *,
+    correction_floor: float,
+    correction_cap: float,
+) -> Tensor:
+    """Masked importance weights, [token]: 0 outside [floor, cap]; IcePop (arXiv:2510.18855).
+
+    A token that the two engines disagree about is left out, where `token_tis` would still learn
+    from it. The band of Ring-1T is [0.5, 5].
+    """
+    ratio = log_ratio(old_logprobs, behavior_logprobs).exp()
+    return _within(ratio, correction_floor, correction_cap)
+
+
+def sequence_mis(
+    old_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    sequence: Tensor,
+    *,
+    correction_floor: float,
+    correction_cap: float,
+) -> Tensor:
+    """Masked importance weights of whole responses, [token]: 0 where the product is outside.
+
+    Source: "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference
+    Mismatch" (Liu, Li et al., 2025), which has no floor.
+    """
+    gap = sums_by(sequence, log_ratio(old_logprobs, behavior_logprobs))
+    return _within(gap.exp(), correction_floor, correction_cap)
+
+
+def _within(ratio: Tensor, floor: float, cap: float) -> Tensor:
+    """Not a product with the mask, since 0 x inf is NaN."""
+    return torch.where((ratio >= floor) & (ratio <= cap), ratio, 0.0).detach()
+
+
 def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """log p - log q: unbiased, of either sign."""
     return log_ratio(logprobs, reference_logprobs)
@@ -251,6 +290,8 @@ CORRECTIONS: dict[str, Callable[..., Tensor]] = {
     "none": none,
     "token_tis": token_tis,
     "sequence_tis": sequence_tis,
+    "token_mis": token_mis,
+    "sequence_mis": sequence_mis,
 }
 
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

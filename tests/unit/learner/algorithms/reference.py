@@ -218,6 +218,12 @@ def importance(old: Numbers, behavior: Numbers, cap: float) -> float:
     return min(ratio, cap)
 
 
+def importance_in_band(old: Numbers, behavior: Numbers, floor: float, cap: float) -> float:
+    """M(k) of IcePop: k if it is in [alpha, beta], else 0."""
+    ratio = importance(old, behavior, math.inf)
+    return ratio if floor <= ratio <= cap else 0.0
+
+
 def gae(rewards: Numbers, values: Numbers, gamma: float, lambda_: float) -> list[float]:
     """A_t = sum over l of (gamma lambda)^l delta_(t+l), written out."""
     steps, result = len(rewards), []

@@ -126,13 +126,19 @@ def test_corrections() -> None:
     for random in batches(7):
         responses = random_responses(random, AT_ONCE)
         old, sampled, cap = responses.old, responses.other, random.uniform(0.5, 5)
-        expected: dict[str, list[float]] = {"none": [], "token_tis": [], "sequence_tis": []}
+        floor = random.choice((0.0, random.uniform(0, cap)))
+        expected: dict[str, list[float]] = {name: [] for name in CORRECTIONS}
         for trained, behavior in zip(old, sampled, strict=True):
             whole = reference.importance(trained, behavior, cap)
+            whole_in_band = reference.importance_in_band(trained, behavior, floor, cap)
             for a, b in zip(trained, behavior, strict=True):
                 expected["none"].append(1.0)
                 expected["token_tis"].append(reference.importance([a], [b], cap))
                 expected["sequence_tis"].append(whole)
+                in_band = reference.importance_in_band([a], [b], floor, cap)
+                expected["token_mis"].append(in_band)
+                expected["sequence_mis"].append(whole_in_band)
         for name in CORRECTIONS:
-            correction = pick(CORRECTIONS, name, {"correction_cap": cap})
+            settings = {"correction_cap": cap, "correction_floor": floor}
+            correction = pick(CORRECTIONS, name, settings)
             assert_close(correction(flat(old), flat(sampled), responses.rows), expected[name])
