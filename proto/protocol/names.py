@@ -73,6 +73,7 @@ OBJECTIVES = {
     "dual_clip": Formula(("dual_clip",)),
     "gspo": Formula(),
     "cispo": Formula(),
+    "dppo": Formula(),
 }
 AGGREGATIONS = ("token_mean", "sequence_mean", "fixed_length")
 _BAND = ("correction_floor", "correction_cap")

@@ -234,7 +234,11 @@ class Algorithm(Table):
     )
 
     objective: ObjectiveName = Field(default="clip", description="a formula below")
-    clip_low: float = Field(default=0.2, gt=0, description="the ratio is clipped at 1 - this")
+    clip_low: float = Field(
+        default=0.2,
+        gt=0,
+        description="the ratio is clipped at 1 - this; `dppo`: a probability may fall by this",
+    )
     clip_high: float = Field(default=0.28, gt=0, description="and at 1 + this")
     dual_clip: float = Field(default=3.0, gt=1, description="bound for negative advantages")
     old_logprobs: Literal["rollout", "recompute"] = Field(

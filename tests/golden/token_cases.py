@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.learner.algorithms import pick
 from services.learner.algorithms.logprobs import token_logprobs
 from services.learner.algorithms.loss import (
     DIVERGENCES,
+    OBJECTIVES,
     TokenBatch,
     Totals,
     clip,
@@ -83,6 +85,12 @@ def clip_surrogate(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
         elif match := re.fullmatch(r"dr_grpo_const_(\d+)", key):
             got[key] = _fixed_length_loss(tokens, losses, int(match[1]))
     return got
+
+
+def objectives(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    mask, tokens = mask_of(inputs), token_batch(inputs)
+    chosen = {name: pick(OBJECTIVES, name, inputs["settings"]) for name in keys}
+    return {name: spread(mask, of(tokens)[0].detach()) for name, of in chosen.items()}
 
 
 def vapo_loss(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
@@ -195,6 +203,7 @@ def _shares(terms: Tensor, mask: Tensor, rows: int, total: int | None) -> list[f
 
 TOKEN_CASES = {
     "clip_surrogate": clip_surrogate,
+    "objectives": objectives,
     "vapo_loss": vapo_loss,
     "nll_positive": nll_positive,
     "global_token_mean": global_token_mean,

@@ -81,7 +81,8 @@ def dual_clip(
     """`clip`, and for negative advantages no loss above ``dual_clip`` x |A|, [token].
 
     Dual-clip PPO (arXiv:1912.09729, equation 5): a token that became very likely although it is bad
-    stops pushing.
+    stops pushing. Above ``1 + clip_high`` this bound is the delta of INTELLECT-2's two-sided
+    clipping (arXiv:2505.07291), there 4.
     """
     losses, bound = clip(tokens, clip_low=clip_low, clip_high=clip_high)
     most = -dual_clip * tokens.advantages
@@ -109,6 +110,22 @@ def cispo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Ten
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
     losses = -weight * tokens.advantages * at_least_float32(tokens.logprobs)
     return losses, _sign(weight, ratio)
+
+
+def dppo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """The surrogate within a trust region of probabilities, [token]: DPPO (arXiv:2602.04879).
+
+    Its mask by the binary total variation: a token is left out where its advantage is positive and
+    its probability rose by more than ``clip_high``, or negative and it fell by more than
+    ``clip_low``. The ratio is not clipped. The paper measures from the policy that sampled:
+    ``old_logprobs = "rollout"``.
+    """
+    new, old = at_least_float32(tokens.logprobs.detach()), at_least_float32(tokens.old_logprobs)
+    moved = new.exp() - old.exp()
+    rose = (tokens.advantages > 0) & (moved > clip_high)
+    fell = (tokens.advantages < 0) & (moved < -clip_low)
+    losses = (-tokens.ratio * tokens.advantages).masked_fill(rose | fell, 0.0)
+    return losses, rose.to(losses.dtype) - fell.to(losses.dtype)
 
 
 def importance_sampling(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -284,6 +301,7 @@ OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "dual_clip": dual_clip,
     "gspo": gspo,
     "cispo": cispo,
+    "dppo": dppo,
 }
 
 CORRECTIONS: dict[str, Callable[..., Tensor]] = {

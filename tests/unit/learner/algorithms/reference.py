@@ -186,6 +186,18 @@ def cispo(
     return -weight * advantage * logprob, bound
 
 
+def dppo(
+    logprob: float, old: float, advantage: float, low: float, high: float
+) -> tuple[float, int]:
+    """M r A, negated: M = 0 where A > 0 and r > 1, or A < 0 and r < 1, and D_TV > delta."""
+    divergence, ratio = abs(math.exp(logprob) - math.exp(old)), math.exp(logprob) / math.exp(old)
+    if advantage > 0 and ratio > 1 and divergence > high:
+        return 0.0, 1
+    if advantage < 0 and ratio < 1 and divergence > low:
+        return 0.0, -1
+    return -ratio * advantage, 0
+
+
 def sequence_ratio(logprobs: Numbers, old_logprobs: Numbers) -> float:
     """(pi(y) / pi_old(y)) ^ (1 / |y|), equation 7 of GSPO."""
     product = 1.0

@@ -97,6 +97,8 @@ def test_objectives(objective: str) -> None:
                 ratio = whole if objective == "gspo" else math.exp(logprob) / math.exp(old)
                 if objective == "cispo":
                     loss = reference.cispo(logprob, ratio, advantage, low, high)
+                elif objective == "dppo":
+                    loss = reference.dppo(logprob, old, advantage, low, high)
                 elif objective == "dual_clip":
                     loss = reference.dual_clipped(ratio, advantage, low, high, cap)
                 else:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -60,8 +61,34 @@ def test_a_bound_ends_the_gradient_and_cispos_only_limits_it(
     ratio: float, advantage: float, slopes: dict[str, float]
 ) -> None:
     tokens = batch([math.log(ratio)], [advantage])
-    found = {n: gradient(of(tokens)[0], tokens).item() for n, of in CHOSEN.items()}
+    found = {name: gradient(CHOSEN[name](tokens)[0], tokens).item() for name in slopes}
     assert found == pytest.approx(slopes)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "slopes"),
+    [
+        (2.3, 2.0, {"dppo": -4.6}),  # p from .368 to .846
+        (2.4, 2.0, {"dppo": 0.0}),  # to .883
+        (0.4, -2.0, {"dppo": 0.8}),  # to .147
+        (0.3, -2.0, {"dppo": 0.0}),  # to .110
+        (0.3, 2.0, {"dppo": -0.6}),
+        (2.7, -2.0, {"dppo": 5.4}),
+    ],
+)
+def test_a_trust_region_ends_the_gradient_of_what_leaves_it(
+    ratio: float, advantage: float, slopes: dict[str, float]
+) -> None:
+    tokens = batch([math.log(ratio)], [advantage])
+    found = {name: gradient(CHOSEN[name](tokens)[0], tokens).item() for name in slopes}
+    assert found == pytest.approx(slopes)
+
+
+@pytest.mark.parametrize("objective", [of for n, of in CHOSEN.items() if n != "cispo"])
+def test_the_gradient_is_that_of_finite_differences(objective: Objective) -> None:
+    tokens = random_responses(Random(8), 6).batch()
+    logprobs = tokens.logprobs.requires_grad_()
+    assert torch.autograd.gradcheck(lambda at: objective(replace(tokens, logprobs=at))[0], logprobs)
 
 
 @every_objective
