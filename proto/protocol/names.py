@@ -68,12 +68,14 @@ CRITIC_ADVANTAGES = {
     "decoupled_gae": Formula(("gamma", "lambda_actor", "lambda_critic")),
     "length_adaptive_gae": Formula(("gamma", "lambda_critic", "length_alpha")),
 }
+_CLIPS = ("clip_low", "clip_high")
 OBJECTIVES = {
-    "clip": Formula(),
-    "dual_clip": Formula(("dual_clip",)),
-    "gspo": Formula(),
-    "cispo": Formula(),
-    "dppo": Formula(),
+    "clip": Formula(_CLIPS),
+    "dual_clip": Formula((*_CLIPS, "dual_clip")),
+    "gspo": Formula(_CLIPS),
+    "cispo": Formula(_CLIPS),
+    "dppo": Formula(_CLIPS),
+    "sapo": Formula(("tau_positive", "tau_negative")),
 }
 AGGREGATIONS = ("token_mean", "sequence_mean", "fixed_length")
 _BAND = ("correction_floor", "correction_cap")

@@ -241,6 +241,10 @@ class Algorithm(Table):
     )
     clip_high: float = Field(default=0.28, gt=0, description="and at 1 + this")
     dual_clip: float = Field(default=3.0, gt=1, description="bound for negative advantages")
+    tau_positive: float = Field(
+        default=1.0, gt=0, description="steepness of SAPO's gate for positive advantages"
+    )
+    tau_negative: float = Field(default=1.05, gt=0, description="and for the others")
     old_logprobs: Literal["rollout", "recompute"] = Field(
         default="rollout", description="the log-probs that the ratio is taken against"
     )

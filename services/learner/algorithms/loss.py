@@ -128,6 +128,17 @@ def dppo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tens
     return losses, rose.to(losses.dtype) - fell.to(losses.dtype)
 
 
+def sapo(tokens: TokenBatch, *, tau_positive: float, tau_negative: float) -> tuple[Tensor, Tensor]:
+    """A soft gate instead of a clip, [token]: SAPO (arXiv:2511.20347).
+
+    The ratio becomes ``sigmoid(tau (ratio - 1)) 4 / tau``, whose slope is 1 at a ratio of 1 and
+    fades on both sides, the faster the larger tau. The paper aggregates by the sequence mean.
+    """
+    tau = torch.where(tokens.advantages > 0, tau_positive, tau_negative)
+    gate = torch.sigmoid(tau * (tokens.ratio - 1)) * 4 / tau
+    return -gate * tokens.advantages, torch.zeros_like(gate).detach()
+
+
 def importance_sampling(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
     """REINFORCE, off its policy: the advantage times the unclipped ratio, [token]."""
     return -tokens.ratio * tokens.advantages, torch.zeros_like(tokens.ratio)
@@ -302,6 +313,7 @@ OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "gspo": gspo,
     "cispo": cispo,
     "dppo": dppo,
+    "sapo": sapo,
 }
 
 CORRECTIONS: dict[str, Callable[..., Tensor]] = {

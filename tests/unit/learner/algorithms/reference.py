@@ -198,6 +198,12 @@ def dppo(
     return -ratio * advantage, 0
 
 
+def sapo(ratio: float, advantage: float, positive: float, negative: float) -> tuple[float, int]:
+    """f(x) = sigma(tau (x - 1)) 4 / tau."""
+    tau = positive if advantage > 0 else negative
+    return -4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage, 0
+
+
 def sequence_ratio(logprobs: Numbers, old_logprobs: Numbers) -> float:
     """(pi(y) / pi_old(y)) ^ (1 / |y|), equation 7 of GSPO."""
     product = 1.0

@@ -89,7 +89,8 @@ def test_objectives(objective: str) -> None:
         low, high = random.uniform(0.05, 0.9), random.uniform(0.05, 0.9)
         cap = random.uniform(1.01, 4)
         settings = {"clip_low": low, "clip_high": high, "dual_clip": cap}
-        losses, bound = pick(OBJECTIVES, objective, settings)(responses.batch())
+        taus = {"tau_positive": random.uniform(0.5, 3), "tau_negative": random.uniform(0.5, 3)}
+        losses, bound = pick(OBJECTIVES, objective, settings | taus)(responses.batch())
         expected = []
         for response in zip(responses.logprobs, responses.old, responses.advantages, strict=True):
             whole = reference.sequence_ratio(*response[:2])
@@ -99,6 +100,8 @@ def test_objectives(objective: str) -> None:
                     loss = reference.cispo(logprob, ratio, advantage, low, high)
                 elif objective == "dppo":
                     loss = reference.dppo(logprob, old, advantage, low, high)
+                elif objective == "sapo":
+                    loss = reference.sapo(ratio, advantage, *taus.values())
                 elif objective == "dual_clip":
                     loss = reference.dual_clipped(ratio, advantage, low, high, cap)
                 else:
