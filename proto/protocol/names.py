@@ -75,6 +75,7 @@ OBJECTIVES = {
     "gspo": Formula(_CLIPS),
     "cispo": Formula(_CLIPS),
     "dppo": Formula(_CLIPS),
+    "gmpo": Formula(_CLIPS),
     "sapo": Formula(("tau_positive", "tau_negative")),
 }
 AGGREGATIONS = ("token_mean", "sequence_mean", "fixed_length")

@@ -139,6 +139,20 @@ def sapo(tokens: TokenBatch, *, tau_positive: float, tau_negative: float) -> tup
     return -gate * tokens.advantages, torch.zeros_like(gate).detach()
 
 
+def gmpo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """The geometric mean of clipped token ratios, [token]: GMPO (arXiv:2507.20673).
+
+    Unlike `gspo` it clips before the mean, and by the logarithm, as the paper's code does: at
+    ``-clip_low`` for negative advantages, at ``clip_high`` for positive ones. The paper has 0.4 for
+    both, and aggregates by the sequence mean.
+    """
+    log_ratio = tokens.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    low, high = log_ratio.clamp(min=-clip_low), log_ratio.clamp(max=clip_high)
+    bounded = torch.where(tokens.advantages > 0, high, low)
+    ratio = _bounded_exp(means_by(tokens.sequence, bounded))
+    return -ratio * tokens.advantages, _sign(bounded, log_ratio) * (tokens.advantages != 0)
+
+
 def importance_sampling(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
     """REINFORCE, off its policy: the advantage times the unclipped ratio, [token]."""
     return -tokens.ratio * tokens.advantages, torch.zeros_like(tokens.ratio)
@@ -314,6 +328,7 @@ OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "cispo": cispo,
     "dppo": dppo,
     "sapo": sapo,
+    "gmpo": gmpo,
 }
 
 CORRECTIONS: dict[str, Callable[..., Tensor]] = {

@@ -204,6 +204,23 @@ def sapo(ratio: float, advantage: float, positive: float, negative: float) -> tu
     return -4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage, 0
 
 
+def gmpo(
+    logprobs: Numbers, old_logprobs: Numbers, advantages: Numbers, low: float, high: float
+) -> list[tuple[float, int]]:
+    """(prod of min(r^s, clip(r^s, e^-low, e^high))^s)^(1/|o|) A, negated, with s = sgn A.
+
+    For a negative advantage r^s is 1 / r, which the bound e^low holds from above.
+    """
+    product, held = 1.0, []
+    for new, old, advantage in zip(logprobs, old_logprobs, advantages, strict=True):
+        sign = 1 if advantage > 0 else -1
+        weight, most = math.exp(new - old) ** sign, math.exp(high if sign > 0 else low)
+        product *= min(weight, most) ** sign
+        held.append(sign if weight > most else 0)
+    mean_ratio = product ** (1 / len(logprobs))
+    return [(-mean_ratio * a, bound) for a, bound in zip(advantages, held, strict=True)]
+
+
 def sequence_ratio(logprobs: Numbers, old_logprobs: Numbers) -> float:
     """(pi(y) / pi_old(y)) ^ (1 / |y|), equation 7 of GSPO."""
     product = 1.0

@@ -94,6 +94,9 @@ def test_objectives(objective: str) -> None:
         expected = []
         for response in zip(responses.logprobs, responses.old, responses.advantages, strict=True):
             whole = reference.sequence_ratio(*response[:2])
+            if objective == "gmpo":
+                expected += reference.gmpo(*response, low, high)
+                continue
             for logprob, old, advantage in zip(*response, strict=True):
                 ratio = whole if objective == "gspo" else math.exp(logprob) / math.exp(old)
                 if objective == "cispo":
