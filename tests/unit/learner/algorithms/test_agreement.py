@@ -5,7 +5,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -82,34 +82,46 @@ def test_gae_and_targets() -> None:
                 assert not targets[row][~mask].any()
 
 
+Losses = list[tuple[float, int]]  # of tokens, with the bound that held each
+# (log-prob, old log-prob, advantage, ratio, settings) of a token
+OF_TOKENS: dict[str, Callable[..., tuple[float, int]]] = {
+    "clip": lambda lp, old, a, r, s: reference.clipped(r, a, s["clip_low"], s["clip_high"]),
+    "dual_clip": lambda lp, old, a, r, s: reference.dual_clipped(
+        r, a, s["clip_low"], s["clip_high"], s["dual_clip"]
+    ),
+    "cispo": lambda lp, old, a, r, s: reference.cispo(lp, r, a, s["clip_low"], s["clip_high"]),
+    "dppo": lambda lp, old, a, r, s: reference.dppo(lp, old, a, s["clip_low"], s["clip_high"]),
+    "sapo": lambda lp, old, a, r, s: reference.sapo(r, a, s["tau_positive"], s["tau_negative"]),
+}
+
+
+def expected_losses(
+    objective: str, response: tuple[list[float], ...], settings: dict[str, float]
+) -> Losses:
+    low, high = settings["clip_low"], settings["clip_high"]
+    if objective == "gmpo":
+        return reference.gmpo(*response, low, high)
+    if objective == "gspo":
+        ratio = reference.sequence_ratio(*response[:2])
+        return [reference.clipped(ratio, a, low, high) for a in response[2]]
+    of_token = OF_TOKENS[objective]
+    return [
+        of_token(lp, old, a, math.exp(lp) / math.exp(old), settings)
+        for lp, old, a in zip(*response, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_objectives(objective: str) -> None:
     for random in batches(4):
         responses = random_responses(random, AT_ONCE)
-        low, high = random.uniform(0.05, 0.9), random.uniform(0.05, 0.9)
-        cap = random.uniform(1.01, 4)
-        settings = {"clip_low": low, "clip_high": high, "dual_clip": cap}
-        taus = {"tau_positive": random.uniform(0.5, 3), "tau_negative": random.uniform(0.5, 3)}
-        losses, bound = pick(OBJECTIVES, objective, settings | taus)(responses.batch())
-        expected = []
+        settings = {name: random.uniform(0.05, 0.9) for name in ("clip_low", "clip_high")}
+        settings["dual_clip"] = random.uniform(1.01, 4)
+        settings |= {name: random.uniform(0.5, 3) for name in ("tau_positive", "tau_negative")}
+        losses, bound = pick(OBJECTIVES, objective, settings)(responses.batch())
+        expected: Losses = []
         for response in zip(responses.logprobs, responses.old, responses.advantages, strict=True):
-            whole = reference.sequence_ratio(*response[:2])
-            if objective == "gmpo":
-                expected += reference.gmpo(*response, low, high)
-                continue
-            for logprob, old, advantage in zip(*response, strict=True):
-                ratio = whole if objective == "gspo" else math.exp(logprob) / math.exp(old)
-                if objective == "cispo":
-                    loss = reference.cispo(logprob, ratio, advantage, low, high)
-                elif objective == "dppo":
-                    loss = reference.dppo(logprob, old, advantage, low, high)
-                elif objective == "sapo":
-                    loss = reference.sapo(ratio, advantage, *taus.values())
-                elif objective == "dual_clip":
-                    loss = reference.dual_clipped(ratio, advantage, low, high, cap)
-                else:
-                    loss = reference.clipped(ratio, advantage, low, high)
-                expected.append(loss)
+            expected += expected_losses(objective, response, settings)
         assert_close(losses, [loss for loss, _ in expected])
         assert bound.tolist() == [held for _, held in expected]
 
