@@ -516,6 +516,8 @@ class Recipe(Table):
             raise ValueError(f"algorithm.advantage = {name!r} needs reward.process, a verifier")
         if name == "process_only" and reward.process_for != "all":
             raise ValueError("algorithm.advantage = 'process_only' needs process_for = 'all'")
+        if name == "max_rl" and reward.values[0] != 0:
+            raise ValueError("algorithm.advantage = 'max_rl' needs a wrong answer to pay 0")
         if formula.compares and self.rollout.group_size < 2:
             raise ValueError(f"algorithm.advantage = {name!r} needs rollout.group_size >= 2")
         if name in CRITIC_ADVANTAGES and self.critic is None:

@@ -94,6 +94,10 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
         ),
         ({"reward": {"process": None}}, "'papo' needs reward.process"),
         ({"algorithm": {"advantage": "process_only"}}, "needs process_for = 'all'"),
+        (
+            {"algorithm": {"advantage": "max_rl"}, "reward": {"values": [-1, 1]}},
+            "'max_rl' needs a wrong answer to pay 0",
+        ),
         ({"rollout": {"group_size": 1}}, "'papo' needs rollout.group_size >= 2"),
         ({"algorithm": {"advantage": "gae"}}, "needs the table [critic]"),
         ({"critic": {}}, "uses no [critic]"),

@@ -106,6 +106,12 @@ def rloo(group: Group) -> list[float]:
     return result
 
 
+def max_rl(group: Group) -> list[float]:
+    """(r - r_hat) / r_hat; K = 0 successes have no gradient."""
+    rate = mean(group.outcome)
+    return [value / rate if rate > 0 else 0.0 for value in minus_mean(group.rewards)]
+
+
 def papo(
     group: Group, lambda_process: float, ddof: int, denominator: str, std_eps: float
 ) -> list[float]:

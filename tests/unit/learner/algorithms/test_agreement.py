@@ -96,7 +96,9 @@ OF_TOKENS: dict[str, Callable[..., tuple[float, int]]] = {
 
 
 def expected_losses(
-    objective: str, response: tuple[list[float], ...], settings: dict[str, float]
+    objective: str,
+    response: tuple[list[float], list[float], list[float]],
+    settings: dict[str, float],
 ) -> Losses:
     low, high = settings["clip_low"], settings["clip_high"]
     if objective == "gmpo":
