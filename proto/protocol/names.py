@@ -58,6 +58,7 @@ GROUP_ADVANTAGES = {
     "grpo_verl": Formula(),
     "dr_grpo": Formula(compares=True),
     "rloo": Formula(compares=True),
+    "max_rl": Formula(compares=True),
     "papo": Formula(_PAPO, needs_process=True, compares=True),
     "papo_full_norm": Formula(_PAPO, needs_process=True, compares=True),
     "multiplicative": Formula(needs_process=True),
@@ -68,17 +69,24 @@ CRITIC_ADVANTAGES = {
     "decoupled_gae": Formula(("gamma", "lambda_actor", "lambda_critic")),
     "length_adaptive_gae": Formula(("gamma", "lambda_critic", "length_alpha")),
 }
+_CLIPS = ("clip_low", "clip_high")
 OBJECTIVES = {
-    "clip": Formula(),
-    "dual_clip": Formula(("dual_clip",)),
-    "gspo": Formula(),
-    "cispo": Formula(),
+    "clip": Formula(_CLIPS),
+    "dual_clip": Formula((*_CLIPS, "dual_clip")),
+    "gspo": Formula(_CLIPS),
+    "cispo": Formula(_CLIPS),
+    "dppo": Formula(_CLIPS),
+    "gmpo": Formula(_CLIPS),
+    "sapo": Formula(("tau_positive", "tau_negative")),
 }
 AGGREGATIONS = ("token_mean", "sequence_mean", "fixed_length")
+_BAND = ("correction_floor", "correction_cap")
 CORRECTIONS = {
     "none": Formula(),
     "token_tis": Formula(("correction_cap",)),
     "sequence_tis": Formula(("correction_cap",)),
+    "token_mis": Formula(_BAND),
+    "sequence_mis": Formula(_BAND),
 }
 DIVERGENCES = ("k1", "k2", "k3")
 VERIFIERS = (

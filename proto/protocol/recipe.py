@@ -234,14 +234,26 @@ class Algorithm(Table):
     )
 
     objective: ObjectiveName = Field(default="clip", description="a formula below")
-    clip_low: float = Field(default=0.2, gt=0, description="the ratio is clipped at 1 - this")
-    clip_high: float = Field(default=0.28, gt=0, description="and at 1 + this")
+    clip_low: float = Field(
+        default=0.2,
+        gt=0,
+        description="the ratio is clipped at 1 - this (`gmpo`: its logarithm at -this; `dppo`: a "
+        "probability may fall by this)",
+    )
+    clip_high: float = Field(default=0.28, gt=0, description="and at 1 + this; likewise")
     dual_clip: float = Field(default=3.0, gt=1, description="bound for negative advantages")
+    tau_positive: float = Field(
+        default=1.0, gt=0, description="steepness of SAPO's gate for positive advantages"
+    )
+    tau_negative: float = Field(default=1.05, gt=0, description="and for the others")
     old_logprobs: Literal["rollout", "recompute"] = Field(
         default="rollout", description="the log-probs that the ratio is taken against"
     )
     correction: CorrectionName = Field(default="none", description="a formula below")
     correction_cap: float = Field(default=2.0, gt=0, description="largest importance weight")
+    correction_floor: float = Field(
+        default=0.0, ge=0, description="smallest importance weight that is not masked"
+    )
 
     aggregation: AggregationName = Field(default="token_mean", description="a formula below")
     divergence: DivergenceName = Field(default="k3", description="a formula below")
@@ -262,6 +274,8 @@ class Algorithm(Table):
                 f"correction = {self.correction!r} weighs recomputed against sampled log-probs; "
                 "set old_logprobs = 'recompute'"
             )
+        if self.correction_floor >= self.correction_cap:
+            raise ValueError("correction_floor must be below correction_cap")
         if self.objective in {"clip", "dual_clip"} and self.clip_low >= 1:
             raise ValueError(f"clip_low must be below 1 for objective = {self.objective!r}")
         return self
@@ -502,6 +516,8 @@ class Recipe(Table):
             raise ValueError(f"algorithm.advantage = {name!r} needs reward.process, a verifier")
         if name == "process_only" and reward.process_for != "all":
             raise ValueError("algorithm.advantage = 'process_only' needs process_for = 'all'")
+        if name == "max_rl" and reward.values[0] != 0:
+            raise ValueError("algorithm.advantage = 'max_rl' needs a wrong answer to pay 0")
         if formula.compares and self.rollout.group_size < 2:
             raise ValueError(f"algorithm.advantage = {name!r} needs rollout.group_size >= 2")
         if name in CRITIC_ADVANTAGES and self.critic is None:

@@ -82,6 +82,7 @@ def grpo_advantage(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
         ).tolist(),
         "dr_grpo": formulas.dr_grpo(scores).tolist(),
         "rloo": formulas.rloo(scores).tolist(),
+        "max_rl": formulas.max_rl(scores).tolist(),
     }
 
 

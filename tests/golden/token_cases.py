@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.learner.algorithms import pick
 from services.learner.algorithms.logprobs import token_logprobs
 from services.learner.algorithms.loss import (
     DIVERGENCES,
+    OBJECTIVES,
     TokenBatch,
     Totals,
     clip,
@@ -19,8 +21,10 @@ from services.learner.algorithms.loss import (
     means_by,
     positive_nll,
     sequence_mean,
+    sequence_mis,
     sequence_tis,
     token_mean,
+    token_mis,
     token_tis,
 )
 
@@ -81,6 +85,12 @@ def clip_surrogate(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
         elif match := re.fullmatch(r"dr_grpo_const_(\d+)", key):
             got[key] = _fixed_length_loss(tokens, losses, int(match[1]))
     return got
+
+
+def objectives(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    mask, tokens = mask_of(inputs), token_batch(inputs)
+    chosen = {name: pick(OBJECTIVES, name, inputs["settings"]) for name in keys}
+    return {name: spread(mask, of(tokens)[0].detach()) for name, of in chosen.items()}
 
 
 def vapo_loss(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
@@ -158,6 +168,17 @@ def tis(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
     }
 
 
+def mis(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    mask = mask_of(inputs)
+    of = (tensor(inputs["old_logp"])[mask], tensor(inputs["rollout_logp"])[mask])
+    band = {"correction_floor": inputs["floor"], "correction_cap": inputs["cap"]}
+    rows = mask.nonzero()[:, 0]
+    return {
+        "token_mis": spread(mask, token_mis(*of, rows, **band)),
+        "sequence_mis": spread(mask, sequence_mis(*of, rows, **band)),
+    }
+
+
 def _totals(tokens: TokenBatch) -> Totals:
     return Totals(len(tokens.logprobs), len(tokens.sequence.unique()), positive_tokens=0)
 
@@ -182,10 +203,12 @@ def _shares(terms: Tensor, mask: Tensor, rows: int, total: int | None) -> list[f
 
 TOKEN_CASES = {
     "clip_surrogate": clip_surrogate,
+    "objectives": objectives,
     "vapo_loss": vapo_loss,
     "nll_positive": nll_positive,
     "global_token_mean": global_token_mean,
     "kl": kl,
     "log_softmax": log_softmax,
     "tis": tis,
+    "mis": mis,
 }

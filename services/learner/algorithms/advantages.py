@@ -109,6 +109,17 @@ def rloo(scores: GroupScores) -> Tensor:
     return centered(scores.reward) * (len(scores) / max(1, len(scores) - 1))
 
 
+def max_rl(scores: GroupScores) -> Tensor:
+    """(r - mean) / mean of outcomes, [group]: MaxRL (arXiv:2602.02710); 0 where none is right.
+
+    For outcomes of 0 and 1 the mean is the rate of success, so the harder a task the more its rare
+    success weighs: up to the order of the group's size this is the gradient of the log-likelihood
+    of a right answer, where GRPO's is that of its probability.
+    """
+    rate = at_least_float32(scores.outcome).mean()
+    return centered(scores.reward) / torch.where(rate > 0, rate, torch.inf)
+
+
 def papo(
     scores: GroupScores,
     *,
@@ -221,6 +232,7 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "grpo_verl": grpo_verl,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "max_rl": max_rl,
     "papo": papo,
     "papo_full_norm": papo_full_norm,
     "multiplicative": multiplicative,

@@ -81,7 +81,8 @@ def dual_clip(
     """`clip`, and for negative advantages no loss above ``dual_clip`` x |A|, [token].
 
     Dual-clip PPO (arXiv:1912.09729, equation 5): a token that became very likely although it is bad
-    stops pushing.
+    stops pushing. Above ``1 + clip_high`` this bound is the delta of INTELLECT-2's two-sided
+    clipping (arXiv:2505.07291), there 4.
     """
     losses, bound = clip(tokens, clip_low=clip_low, clip_high=clip_high)
     most = -dual_clip * tokens.advantages
@@ -109,6 +110,47 @@ def cispo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Ten
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
     losses = -weight * tokens.advantages * at_least_float32(tokens.logprobs)
     return losses, _sign(weight, ratio)
+
+
+def dppo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """The surrogate within a trust region of probabilities, [token]: DPPO (arXiv:2602.04879).
+
+    Its mask by the binary total variation: a token is left out where its advantage is positive and
+    its probability rose by more than ``clip_high``, or negative and it fell by more than
+    ``clip_low``. The ratio is not clipped. The paper measures from the policy that sampled:
+    ``old_logprobs = "rollout"``.
+    """
+    new, old = at_least_float32(tokens.logprobs.detach()), at_least_float32(tokens.old_logprobs)
+    moved = new.exp() - old.exp()
+    rose = (tokens.advantages > 0) & (moved > clip_high)
+    fell = (tokens.advantages < 0) & (moved < -clip_low)
+    losses = (-tokens.ratio * tokens.advantages).masked_fill(rose | fell, 0.0)
+    return losses, rose.to(losses.dtype) - fell.to(losses.dtype)
+
+
+def sapo(tokens: TokenBatch, *, tau_positive: float, tau_negative: float) -> tuple[Tensor, Tensor]:
+    """A soft gate instead of a clip, [token]: SAPO (arXiv:2511.20347).
+
+    The ratio becomes ``sigmoid(tau (ratio - 1)) 4 / tau``, whose slope is 1 at a ratio of 1 and
+    fades on both sides, the faster the larger tau. The paper aggregates by the sequence mean.
+    """
+    tau = torch.where(tokens.advantages > 0, tau_positive, tau_negative)
+    gate = torch.sigmoid(tau * (tokens.ratio - 1)) * 4 / tau
+    return -gate * tokens.advantages, torch.zeros_like(gate).detach()
+
+
+def gmpo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """The geometric mean of clipped token ratios, [token]: GMPO (arXiv:2507.20673).
+
+    Unlike `gspo` it clips before the mean, and by the logarithm, as the paper's code does: at
+    ``-clip_low`` for negative advantages, at ``clip_high`` for positive ones. The paper has 0.4 for
+    both, and aggregates by the sequence mean.
+    """
+    log_ratio = tokens.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    low, high = log_ratio.clamp(min=-clip_low), log_ratio.clamp(max=clip_high)
+    bounded = torch.where(tokens.advantages > 0, high, low)
+    ratio = _bounded_exp(means_by(tokens.sequence, bounded))
+    return -ratio * tokens.advantages, _sign(bounded, log_ratio) * (tokens.advantages != 0)
 
 
 def importance_sampling(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -171,6 +213,45 @@ def sequence_tis(
     """
     gap = sums_by(sequence, log_ratio(old_logprobs, behavior_logprobs))
     return gap.exp().clamp(max=correction_cap).detach()
+
+
+def token_mis(
+    old_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    sequence: Tensor,
+    *,
+    correction_floor: float,
+    correction_cap: float,
+) -> Tensor:
+    """Masked importance weights, [token]: 0 outside [floor, cap]; IcePop (arXiv:2510.18855).
+
+    A token that the two engines disagree about is left out, where `token_tis` would still learn
+    from it. The band of Ring-1T is [0.5, 5].
+    """
+    ratio = log_ratio(old_logprobs, behavior_logprobs).exp()
+    return _within(ratio, correction_floor, correction_cap)
+
+
+def sequence_mis(
+    old_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    sequence: Tensor,
+    *,
+    correction_floor: float,
+    correction_cap: float,
+) -> Tensor:
+    """Masked importance weights of whole responses, [token]: 0 where the product is outside.
+
+    Source: "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference
+    Mismatch" (Liu, Li et al., 2025), which has no floor.
+    """
+    gap = sums_by(sequence, log_ratio(old_logprobs, behavior_logprobs))
+    return _within(gap.exp(), correction_floor, correction_cap)
+
+
+def _within(ratio: Tensor, floor: float, cap: float) -> Tensor:
+    """Not a product with the mask, since 0 x inf is NaN."""
+    return torch.where((ratio >= floor) & (ratio <= cap), ratio, 0.0).detach()
 
 
 def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
@@ -245,12 +326,17 @@ OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "dual_clip": dual_clip,
     "gspo": gspo,
     "cispo": cispo,
+    "dppo": dppo,
+    "sapo": sapo,
+    "gmpo": gmpo,
 }
 
 CORRECTIONS: dict[str, Callable[..., Tensor]] = {
     "none": none,
     "token_tis": token_tis,
     "sequence_tis": sequence_tis,
+    "token_mis": token_mis,
+    "sequence_mis": sequence_mis,
 }
 
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

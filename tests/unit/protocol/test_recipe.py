@@ -70,6 +70,10 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
         ({"algorithm": {"advantage": "magic"}}, "algorithm.advantage: 'magic' is none of grpo"),
         ({"algorithm": {"advantage": "papa"}}, "did you mean 'papo'?"),
         ({"algorithm": {"correction": "token_tis"}}, "set old_logprobs = 'recompute'"),
+        (
+            {"algorithm": {"correction_cap": 0.5, "correction_floor": 0.5}},
+            "correction_floor must be below correction_cap",
+        ),
         ({"algorithm": {"advantage": "grpo", "lambda_process": 0.5}}, "lambda_process does noth"),
         ({"optimizer": {"zero_stage": 0, "offload": "optimizer"}}, "needs zero_stage >= 1"),
         ({"rollout": {"sampling": {"max_tokens": 8, "top_p": 0.9}}}, "sampling.top_p must be 1"),
@@ -90,6 +94,10 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
         ),
         ({"reward": {"process": None}}, "'papo' needs reward.process"),
         ({"algorithm": {"advantage": "process_only"}}, "needs process_for = 'all'"),
+        (
+            {"algorithm": {"advantage": "max_rl"}, "reward": {"values": [-1, 1]}},
+            "'max_rl' needs a wrong answer to pay 0",
+        ),
         ({"rollout": {"group_size": 1}}, "'papo' needs rollout.group_size >= 2"),
         ({"algorithm": {"advantage": "gae"}}, "needs the table [critic]"),
         ({"critic": {}}, "uses no [critic]"),

@@ -106,6 +106,12 @@ def rloo(group: Group) -> list[float]:
     return result
 
 
+def max_rl(group: Group) -> list[float]:
+    """(r - r_hat) / r_hat; K = 0 successes have no gradient."""
+    rate = mean(group.outcome)
+    return [value / rate if rate > 0 else 0.0 for value in minus_mean(group.rewards)]
+
+
 def papo(
     group: Group, lambda_process: float, ddof: int, denominator: str, std_eps: float
 ) -> list[float]:
@@ -186,6 +192,41 @@ def cispo(
     return -weight * advantage * logprob, bound
 
 
+def dppo(
+    logprob: float, old: float, advantage: float, low: float, high: float
+) -> tuple[float, int]:
+    """M r A, negated: M = 0 where A > 0 and r > 1, or A < 0 and r < 1, and D_TV > delta."""
+    divergence, ratio = abs(math.exp(logprob) - math.exp(old)), math.exp(logprob) / math.exp(old)
+    if advantage > 0 and ratio > 1 and divergence > high:
+        return 0.0, 1
+    if advantage < 0 and ratio < 1 and divergence > low:
+        return 0.0, -1
+    return -ratio * advantage, 0
+
+
+def sapo(ratio: float, advantage: float, positive: float, negative: float) -> tuple[float, int]:
+    """f(x) = sigma(tau (x - 1)) 4 / tau."""
+    tau = positive if advantage > 0 else negative
+    return -4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage, 0
+
+
+def gmpo(
+    logprobs: Numbers, old_logprobs: Numbers, advantages: Numbers, low: float, high: float
+) -> list[tuple[float, int]]:
+    """(prod of min(r^s, clip(r^s, e^-low, e^high))^s)^(1/|o|) A, negated, with s = sgn A.
+
+    For a negative advantage r^s is 1 / r, which the bound e^low holds from above.
+    """
+    product, held = 1.0, []
+    for new, old, advantage in zip(logprobs, old_logprobs, advantages, strict=True):
+        sign = 1 if advantage > 0 else -1
+        weight, most = math.exp(new - old) ** sign, math.exp(high if sign > 0 else low)
+        product *= min(weight, most) ** sign
+        held.append(sign if weight > most else 0)
+    mean_ratio = product ** (1 / len(logprobs))
+    return [(-mean_ratio * a, bound) for a, bound in zip(advantages, held, strict=True)]
+
+
 def sequence_ratio(logprobs: Numbers, old_logprobs: Numbers) -> float:
     """(pi(y) / pi_old(y)) ^ (1 / |y|), equation 7 of GSPO."""
     product = 1.0
@@ -216,6 +257,12 @@ def importance(old: Numbers, behavior: Numbers, cap: float) -> float:
     for a, b in zip(old, behavior, strict=True):
         ratio *= math.exp(a) / math.exp(b)
     return min(ratio, cap)
+
+
+def importance_in_band(old: Numbers, behavior: Numbers, floor: float, cap: float) -> float:
+    """M(k) of IcePop: k if it is in [alpha, beta], else 0."""
+    ratio = importance(old, behavior, math.inf)
+    return ratio if floor <= ratio <= cap else 0.0
 
 
 def gae(rewards: Numbers, values: Numbers, gamma: float, lambda_: float) -> list[float]:

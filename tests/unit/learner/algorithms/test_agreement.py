@@ -5,7 +5,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -82,26 +82,48 @@ def test_gae_and_targets() -> None:
                 assert not targets[row][~mask].any()
 
 
+Losses = list[tuple[float, int]]  # of tokens, with the bound that held each
+# (log-prob, old log-prob, advantage, ratio, settings) of a token
+OF_TOKENS: dict[str, Callable[..., tuple[float, int]]] = {
+    "clip": lambda lp, old, a, r, s: reference.clipped(r, a, s["clip_low"], s["clip_high"]),
+    "dual_clip": lambda lp, old, a, r, s: reference.dual_clipped(
+        r, a, s["clip_low"], s["clip_high"], s["dual_clip"]
+    ),
+    "cispo": lambda lp, old, a, r, s: reference.cispo(lp, r, a, s["clip_low"], s["clip_high"]),
+    "dppo": lambda lp, old, a, r, s: reference.dppo(lp, old, a, s["clip_low"], s["clip_high"]),
+    "sapo": lambda lp, old, a, r, s: reference.sapo(r, a, s["tau_positive"], s["tau_negative"]),
+}
+
+
+def expected_losses(
+    objective: str,
+    response: tuple[list[float], list[float], list[float]],
+    settings: dict[str, float],
+) -> Losses:
+    low, high = settings["clip_low"], settings["clip_high"]
+    if objective == "gmpo":
+        return reference.gmpo(*response, low, high)
+    if objective == "gspo":
+        ratio = reference.sequence_ratio(*response[:2])
+        return [reference.clipped(ratio, a, low, high) for a in response[2]]
+    of_token = OF_TOKENS[objective]
+    return [
+        of_token(lp, old, a, math.exp(lp) / math.exp(old), settings)
+        for lp, old, a in zip(*response, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_objectives(objective: str) -> None:
     for random in batches(4):
         responses = random_responses(random, AT_ONCE)
-        low, high = random.uniform(0.05, 0.9), random.uniform(0.05, 0.9)
-        cap = random.uniform(1.01, 4)
-        settings = {"clip_low": low, "clip_high": high, "dual_clip": cap}
+        settings = {name: random.uniform(0.05, 0.9) for name in ("clip_low", "clip_high")}
+        settings["dual_clip"] = random.uniform(1.01, 4)
+        settings |= {name: random.uniform(0.5, 3) for name in ("tau_positive", "tau_negative")}
         losses, bound = pick(OBJECTIVES, objective, settings)(responses.batch())
-        expected = []
+        expected: Losses = []
         for response in zip(responses.logprobs, responses.old, responses.advantages, strict=True):
-            whole = reference.sequence_ratio(*response[:2])
-            for logprob, old, advantage in zip(*response, strict=True):
-                ratio = whole if objective == "gspo" else math.exp(logprob) / math.exp(old)
-                if objective == "cispo":
-                    loss = reference.cispo(logprob, ratio, advantage, low, high)
-                elif objective == "dual_clip":
-                    loss = reference.dual_clipped(ratio, advantage, low, high, cap)
-                else:
-                    loss = reference.clipped(ratio, advantage, low, high)
-                expected.append(loss)
+            expected += expected_losses(objective, response, settings)
         assert_close(losses, [loss for loss, _ in expected])
         assert bound.tolist() == [held for _, held in expected]
 
@@ -126,13 +148,19 @@ def test_corrections() -> None:
     for random in batches(7):
         responses = random_responses(random, AT_ONCE)
         old, sampled, cap = responses.old, responses.other, random.uniform(0.5, 5)
-        expected: dict[str, list[float]] = {"none": [], "token_tis": [], "sequence_tis": []}
+        floor = random.choice((0.0, random.uniform(0, cap)))
+        expected: dict[str, list[float]] = {name: [] for name in CORRECTIONS}
         for trained, behavior in zip(old, sampled, strict=True):
             whole = reference.importance(trained, behavior, cap)
+            whole_in_band = reference.importance_in_band(trained, behavior, floor, cap)
             for a, b in zip(trained, behavior, strict=True):
                 expected["none"].append(1.0)
                 expected["token_tis"].append(reference.importance([a], [b], cap))
                 expected["sequence_tis"].append(whole)
+                in_band = reference.importance_in_band([a], [b], floor, cap)
+                expected["token_mis"].append(in_band)
+                expected["sequence_mis"].append(whole_in_band)
         for name in CORRECTIONS:
-            correction = pick(CORRECTIONS, name, {"correction_cap": cap})
+            settings = {"correction_cap": cap, "correction_floor": floor}
+            correction = pick(CORRECTIONS, name, settings)
             assert_close(correction(flat(old), flat(sampled), responses.rows), expected[name])

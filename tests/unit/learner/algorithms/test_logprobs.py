@@ -103,12 +103,13 @@ def test_half_precision_logits_are_normalized_in_float32() -> None:
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_weight_is_capped_and_carries_no_gradient(name: str, dtype: torch.dtype) -> None:
+def test_a_weight_is_bounded_and_carries_no_gradient(name: str, dtype: torch.dtype) -> None:
     old = torch.tensor([-1.0, -1.0, -0.5], dtype=dtype, requires_grad=True)
     sampled, rows = torch.tensor([-1.0, -300.0, -0.5], dtype=dtype), torch.tensor([0, 0, 1])
-    correction = pick(CORRECTIONS, name, {"correction_cap": 2.0})
+    correction = pick(CORRECTIONS, name, {"correction_cap": 2.0, "correction_floor": 1.0})
     weights = correction(old, sampled, rows)
     expected = {"none": [1, 1, 1], "token_tis": [1, 2, 1], "sequence_tis": [2, 2, 1]}
+    expected |= {"token_mis": [1, 0, 1], "sequence_mis": [0, 0, 1]}
     assert weights.tolist() == expected[name]
     assert weights.dtype == torch.float32
     assert not weights.requires_grad

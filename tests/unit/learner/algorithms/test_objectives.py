@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -22,7 +23,8 @@ Objective = Callable[[TokenBatch], tuple[Tensor, Tensor]]
 Aggregation = Callable[[Tensor, Totals], Tensor]
 
 BOUNDS = {"clip_low": 0.25, "clip_high": 0.5}
-CHOSEN = {name: pick(OBJECTIVES, name, {**BOUNDS, "dual_clip": 3.0}) for name in OBJECTIVES}
+SETTINGS = {**BOUNDS, "dual_clip": 3.0, "tau_positive": 1.0, "tau_negative": 2.0}
+CHOSEN = {name: pick(OBJECTIVES, name, SETTINGS) for name in OBJECTIVES}
 WEIGHTS = {name: pick(AGGREGATIONS, name, {"max_tokens": 7}) for name in AGGREGATIONS}
 every_objective = pytest.mark.parametrize("objective", CHOSEN.values(), ids=CHOSEN)
 every_aggregation = pytest.mark.parametrize("aggregation", WEIGHTS.values(), ids=WEIGHTS)
@@ -60,14 +62,54 @@ def test_a_bound_ends_the_gradient_and_cispos_only_limits_it(
     ratio: float, advantage: float, slopes: dict[str, float]
 ) -> None:
     tokens = batch([math.log(ratio)], [advantage])
-    found = {n: gradient(of(tokens)[0], tokens).item() for n, of in CHOSEN.items()}
+    found = {name: gradient(CHOSEN[name](tokens)[0], tokens).item() for name in slopes}
     assert found == pytest.approx(slopes)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "slopes"),
+    [
+        (1.6, 2.0, {"dppo": -3.2, "gmpo": -3.2}),  # whose logarithm is .47
+        (1.7, 2.0, {"dppo": -3.4, "gmpo": 0.0}),  # .53
+        (2.3, 2.0, {"dppo": -4.6, "gmpo": 0.0}),  # p from .368 to .846
+        (2.4, 2.0, {"dppo": 0.0, "gmpo": 0.0}),  # to .883
+        (0.77, -2.0, {"dppo": 1.54, "gmpo": 0.0}),  # -.26
+        (0.4, -2.0, {"dppo": 0.8, "gmpo": 0.0}),  # to .147
+        (0.3, -2.0, {"dppo": 0.0, "gmpo": 0.0}),  # to .110
+        (0.3, 2.0, {"dppo": -0.6, "gmpo": -0.6}),
+        (2.7, -2.0, {"dppo": 5.4, "gmpo": 5.4}),
+    ],
+)
+def test_a_trust_region_ends_the_gradient_of_what_leaves_it(
+    ratio: float, advantage: float, slopes: dict[str, float]
+) -> None:
+    tokens = batch([math.log(ratio)], [advantage])
+    found = {name: gradient(CHOSEN[name](tokens)[0], tokens).item() for name in slopes}
+    assert found == pytest.approx(slopes)
+
+
+def test_a_soft_gate_fades_on_both_sides_and_the_faster_the_steeper() -> None:
+    ratios = [0.01, 1.0, 2.0, 4.0]
+    slopes: list[list[float]] = []
+    for advantage in (1.0, -1.0):
+        tokens = batch([math.log(ratio) for ratio in ratios], [advantage] * 4)
+        found = gradient(CHOSEN["sapo"](tokens)[0], tokens) / double(ratios)
+        slopes.append((-advantage * found).tolist())
+    assert slopes[0] == pytest.approx([0.790075, 1.0, 0.786448, 0.180707], abs=1e-6)
+    assert slopes[1] == pytest.approx([0.426402, 1.0, 0.419974, 0.009866], abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", [of for n, of in CHOSEN.items() if n != "cispo"])
+def test_the_gradient_is_that_of_finite_differences(objective: Objective) -> None:
+    tokens = random_responses(Random(8), 6).batch()
+    logprobs = tokens.logprobs.requires_grad_()
+    assert torch.autograd.gradcheck(lambda at: objective(replace(tokens, logprobs=at))[0], logprobs)
 
 
 @every_objective
 def test_the_bound_is_a_flag_without_a_gradient(objective: Objective) -> None:
     _, bound = objective(batch([-2.0, 0.0, 2.0], [-1.0, 1.0, 1.0]))
-    assert bound.tolist() == [-1, 0, 1]
+    assert bound.tolist() == ([0, 0, 0] if objective is CHOSEN["sapo"] else [-1, 0, 1])
     assert not bound.requires_grad
 
 
