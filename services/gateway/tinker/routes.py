@@ -27,6 +27,8 @@ Offset = Annotated[int, Query(ge=0)]
 _CONFIG = {
     "pjwt_auth_enabled": False,
     "parallel_fwdbwd_chunks": True,
+    "proto_write_fwdbwd": True,  # SDKs before 0.25 send JSON otherwise
+    "fwd_via_fwdbwd": True,
     "proto_compress_fwdbwd": False,
     "fwdbwd_max_chunk_len": 1024,
     "fwdbwd_max_chunk_bytes_count": 50_000_000,

@@ -227,3 +227,9 @@ def test_keys_have_the_prefix_of_the_sdk_and_their_roles(stack: Stack) -> None:
             assert http.get(f"{API}/sessions", headers=headers).status_code == 200
         reply = http.post(f"{API}/copy_weights", json={}, headers={"X-API-Key": KEY})
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_supported")
+
+
+def test_older_sdks_are_told_to_speak_protobuf(http: httpx.Client) -> None:
+    config = http.post(f"{API}/client/config", json={}).json()
+    assert config["proto_write_fwdbwd"]
+    assert config["fwd_via_fwdbwd"]
