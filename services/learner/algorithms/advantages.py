@@ -109,6 +109,21 @@ def rloo(scores: GroupScores) -> Tensor:
     return centered(scores.reward) * (len(scores) / max(1, len(scores) - 1))
 
 
+def grpo_batch(scores: GroupScores) -> Tensor:
+    """(r - mean of the group) / std of the step, [group]: Lite PPO (arXiv:2508.08221).
+
+    This is the group's own part, r - mean. `over_sample_std` divides once the step has its groups.
+    """
+    return centered(scores.reward)
+
+
+def over_sample_std(advantages: Tensor, rewards: Tensor) -> Tensor:
+    """Advantages / (sample std of the rewards + 1e-4), both [response of a step]; as TRL has it."""
+    if rewards.shape[0] < 2:
+        return advantages
+    return advantages / (rewards.std(correction=1) + TRL_EPS)
+
+
 def max_rl(scores: GroupScores) -> Tensor:
     """(r - mean) / mean of outcomes, [group]: MaxRL (arXiv:2602.02710); 0 where none is right.
 
@@ -232,6 +247,7 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "grpo_verl": grpo_verl,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "grpo_batch": grpo_batch,
     "max_rl": max_rl,
     "papo": papo,
     "papo_full_norm": papo_full_norm,
@@ -244,6 +260,12 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
 REWARDS: dict[str, Callable[[GroupScores], Tensor]] = {
     "multiplicative": _product,
     "process_only": _process_alone,
+}
+
+# What a step makes of the advantages of its responses and their rewards, both [response], where the
+# groups alone do not decide. Dynamic sampling judges a group before that, by its own part.
+OVER_STEP: dict[str, Callable[..., Tensor]] = {
+    "grpo_batch": over_sample_std,
 }
 
 # What an advantage adds up, the second part times lambda_process.
