@@ -101,6 +101,7 @@ def step_advantages(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
     return {
         "grpo_batch": formulas.over_sample_std(of_all(formulas.grpo_batch), rewards).tolist(),
+        "reinforce_plus_plus": whitened_over_tokens(of_all(formulas.reinforce)),
         "reinforce_plus_plus_baseline": whitened_over_tokens(of_all(formulas.dr_grpo)),
     }
 

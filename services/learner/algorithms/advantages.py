@@ -76,6 +76,15 @@ def standardized_as_verl(values: Tensor) -> Tensor:
     return _over_sample_std(values)
 
 
+def reinforce(scores: GroupScores) -> Tensor:
+    """The reward, [group]: REINFORCE; with ``whiten``, REINFORCE++ (arXiv:2501.03262).
+
+    Responses are compared with those of the whole step, so that a group of one teaches, and one
+    whose rewards are all the same too.
+    """
+    return at_least_float32(scores.reward)
+
+
 def grpo(
     scores: GroupScores, *, ddof: int = 1, denominator: str = "add", std_eps: float = EPS
 ) -> Tensor:
@@ -97,7 +106,11 @@ def grpo_verl(scores: GroupScores) -> Tensor:
 
 
 def dr_grpo(scores: GroupScores) -> Tensor:
-    """r - mean, [group]: Dr. GRPO (arXiv:2503.20783), section 3.2; no division by the std."""
+    """r - mean, [group]: Dr. GRPO (arXiv:2503.20783), section 3.2; no division by the std.
+
+    With ``whiten`` it is REINFORCE++ with baseline (arXiv:2501.03262): normalized over the tokens
+    of the step, as in verl. Dynamic sampling then leaves out groups that whitening would count.
+    """
     return centered(scores.reward)
 
 
@@ -247,6 +260,7 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "grpo_verl": grpo_verl,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "reinforce": reinforce,
     "grpo_batch": grpo_batch,
     "max_rl": max_rl,
     "papo": papo,

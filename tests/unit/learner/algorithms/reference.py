@@ -106,6 +106,10 @@ def rloo(group: Group) -> list[float]:
     return result
 
 
+def reinforce(group: Group) -> list[float]:
+    return group.rewards
+
+
 def grpo_batch(group: Group) -> list[float]:
     return minus_mean(group.rewards)  # the std is a step's
 
