@@ -108,6 +108,8 @@ class WeirClient:
     def submit_again(self, job_id: str, *, model: str) -> Json:
         """Submit a job by the recipe and the task files of another, which starts from ``model``."""
         job = self.job(job_id)
+        if job["weir"]["recipe"].get("client"):
+            raise WeirError(f"{job_id} is a client's, without a recipe to go on by; name a RECIPE")
         recipe = {name: table for name, table in job["weir"]["recipe"].items() if name != "tasks"}
         recipe["model"] = {key: v for key, v in recipe["model"].items() if key != "path"}
         files = {name: job[name] for name in ("training_file", "validation_file") if job[name]}

@@ -119,7 +119,7 @@ class Result(Message):
     error: str = ""
     is_users: bool = False  # the error is the client's own
     version: int = 0  # of the weights after it: how often they have changed
-    name: str = ""  # of what was saved
+    name: str = ""  # of what was saved, or which state was loaded
     metrics: Mapping[str, FiniteFloat] = Field(default_factory=dict)
     lengths: Int32Array | None = None  # [datum]
     logprobs: Float32Array | None = None  # [position], nats

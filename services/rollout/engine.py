@@ -280,6 +280,7 @@ class Engine:
 
         Raises:
             LoadError: if that fails or passes its deadline.
+            EngineDied: if the engine's processes are gone.
         """
         async with self._phase("probe", seconds):
             output = await self._output(prompt, _ONE_TOKEN, 0, is_probe=True)
@@ -360,7 +361,7 @@ class Engine:
         except TimeoutError as error:
             limit = f"{self.settings.sync_timeout_s:g} s (WEIR_ROLLOUT_SYNC_TIMEOUT_S)"
             raise LoadError(f"{name}: no answer from the engine within {limit}") from error
-        except EngineDeadError as error:
+        except (EngineDeadError, EngineDied) as error:
             raise EngineDied(f"{name}: a process of the engine has ended") from error
         except Exception as error:
             raise LoadError(f"{name}: {type(error).__name__}: {error}") from error

@@ -272,3 +272,5 @@ async def test_a_killed_engine_is_noticed_at_work_and_at_rest(
     assert not engine.has_died
     with pytest.raises(EngineDied):
         await adapted.load(adapters[1], "1.4", keep_kv=False)
+    with pytest.raises(EngineDied):
+        await adapted.score(PROMPT, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from protocol.exchange import connect
-from protocol.messages import JobRecord, Probes
+from protocol.messages import JobRecord, JobState, Probes
 from protocol.operations import PROBES, AdamW, Data, Operation, OperationLog, Result
 from protocol.recipe import parse_recipe
 from safetensors.torch import load_file
@@ -170,8 +171,16 @@ async def test_kills_between_operations_change_no_bit(
     disturbed = client.weights("final")
     assert client.lives >= 4
     await client.did("end")
+    client.kill()
+    (client.log.job_folder / "states/.unfinished-1-a").mkdir(parents=True)
+    client.start()
     assert client.process is not None
     await asyncio.to_thread(client.process.wait, PATIENCE_S)
+    async with connect(server.url, me="test") as exchange:
+        record = await exchange.job(client.job_id)
+    assert record is not None
+    assert record.state is JobState.SUCCEEDED
+    assert not [*(client.log.job_folder / "states").iterdir()]
     await undisturbed.begin()
     try:
         await steps(undisturbed, range(6))
@@ -270,6 +279,21 @@ async def test_a_state_is_saved_loaded_and_refused(client: Client) -> None:
         assert refused.is_users
         assert why in refused.error
     await steps(client, (4,))
+    await load_again_without_the_state(client, source)
+
+
+async def load_again_without_the_state(client: Client, source: str) -> None:
+    """The weights cannot be made again where the checkpoint after a load is damaged: it is told."""
+    await client.did("load_state", source=source, with_optimizer=True)
+    client.kill()
+    shutil.rmtree(source)
+    newest = max((client.log.job_folder / "checkpoints").iterdir())
+    (newest / "state.json").write_text("damaged")
+    client.start()
+    async with connect(client.server.url, me="test") as exchange, asyncio.timeout(PATIENCE_S):
+        while (record := await exchange.job(client.job_id)) is None or not record.error:
+            await asyncio.sleep(0.1)
+    assert "is to be loaded again" in record.error
 
 
 async def test_a_silent_client_lets_others_go_first(client: Client) -> None:

@@ -298,10 +298,15 @@ def _files(folder: Path) -> dict[str, os.stat_result]:
 
 def remove_model(job_dir: Path) -> None:
     """Remove the model in a job's folder, from one moment to the next; 404 if there is none."""
-    leaving = job_dir / ".deleted-model"
-    shutil.rmtree(leaving, ignore_errors=True)  # a process may have been killed at it
     try:
-        (job_dir / "model").rename(leaving)
+        remove_folder(job_dir / "model")
     except FileNotFoundError as error:
         raise not_found("model", job_dir.name) from error
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, from one moment to the next."""
+    leaving = folder.with_name(f".deleted-{folder.name}")
+    shutil.rmtree(leaving, ignore_errors=True)  # a process may have been killed at it
+    folder.rename(leaving)
     shutil.rmtree(leaving, ignore_errors=True)

@@ -6,7 +6,6 @@ A run is a job of a client, a checkpoint a folder that it has saved: nothing els
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +15,20 @@ from protocol.messages import JobRecord, JobState
 
 from services.gateway.errors import in_time, not_found
 from services.gateway.jobs.service import JobService
+from services.gateway.models.folders import remove_folder
 from services.gateway.openai.job_object import JobFilter
 from services.gateway.tinker.bodies import EPHEMERAL
-from services.gateway.tinker.clients import FOLDERS, NAME, SAMPLERS, STATES, Kept, client_job
+from services.gateway.tinker.clients import (
+    FOLDERS,
+    NAME,
+    SAMPLERS,
+    STATES,
+    Kept,
+    client_job,
+    kept_at,
+)
 
 _MOST = 1000  # runs that are looked at, the newest
-_ASIDE = ".deleted-"
 _TYPES = {SAMPLERS: "sampler", STATES: "training"}
 Json = dict[str, Any]
 
@@ -82,13 +89,11 @@ def _checkpoint_object(kept: Kept, folder: Path) -> Json:
 async def delete_checkpoint(jobs: JobService, job_id: str, checkpoint_id: str) -> None:
     """Delete what a run has saved; 404 if it has not."""
     record = await client_job(jobs, job_id, "id")
-    kept = await asyncio.to_thread(checkpoints, jobs, record)
-    if checkpoint_id not in {each["checkpoint_id"] for each in kept}:
-        raise not_found("checkpoint", checkpoint_id)
-    kind, _, name = checkpoint_id.partition("/")
-    folder = Kept(job_id, kind, name).folder(jobs)
-    aside = folder.rename(folder.with_name(_ASIDE + name))
-    await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
+    kept = kept_at(f"tinker://{record.id}/{checkpoint_id}", "id")
+    try:
+        await asyncio.to_thread(remove_folder, kept.folder(jobs))
+    except FileNotFoundError as error:
+        raise not_found("checkpoint", checkpoint_id) from error
 
 
 def page(found: Sequence[Any], limit: int, offset: int) -> tuple[Sequence[Any], Json]:

@@ -248,9 +248,9 @@ async def wake(jobs: JobService, record: JobRecord) -> None:
         await in_time(jobs.exchange.request_state(record.id, Requested.RUN))
 
 
-async def end(jobs: JobService, job_id: str) -> Operation:
+async def end(jobs: JobService, record: JobRecord) -> Operation:
     """Have a job end when it has done all that it was asked."""
-    log = log_of(jobs, job_id)
+    log = log_of(jobs, record.id)
 
     def add_last() -> Operation:
         last = log.operation(log.last)
@@ -259,7 +259,9 @@ async def end(jobs: JobService, job_id: str) -> Operation:
             last = added if log.add(added) else None
         return last
 
-    return await asyncio.to_thread(add_last)
+    last = await asyncio.to_thread(add_last)
+    await wake(jobs, record)
+    return last
 
 
 def bounds_of(record: JobRecord) -> Bounds:

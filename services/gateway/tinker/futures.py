@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Response
 from fastapi.responses import JSONResponse
 from protocol.messages import JobRecord, JobState
-from protocol.operations import Result
+from protocol.operations import OperationLog, Result
 
 from services.gateway.errors import Problem, not_found
 from services.gateway.jobs.service import JobService
@@ -45,10 +45,9 @@ async def result_of(request_id: str, jobs: JobService, places: Mapping[str, int]
         raise not_found("request", request_id)
     job_id, number, do = named[1], int(named[2]), named[3]
     log, deadline, record, looked_at = log_of(jobs, job_id), time.monotonic() + WAIT_S, None, 0.0
-    await asyncio.to_thread(log.touch) if await asyncio.to_thread(log.folder.is_dir) else None
     while True:
-        is_known = await asyncio.to_thread(log.knows, number)
-        if (result := await asyncio.to_thread(log.result, number)) is not None:
+        is_known, result = await asyncio.to_thread(_look, log, number)
+        if result is not None:
             return answer(job_id, do, result)
         if not is_known:
             raise gone(request_id)
@@ -59,7 +58,13 @@ async def result_of(request_id: str, jobs: JobService, places: Mapping[str, int]
         if time.monotonic() - looked_at > _LOOK_AT_JOB_S:
             record, looked_at = await client_job(jobs, job_id, "request_id"), time.monotonic()
             await wake(jobs, record)
+            await asyncio.to_thread(log.touch)
         await asyncio.sleep(_LOOK_S)
+
+
+def _look(log: OperationLog, number: int) -> tuple[bool, Result | None]:
+    is_known = log.knows(number)  # first: a result outlives its operation
+    return is_known, log.result(number)
 
 
 def answer(job_id: str, do: str, result: Result) -> Response:

@@ -122,8 +122,8 @@ def keep_session(body: Sent, jobs: Jobs) -> Json:
 @_tinker.post("/sessions/{session_id}/finish")
 async def finish_session(session_id: str, jobs: Jobs) -> Json:
     """Have the jobs of a session end when they have done what they were asked."""
-    for job_id in await asyncio.to_thread(clients.jobs_of, jobs, session_id):
-        await clients.end(jobs, job_id)
+    for record in await archive.runs(jobs, session_id):
+        await clients.end(jobs, record)
     return {}
 
 
@@ -137,7 +137,7 @@ async def create_model(body: Sent, jobs: Jobs, request: Request) -> Json:
 async def unload_model(body: Sent, jobs: Jobs) -> Json:
     """Have the job of a model end when it has done what it was asked."""
     record = await clients.client_job(jobs, _text(body, "model_id"))
-    return clients.future(record.id, await clients.end(jobs, record.id))
+    return clients.future(record.id, await clients.end(jobs, record))
 
 
 @_tinker.post("/get_info")

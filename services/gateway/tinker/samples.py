@@ -69,7 +69,6 @@ async def sampler_object(name: str, jobs: JobService) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class _Sample:
-    body: bodies.Sample
     sampler: str
     doing: str = ""  # what it waits for
     asked_at: float = field(default_factory=time.monotonic)  # by its client, the last time
@@ -91,11 +90,11 @@ class Samples:
         """Begin to sample; returns the future of it. 400 if no sampler could answer that."""
         sampler = body.sampling_session_id or sampler_name(body.base_model, body.model_path)
         sample_id = f"sample-{secrets.token_hex(12)}"
-        sample = _Sample(body, sampler)
-        self._calls(sample, sample_id, await self._served(sampler))
+        sample = _Sample(sampler)
+        self._calls(body, sampler, sample_id, await self._served(sampler))
         self._kept = {each: kept for each, kept in self._kept.items() if not kept.is_forgotten}
         self._kept[sample_id] = sample
-        sample.task = asyncio.create_task(self._sampled(sample, sample_id))
+        sample.task = asyncio.create_task(self._sampled(sample, body, sample_id))
         sequences = [f"{sample_id}-{index}" for index in range(body.num_samples)]
         return {"request_id": sample_id, "sample_sequence_ids": sequences}
 
@@ -114,19 +113,20 @@ class Samples:
         if (sample := self._kept.pop(sample_id, None)) is not None and sample.task is not None:
             sample.task.cancel()
 
-    async def _sampled(self, sample: _Sample, sample_id: str) -> Response:
+    async def _sampled(self, sample: _Sample, body: bodies.Sample, sample_id: str) -> Response:
         """Ask until there is an answer, or a refusal for good, or nobody who wants one."""
-        tries, num_calls = 0, sample.body.num_samples
+        tries, num_calls = 0, body.num_samples
         while True:
             while self._at_desk and self._at_desk + num_calls > _MOST_CALLS:
                 await asyncio.sleep(_LOOK_S)
             tries, self._at_desk = tries + 1, self._at_desk + num_calls
             try:
-                told = await self._try(sample, f"{sample_id}-{tries}")
+                told = await self._try(sample, body, f"{sample_id}-{tries}")
                 return Response(told, media_type=PROTOBUF)
             except Problem as problem:
-                is_over = self.jobs.service.stopping.is_set() or sample.is_forgotten
-                if problem.status_code != 503 or is_over:
+                if self.jobs.service.stopping.is_set():  # the next gateway says 410
+                    return try_again(sample_id, "active")
+                if problem.status_code != 503 or sample.is_forgotten:
                     return failed(problem.detail, is_users=problem.status_code < 500)
                 sample.doing = problem.detail
             except Exception as error:
@@ -136,16 +136,16 @@ class Samples:
                 self._at_desk -= num_calls
             await asyncio.sleep(_PAUSE_S)
 
-    async def _try(self, sample: _Sample, try_id: str) -> bytes:
+    async def _try(self, sample: _Sample, body: bodies.Sample, try_id: str) -> bytes:
         news, resolve = asyncio.Event(), partial(self._served, sample.sampler)
-        calls = self._calls(sample, try_id, await resolve())
+        calls = self._calls(body, sample.sampler, try_id, await resolve())
         answers = [Answer(call, resolve, news) for call in calls]
         async with aclosing(self.desk.answering(answers)) as looks:
             async for _ in looks:
                 sample.doing = answers[0].doing
                 if sample.is_forgotten:
                     raise gone(try_id)
-        return await asyncio.to_thread(samples_of, answers, sample.body.prompt_logprobs_last_n)
+        return await asyncio.to_thread(samples_of, answers, body.prompt_logprobs_last_n)
 
     async def _served(self, sampler: str) -> Served:
         job_id, at, _ = sampler.partition("@")
@@ -154,10 +154,10 @@ class Samples:
             await asyncio.to_thread(log_of(self.jobs, job_id).touch)
         return served
 
-    def _calls(self, sample: _Sample, try_id: str, served: Served) -> list[Call]:
+    def _calls(self, body: bodies.Sample, sampler: str, try_id: str, served: Served) -> list[Call]:
         """One for each sample; the first tells the log-probs of the prompt."""
-        body, own = sample.body, {"model": sample.sampler}
-        asked = bodies.read(GenerateRequest, own | sample.body.as_asked_at_the_door)
+        own = {"model": sampler}
+        asked = bodies.read(GenerateRequest, own | body.as_asked_at_the_door)
         (call,) = asked.calls(try_id, self.jobs.exchange.me, served)
         calls = list[Call]()
         for index in range(body.num_samples):

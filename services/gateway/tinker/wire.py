@@ -230,7 +230,7 @@ def samples_of(answers: Sequence[Answer], last_n: int | None) -> bytes:
     """Responses to one prompt, and the log-probs of its last tokens if they were asked for."""
     of_prompt = np.array(answers[0].prompt_logprobs, dtype="<f4")  # nan: there is none
     if last_n is not None:
-        of_prompt[: len(of_prompt) - last_n] = np.nan
+        of_prompt[:-last_n] = np.nan
     samples = _MADE["Samples"](prompt_logprobs=of_prompt.tobytes())
     samples.sequences.extend(map(_sequence, answers))
     return samples.SerializeToString()

@@ -65,8 +65,8 @@ async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRec
     ``record`` is the job's as it was before the attempt.
     """
     recipe, deployment = attempt.recipe, service.deployment
-    for folder in (attempt.folder, attempt.folder / "checkpoints"):
-        await asyncio.to_thread(remove_leftovers, folder, attempt.number)
+    for name in (".", "checkpoints", "samplers", "states"):
+        await asyncio.to_thread(remove_leftovers, attempt.folder / name, attempt.number)
     await asyncio.to_thread(remove_old, deployment)
     check_formulas(recipe)
     tasks = await asyncio.to_thread(_tasks_of, recipe, deployment.files_dir)

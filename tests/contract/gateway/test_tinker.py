@@ -17,7 +17,7 @@ from tinker import types
 
 from tests.contract.gateway.fake_learner import FakeLearner, a_client_learner
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout
-from tests.contract.gateway.stack import JOBS, KEY, Stack, assert_refused
+from tests.contract.gateway.stack import JOBS, KEY, Stack, a_model, assert_refused
 
 pytestmark = pytest.mark.redis
 API = "/api/v1"
@@ -93,7 +93,10 @@ def test_the_rest_client_lists_what_there_is_and_deletes_it(
     session = run.user_metadata["session"]
     assert session in rest.list_sessions().result().sessions
     assert rest.get_session(session).result().training_run_ids == [model.model_id]
+    killed_at = stack.data_dir / "jobs" / run.training_run_id / "samplers/.deleted-mine"
+    a_model(killed_at)
     rest.delete_checkpoint_from_tinker_path(path).result()
+    assert not killed_at.exists()
     assert not rest.list_checkpoints(run.training_run_id).result().checkpoints
 
 
@@ -202,6 +205,9 @@ def test_a_client_that_speaks_again_resumes_its_job_but_not_one_that_a_person_pa
             job = http.get(f"{JOBS}/{job_id}").json()
             assert (job["status"], job["training_file"]) == (status, "client")
             assert job["weir"]["steps"] is None
+        pause(stack, closed := create(http, "c"), SILENT)
+        assert http.post(f"{API}/sessions/c/finish", json={}).status_code == 200
+        assert http.get(f"{JOBS}/{closed}").json()["status"] == "queued"
         told = http.post(f"{API}/retrieve_future", json=future)
         assert (told.status_code, told.json()["queue_state"]) == (408, "paused_capacity")
         http.post(f"{JOBS}/{job_id}/cancel")

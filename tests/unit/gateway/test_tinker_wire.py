@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
+from protocol.calls import Call, CallSampling, Served
 from protocol.operations import Result
+from protocol.recipe import Model
 from tinker.proto import tinker_public_pb2 as sdk
 from tinker.proto.response_conv import deserialize_forward_backward_output
 
+from services.gateway.calls.desk import Answer
 from services.gateway.errors import Problem
 from services.gateway.tinker import wire
 
@@ -115,6 +119,16 @@ def test_damaged_and_empty_requests_are_refused() -> None:
     (request := a_request()).data[1].model_input.add().image.data = b"image"
     assert refused(request) == "data.1.model_input"
     assert refused(a_request("importance_sampling", logprobs=None)) == f"{INPUTS}.logprobs"
+
+
+def test_no_more_log_probs_of_a_prompt_are_hidden_than_were_left_out() -> None:
+    served = Served(name="it", model=Model(path="/it"))
+    call = Call(id="a", gateway="g", served=served, sampling=CallSampling(), token_ids=(1, 2, 3))
+    for last_n, hidden in ((5, 1), (2, 1), (1, 2)):
+        answer = Answer(call, AsyncMock(), prompt_logprobs=(None, -1.0, -2.0))
+        told = sdk.SampleResponse.FromString(wire.samples_of([answer], last_n))
+        logprobs = np.frombuffer(told.prompt_logprobs, np.float32)
+        assert np.isnan(logprobs).tolist() == [True] * hidden + [False] * (3 - hidden)
 
 
 def test_the_sdk_reads_the_log_probs_of_each_datum() -> None:

@@ -29,6 +29,7 @@ from protocol.operations import (
     sampler_name,
 )
 
+from services.learner.attempt import MachineFault
 from services.learner.durable.checkpoint import MODEL, write_whole
 from services.learner.job.learning import Learning
 from services.learner.training.samples import Measured
@@ -36,7 +37,7 @@ from services.learner.training.samples import Measured
 PROBED = (Task(id="probe", prompt="Add 17 and 25, step by step. Then count from 1 to 12."),)
 _LOOK_S = 0.01
 _KEPT_SAMPLERS = 16  # without a name
-_REPEATED = {"forward_backward", "optim_step", "load_state"}  # on the way to the same weights
+_REPEATED = {"forward_backward", "optim_step", "load_state", "end"}  # that change this process
 
 
 class OperationFault(Exception):
@@ -164,26 +165,42 @@ class Session:
         await learning.attempt.say(f"step:{step}", f"step {step}", type="metrics", data=data)
         if step > progress.made_before:
             await learning.attempt.update(step=step, attempts_since_checkpoint=0, failures=0)
-        is_due = step % learning.recipe.training.checkpoint_every == 0
-        if is_due or operation.do == "load_state":  # whose source may go
+        is_load = operation.do == "load_state"  # whose source may go once the client knows
+        if is_load or step % learning.recipe.training.checkpoint_every == 0:
             needed = learning.versions.checkpoints.first_operation_needed()
             await asyncio.to_thread(self.log.forget_before, needed)
-            await learning.versions.begin_save()
+            await (learning.versions.save() if is_load else learning.versions.begin_save())
 
     async def _load_state(self, operation: Operation) -> Result:
         """Take the weights of a saved state, perhaps with its optimizer."""
         if self._pending:
             raise OperationFault("load_state would discard a gradient; do an optim_step before it")
-        source = Path(operation.source)
+        source, kept = Path(operation.source), self.log.result(operation.number)
+        if kept is not None and kept.error:  # what was missing may be there by now
+            return kept
         try:
+            name = await asyncio.to_thread(self._loadable, source, operation)
+        except OperationFault as fault:
+            if kept is None:
+                raise
+            name = str(fault)
+        if kept is not None and name != kept.name:
+            words = f"{source}: {kept.name} is to be loaded again, but now there is: {name}"
+            raise MachineFault(f"{words}; restore it from a backup, or cancel the job")
+        await self.learning.team.load(source, with_optimizer=operation.with_optimizer)
+        await self._changed(operation, {})
+        return (await self._nothing(operation)).model_copy(update={"name": name})
+
+    def _loadable(self, source: Path, operation: Operation) -> str:
+        """Which state a folder holds."""
+        try:
+            weights.verify(source)
             state = State.of(source)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, weights.WeightsError) as error:
             raise OperationFault(f"path: there is no state in {source.name}: {error}") from error
         if not state.fits(own := self._state(operation)):
             raise OperationFault(f"path: the state is of {state.words}, this model is {own.words}")
-        await self.learning.team.load(source, with_optimizer=operation.with_optimizer)
-        await self._changed(operation, {})
-        return await self._nothing(operation)
+        return f"the state of operation {state.operation}"
 
     def _state(self, operation: Operation) -> State:
         model, version = self.learning.recipe.model, self.learning.progress.step
