@@ -58,6 +58,8 @@ GROUP_ADVANTAGES = {
     "grpo_verl": Formula(),
     "dr_grpo": Formula(compares=True),
     "rloo": Formula(compares=True),
+    "reinforce": Formula(),
+    "grpo_batch": Formula(compares=True),
     "max_rl": Formula(compares=True),
     "papo": Formula(_PAPO, needs_process=True, compares=True),
     "papo_full_norm": Formula(_PAPO, needs_process=True, compares=True),

@@ -518,6 +518,11 @@ class Recipe(Table):
             raise ValueError("algorithm.advantage = 'process_only' needs process_for = 'all'")
         if name == "max_rl" and reward.values[0] != 0:
             raise ValueError("algorithm.advantage = 'max_rl' needs a wrong answer to pay 0")
+        if name == "reinforce" and self.training.dynamic_sampling:
+            raise ValueError(
+                "training.dynamic_sampling drops groups of which algorithm.advantage = 'reinforce' "
+                "learns: those without a reward; remove it"
+            )
         if formula.compares and self.rollout.group_size < 2:
             raise ValueError(f"algorithm.advantage = {name!r} needs rollout.group_size >= 2")
         if name in CRITIC_ADVANTAGES and self.critic is None:

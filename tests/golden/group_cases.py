@@ -13,6 +13,7 @@ from services.grader.answers.boxes import last_boxed
 from services.learner.algorithms import advantages as formulas
 from services.learner.algorithms import order_safety
 from services.learner.algorithms.advantages import Advantage, GroupScores
+from services.learner.algorithms.gae import whitened
 from services.learner.algorithms.shaping import (
     accuracy_varies,
     has_signal,
@@ -83,6 +84,25 @@ def grpo_advantage(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
         "dr_grpo": formulas.dr_grpo(scores).tolist(),
         "rloo": formulas.rloo(scores).tolist(),
         "max_rl": formulas.max_rl(scores).tolist(),
+    }
+
+
+def step_advantages(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    groups = [group_scores(rewards, [None] * len(rewards)) for rewards in inputs["groups"]]
+    rewards = torch.cat([scores.reward for scores in groups])
+    lengths = torch.tensor(inputs["lengths"])
+
+    def of_all(advantage: Advantage) -> Tensor:
+        return torch.cat([advantage(scores) for scores in groups])
+
+    def whitened_over_tokens(advantages: Tensor) -> list[float]:
+        white = whitened(advantages.repeat_interleave(lengths), lambda sums: sums)
+        return white[lengths.cumsum(0) - 1].tolist()
+
+    return {
+        "grpo_batch": formulas.over_sample_std(of_all(formulas.grpo_batch), rewards).tolist(),
+        "reinforce_plus_plus": whitened_over_tokens(of_all(formulas.reinforce)),
+        "reinforce_plus_plus_baseline": whitened_over_tokens(of_all(formulas.dr_grpo)),
     }
 
 
@@ -166,6 +186,7 @@ GROUP_CASES = {
     "papo_missing": papo_missing,
     "papo_filter": papo_filter,
     "grpo_advantage": grpo_advantage,
+    "step_advantages": step_advantages,
     "order_safe_lambda": order_safe_lambda,
     "dynamic_filter": dynamic_filter,
     "overlong_penalty": partial(overlong, bounded=True),

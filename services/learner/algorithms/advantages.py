@@ -76,6 +76,15 @@ def standardized_as_verl(values: Tensor) -> Tensor:
     return _over_sample_std(values)
 
 
+def reinforce(scores: GroupScores) -> Tensor:
+    """The reward, [group]: REINFORCE; with ``whiten``, REINFORCE++ (arXiv:2501.03262).
+
+    Responses are compared with those of the whole step, so that a group of one teaches, and one
+    whose rewards are all the same too.
+    """
+    return at_least_float32(scores.reward)
+
+
 def grpo(
     scores: GroupScores, *, ddof: int = 1, denominator: str = "add", std_eps: float = EPS
 ) -> Tensor:
@@ -97,7 +106,11 @@ def grpo_verl(scores: GroupScores) -> Tensor:
 
 
 def dr_grpo(scores: GroupScores) -> Tensor:
-    """r - mean, [group]: Dr. GRPO (arXiv:2503.20783), section 3.2; no division by the std."""
+    """r - mean, [group]: Dr. GRPO (arXiv:2503.20783), section 3.2; no division by the std.
+
+    With ``whiten`` it is REINFORCE++ with baseline (arXiv:2501.03262): normalized over the tokens
+    of the step, as in verl. Dynamic sampling then leaves out groups that whitening would count.
+    """
     return centered(scores.reward)
 
 
@@ -107,6 +120,21 @@ def rloo(scores: GroupScores) -> Tensor:
     0 alone. The mean without r lies as far from r as the mean with it, times n / (n - 1).
     """
     return centered(scores.reward) * (len(scores) / max(1, len(scores) - 1))
+
+
+def grpo_batch(scores: GroupScores) -> Tensor:
+    """(r - mean of the group) / std of the step, [group]: Lite PPO (arXiv:2508.08221).
+
+    This is the group's own part, r - mean. `over_sample_std` divides once the step has its groups.
+    """
+    return centered(scores.reward)
+
+
+def over_sample_std(advantages: Tensor, rewards: Tensor) -> Tensor:
+    """Advantages / (sample std of the rewards + 1e-4), both [response of a step]; as TRL has it."""
+    if rewards.shape[0] < 2:
+        return advantages
+    return advantages / (rewards.std(correction=1) + TRL_EPS)
 
 
 def max_rl(scores: GroupScores) -> Tensor:
@@ -232,6 +260,8 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "grpo_verl": grpo_verl,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "reinforce": reinforce,
+    "grpo_batch": grpo_batch,
     "max_rl": max_rl,
     "papo": papo,
     "papo_full_norm": papo_full_norm,
@@ -244,6 +274,12 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
 REWARDS: dict[str, Callable[[GroupScores], Tensor]] = {
     "multiplicative": _product,
     "process_only": _process_alone,
+}
+
+# What a step makes of the advantages of its responses and their rewards, both [response], where the
+# groups alone do not decide. Dynamic sampling judges a group before that, by its own part.
+OVER_STEP: dict[str, Callable[..., Tensor]] = {
+    "grpo_batch": over_sample_std,
 }
 
 # What an advantage adds up, the second part times lambda_process.

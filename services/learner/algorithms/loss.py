@@ -134,8 +134,9 @@ def sapo(tokens: TokenBatch, *, tau_positive: float, tau_negative: float) -> tup
     The ratio becomes ``sigmoid(tau (ratio - 1)) 4 / tau``, whose slope is 1 at a ratio of 1 and
     fades on both sides, the faster the larger tau. The paper aggregates by the sequence mean.
     """
-    tau = torch.where(tokens.advantages > 0, tau_positive, tau_negative)
-    gate = torch.sigmoid(tau * (tokens.ratio - 1)) * 4 / tau
+    ratio = tokens.ratio
+    tau = torch.full_like(ratio, tau_negative).masked_fill(tokens.advantages > 0, tau_positive)
+    gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
     return -gate * tokens.advantages, torch.zeros_like(gate).detach()
 
 

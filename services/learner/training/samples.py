@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
+import torch
 from protocol.messages import FinishReason, GradedGroup, Response, Ungradable
+from torch import Tensor
 
 from services.learner.algorithms.shaping import accuracy_varies
 from services.learner.training.scoring import ScoredGroup
@@ -142,6 +144,8 @@ def samples_of(
         facts.groups_with_signal += group.has_signal
         facts.has_terms |= group.scoring.terms is not None
         facts.active_process += group.active_process
+    if groups and groups[0].scoring.over_step is not None:
+        samples = _over_step(samples, groups[0].scoring.over_step)
     facts.filtered = facts.responses - len(samples)
     facts.trained_lengths = [len(s.prompt_ids) + len(s.token_ids) for s in samples]
     return samples, facts
@@ -168,6 +172,15 @@ def _samples_of_group(
                 group=index,
                 own=own,
             )
+
+
+def _over_step(
+    samples: Sequence[Sample], formula: Callable[[Tensor, Tensor], Tensor]
+) -> list[Sample]:
+    """The samples of a step with the advantages that they have together."""
+    of_all = [[s.advantage for s in samples], [s.reward for s in samples]]
+    advantages = formula(*torch.tensor(of_all, dtype=torch.float64)).tolist()
+    return [replace(s, advantage=a) for s, a in zip(samples, advantages, strict=True)]
 
 
 def _on_version(

@@ -16,7 +16,13 @@ from protocol.samples import USED
 from torch import Tensor
 
 from services.learner.algorithms import pick
-from services.learner.algorithms.advantages import ADVANTAGES, REWARDS, TERMS, GroupScores
+from services.learner.algorithms.advantages import (
+    ADVANTAGES,
+    OVER_STEP,
+    REWARDS,
+    TERMS,
+    GroupScores,
+)
 from services.learner.algorithms.gae import CRITIC_ADVANTAGES
 from services.learner.algorithms.shaping import (
     accuracy_varies,
@@ -35,6 +41,7 @@ class Scoring:
         None  # of the outcome, of process
     )
     rewards: Callable[[GroupScores], Tensor] = attrgetter("reward")  # which the advantage compares
+    over_step: Callable[[Tensor, Tensor], Tensor] | None = None  # of advantages and rewards
 
     @classmethod
     def of(cls, recipe: Recipe) -> Scoring:
@@ -49,13 +56,16 @@ class Scoring:
             return cls(recipe.reward, max_tokens, _left_to_the_critic)
         terms = pick(TERMS, name, settings) if name in TERMS else None
         rewards = REWARDS.get(name, cls.rewards)
-        return cls(recipe.reward, max_tokens, pick(ADVANTAGES, name, settings), terms, rewards)
+        over_step = pick(OVER_STEP, name, settings) if name in OVER_STEP else None
+        advantage = pick(ADVANTAGES, name, settings)
+        return cls(recipe.reward, max_tokens, advantage, terms, rewards, over_step)
 
     @property
     def without_advantage(self) -> Scoring:
         """For responses that are compared and not trained on: all of them, with advantage 0."""
         reward = self.reward.model_copy(update={"overlong_filter": False})
-        return replace(self, reward=reward, advantage=_left_to_the_critic, terms=None)
+        untrained = replace(self, reward=reward, terms=None, over_step=None)
+        return replace(untrained, advantage=_left_to_the_critic)
 
     @property
     def gives_advantages(self) -> bool:

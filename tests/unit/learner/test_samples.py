@@ -1,6 +1,7 @@
 """What becomes of a graded group: samples, facts about it, and what the sample store says of it."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,6 +87,25 @@ def test_each_response_becomes_a_sample_with_its_advantage() -> None:
     assert np.array_equal(samples[1].token_ids, group.group.token_ids[3:6])
     assert (facts.responses, facts.correct, facts.tokens) == (2, 1, 6)
     assert facts.groups_with_signal == 1
+
+
+def test_a_step_scales_the_advantages_of_all_its_groups_at_once() -> None:
+    groups = [
+        graded([a_grade(1.0), a_grade(0.0)]),
+        graded([a_grade(1.0), a_grade(None), a_grade(1.0)], number=1),
+        graded([a_grade(1.0), *[a_grade(0.0)] * 3], number=2),
+    ]
+    of_batch = scoring("grpo_batch")
+    std = statistics.stdev([1, 0, 1, 1, 1, 0, 0, 0]) + 1e-4
+    samples, facts = samples_of(groups, of_batch)
+    expected = [0.5 / std, -0.5 / std, 0, 0, 0.75 / std, *[-0.25 / std] * 3]
+    assert [s.advantage for s in samples] == pytest.approx(expected)
+    assert facts.groups_with_signal == 2
+    assert [has_signal(of_batch, group) for group in groups] == [True, False, True]
+    assert [s.advantage for s in samples_of(groups[1:2], of_batch)[0]] == [0, 0]
+    assert samples_of([], of_batch)[0] == []
+    alone, _ = samples_of([graded([a_grade(1.0), a_grade(None)])], of_batch)
+    assert [s.advantage for s in alone] == [0]
 
 
 def test_a_response_that_cannot_be_graded_is_dropped_and_counted() -> None:

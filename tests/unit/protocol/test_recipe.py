@@ -98,6 +98,10 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
             {"algorithm": {"advantage": "max_rl"}, "reward": {"values": [-1, 1]}},
             "'max_rl' needs a wrong answer to pay 0",
         ),
+        (
+            {"algorithm": {"advantage": "reinforce"}, "training": {"dynamic_sampling": True}},
+            "training.dynamic_sampling drops groups",
+        ),
         ({"rollout": {"group_size": 1}}, "'papo' needs rollout.group_size >= 2"),
         ({"algorithm": {"advantage": "gae"}}, "needs the table [critic]"),
         ({"critic": {}}, "uses no [critic]"),

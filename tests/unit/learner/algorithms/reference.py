@@ -106,6 +106,14 @@ def rloo(group: Group) -> list[float]:
     return result
 
 
+def reinforce(group: Group) -> list[float]:
+    return group.rewards
+
+
+def grpo_batch(group: Group) -> list[float]:
+    return minus_mean(group.rewards)  # the std is a step's
+
+
 def max_rl(group: Group) -> list[float]:
     """(r - r_hat) / r_hat; K = 0 successes have no gradient."""
     rate = mean(group.outcome)
