@@ -28,7 +28,13 @@ from tests.engine.told import (
     parameters_in,
     tokens_of,
 )
-from tests.engine.train_some_steps import dropout_of, samples_of_step, save_or_resume, train
+from tests.engine.train_some_steps import (
+    dropout_of,
+    load_weights_alone,
+    samples_of_step,
+    save_or_resume,
+    train,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -234,6 +240,18 @@ def test_bfloat16_goes_on_from_a_checkpoint_bit_for_bit(
     ranks.run(train, model=model, out=whole, save_at=2, **settings)
     ranks.run(train, model=model, out=again, load_from=whole / "checkpoint", **settings)
     assert largest_gap(parameters_in(whole), parameters_in(again)) == 0
+
+
+def test_weights_alone_are_loaded_as_into_new_models(
+    ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    settings = [{"zero_stage": 0}, {"zero_stage": 3, "dtype": "bfloat16"}]
+    ranks.run(load_weights_alone, model=model, out=tmp_path, settings=settings)
+    for number, each in enumerate(settings):
+        folder = tmp_path / str(number)
+        for one, other in (("used", "saved"), ("used and train", "new and train")):
+            found, expected = parameters_in(folder / one), parameters_in(folder / other)
+            assert largest_gap(found, expected) == 0, (each, one)
 
 
 def test_a_checkpoint_of_three_ranks_goes_on_with_two(

@@ -229,6 +229,26 @@ def save_or_resume(model: str, out: str, verb: str, settings: Sequence[dict[str,
     leave_ranks()
 
 
+def load_weights_alone(model: str, out: str, settings: Sequence[dict[str, Any]]) -> None:
+    """Load a saved step's weights into models that have trained on, and into new ones; train."""
+    init_ranks()
+    for number, each in enumerate(settings):
+        recipe, place = recipe_of(model, each), Path(out) / str(number)
+        for name, steps in (("used", 2), ("new", 0)):
+            models = Models(recipe, Path(model), Path(model))
+            trainer = Trainer(recipe, models)
+            for step in range(steps):
+                trainer.train(samples_of_step(step))
+                if step == 0:
+                    models.save(place / "checkpoint").write()
+                    _export(models, place / "saved")
+            models.load(place / "checkpoint", with_optimizer=False)
+            _export(models, place / name)
+            trainer.train(samples_of_step(2))
+            _export(models, place / f"{name} and train")
+    leave_ranks()
+
+
 def dropout_of(model: str) -> float:
     """What share of the attention a policy that is loaded to be trained drops."""
     init_ranks()

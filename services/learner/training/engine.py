@@ -186,23 +186,31 @@ class Engine:
         with _plainly_named(folder.parent) as place:
             checkpoint = place / folder.name / tag
             if shards in (0, self.num_ranks):
-                self._load(checkpoint, with_optimizer)
+                self._load(checkpoint)
             else:
                 with _for_any_ranks(checkpoint) as universal:
                     self._engine._config.load_universal_checkpoint = True
-                    self._load(universal, with_optimizer)
+                    self._load(universal)
+        if not with_optimizer:
+            self._forget_moments()
 
-    def _load(self, checkpoint: Path, with_optimizer: bool) -> None:
+    def _load(self, checkpoint: Path) -> None:
         is_whole = all(parameter.requires_grad for parameter in self.module.parameters())
         path, client_state = self._engine.load_checkpoint(
             str(checkpoint.parent),
             tag=checkpoint.name,
             load_module_strict=is_whole,
-            load_module_only=not with_optimizer,
         )
         if path is None:
             raise FileNotFoundError(f"{checkpoint.resolve()}: no checkpoint of the engine")
         self.updates = client_state["updates"]
+
+    def _forget_moments(self) -> None:
+        """As before the first step; DeepSpeed loads no weights alone under ZeRO-3."""
+        optimizer = self._engine.optimizer
+        for state in getattr(optimizer, "optimizer", optimizer).state.values():
+            for moment in state.values():
+                moment.zero_()
 
     def gathered(self, part: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
         """What is trained of a part of the module, bucket by bucket, each whole on every rank.
