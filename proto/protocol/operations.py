@@ -65,7 +65,7 @@ class AdamW(Message):
     learning_rate: float = Field(ge=0, allow_inf_nan=False)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
-    eps: float = Field(default=1e-12, ge=0, allow_inf_nan=False)
+    eps: float = Field(default=1e-12, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # 0: gradients stay
 
