@@ -19,7 +19,7 @@ from services.gateway.jobs.service import JobService
 from services.gateway.models.checkpoints import Checkpoint, checkpoint_of
 from services.gateway.models.folders import JOB_ID, facts_of, find_folder, model_id, resolve_model
 
-_MOST_CONTEXT = 8192  # of a model that no recipe describes
+MOST_CONTEXT = 8192  # of a model that no recipe describes
 _DTYPES = get_args(Model.model_fields["dtype"].annotation)
 _SAMPLER = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _AT_STEP = re.compile(rf"({JOB_ID.pattern})@(\d{{1,9}})")
@@ -89,7 +89,7 @@ def _in_folder(
     if record is None or folder is None or not is_adapter:
         folder = _loadable(name, deployment)
     if record is None:
-        return Served(name=name, folder=str(folder), model=_as_it_says(folder))
+        return Served(name=name, folder=str(folder), model=as_it_says(folder))
     step, attempt = (checkpoint.step, 0) if checkpoint else (record.step, record.attempt)
     return _served(name, record, folder, step, attempt)
 
@@ -118,13 +118,13 @@ def _loadable(name: str, deployment: Deployment) -> Path:
     return folder
 
 
-def _as_it_says(folder: Path) -> Model:
+def as_it_says(folder: Path, most_context: int = MOST_CONTEXT) -> Model:
     """How to start an engine on a model that no job has made."""
     facts = facts_of(str(folder))
     return Model(
         path=str(folder),
         dtype=facts.dtype if facts.dtype in _DTYPES else "bfloat16",
-        max_context=min(facts.context or _MOST_CONTEXT, _MOST_CONTEXT),
+        max_context=min(facts.context or most_context, most_context),
         prompt_template="{prompt}" if facts.has_chat_template is False else None,
     )
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from protocol.messages import JobRecord, JobState, Requested
 from protocol.operations import SILENT, Operation, OperationLog
-from protocol.recipe import MOST_STEPS, Lora, Recipe, RecipeError, parse_recipe
+from protocol.recipe import MOST_STEPS, Lora, Model, Recipe, RecipeError, parse_recipe
 
+from services.gateway.calls.served import MOST_CONTEXT, as_it_says
 from services.gateway.errors import Problem, from_lines, in_time, wrong
 from services.gateway.jobs.service import JobService, Repeat
 from services.gateway.models.folders import (
     JOB_ID,
-    ModelFacts,
     facts_of,
     model_id,
     resolve_model,
@@ -37,8 +37,6 @@ FOLDERS = {SAMPLERS: "samplers", STATES: "states"}
 _PATH = re.compile(
     rf"tinker://({JOB_ID.pattern})/({'|'.join(FOLDERS)})/([A-Za-z0-9][A-Za-z0-9_.-]{{0,99}})"
 )
-_MOST_CONTEXT = 8192
-_DTYPES = ("float32", "bfloat16")  # that a model is trained in by itself: not in float16
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _GAP = 16  # places in a session without a job, since their requests were refused
@@ -121,7 +119,7 @@ def _of_base(jobs: JobService, body: bodies.NewModel) -> tuple[Recipe, Json]:
     deployment, lora = jobs.service.deployment, body.lora_config
     path = resolve_model(body.base_model, deployment, "base_model")
     adapter = _lora(lora) if lora.rank else None
-    recipe = _recipe(path, facts_of(path), adapter, lora.seed, jobs.defaults)
+    recipe = _recipe(path, adapter, lora.seed, jobs.defaults)
     model = model_id(body.base_model, deployment)
     told = {"model": model, "base_model": body.base_model, "lora_config": lora.model_dump()}
     return recipe, told
@@ -155,26 +153,22 @@ def _lora(given: bodies.Lora) -> Lora:
     return Lora(rank=given.rank, targets=() if is_whole else parts)
 
 
-def context_of(path: str, defaults: Mapping[str, Any]) -> int:
-    """How long the sequences of a client may be with a model."""
-    return _context(facts_of(path), defaults)
+def model_at(path: str, defaults: Mapping[str, Any]) -> Model:
+    """What a model's folder says of it, with no longer a context than the deployment's tables."""
+    return as_it_says(Path(path), defaults.get("model", {}).get("max_context", MOST_CONTEXT))
 
 
-def _context(facts: ModelFacts, defaults: Mapping[str, Any]) -> int:
-    most = defaults.get("model", {}).get("max_context", _MOST_CONTEXT)
-    return min(facts.context or most, most)
-
-
-def _recipe(
-    path: str, facts: ModelFacts, lora: Lora | None, seed: int, defaults: Mapping[str, Any]
-) -> Recipe:
+def _recipe(path: str, lora: Lora | None, seed: int, defaults: Mapping[str, Any]) -> Recipe:
     """The model's own context and type, where the deployment's tables say no others."""
+    said = model_at(path, defaults)
     model = {
-        "dtype": facts.dtype if facts.dtype in _DTYPES else "bfloat16",
-        "prompt_template": "{prompt}" if facts.has_chat_template is False else None,
+        "dtype": "bfloat16"
+        if said.dtype == "float16"
+        else said.dtype,  # trained without loss scaling
+        "prompt_template": said.prompt_template,
         **defaults.get("model", {}),
     }
-    own = {"path": path, "lora": lora, "max_context": _context(facts, defaults)}
+    own = {"path": path, "lora": lora, "max_context": said.max_context}
     tables = {
         "name": NAME,
         "client": {},

@@ -99,7 +99,7 @@ def tell_capabilities(jobs: Jobs) -> Json:
         folder = find_folder(model["id"], deployment) if model["owned_by"] == "system" else None
         with suppress(Problem):  # what is damaged is not offered
             if folder is not None:
-                context = clients.context_of(str(folder), jobs.defaults)
+                context = clients.model_at(str(folder), jobs.defaults).max_context
                 told.append({"model_name": model["id"], "max_context_length": context, **can})
     return {"supported_models": told}
 

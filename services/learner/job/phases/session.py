@@ -89,7 +89,8 @@ class Session:
 
     async def _arrival(self, number: int) -> Operation:
         """The operation, once it is in the log; the job pauses where the client falls silent."""
-        silent_s = self._client.silent_s
+        assert self.learning.recipe.client is not None
+        silent_s = self.learning.recipe.client.silent_s
         touched, since = self.log.touched, time.monotonic()
         while (operation := await asyncio.to_thread(self.log.operation, number)) is None:
             await asyncio.sleep(_LOOK_S)
@@ -100,11 +101,6 @@ class Session:
                 await self.learning.control.pause(words)
                 since = math.inf
         return operation
-
-    @property
-    def _client(self) -> Any:
-        assert self.learning.recipe.client is not None
-        return self.learning.recipe.client
 
     async def _nothing(self, operation: Operation) -> Result:
         return Result(number=operation.number, version=self.learning.progress.step)
