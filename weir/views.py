@@ -375,13 +375,14 @@ def group_view(group: Json) -> Iterator[RenderableType]:
 
 
 def _response(response: Json) -> Iterator[RenderableType]:
-    scores = {name: score for name, score in response["grade"].items() if score is not None}
+    scores = {name: score for name, score in (response["grade"] or {}).items() if score}
     parts = [f"{name} {number(score.get('value'), '{:.2f}')}" for name, score in scores.items()]
     parts += [
         f"{name} {number(response[name], _NUMBERS[name])}" for name in ("reward", "advantage")
     ]
-    own = sum(logprob is not None for logprob in response["behavior_logprobs"])
-    parts += [f"{own:,} tokens", response["finish_reason"]]
+    of_tokens = response["behavior_logprobs"] or response["logprobs"] or ()
+    own = sum(logprob is not None for logprob in of_tokens)
+    parts += [f"{own:,} tokens", *filter(None, [response["finish_reason"]])]
     yield _text(f"\nresponse {response['index']}: {', '.join(parts)}", "bold")
     if episode := response.get("episode"):
         yield from _episode(episode)

@@ -126,7 +126,10 @@ def read_step(folder: Path, step: int) -> list[list[Row]]:
     if not found:
         kept = f"from {files[0].step} to {files[-1].step}" if files else "of no step"
         raise CannotReplay(f"{folder} has no samples of step {step}, but {kept}")
-    return [rows for file in found for rows in read_groups(folder / file.name)]
+    groups = [rows for file in found for rows in read_groups(folder / file.name)]
+    if any(row["failure"] is None and row["grade"] is None for rows in groups for row in rows):
+        raise CannotReplay(f"{folder}: a client's program has valued step {step}; no grade is here")
+    return groups
 
 
 def replay(before: Sequence[list[Row]], recipe: Recipe) -> list[Response]:

@@ -66,7 +66,7 @@ def _response(row: Row, tokenizer: Tokenizer | None) -> Row:
         "text": row["text"],
         "finish_reason": row["finish_reason"],
         "spans": row["spans"].tolist(),
-        "grade": json.loads(row["grade"]),
+        "grade": json.loads(row["grade"]) if row["grade"] else None,
         "episode": json.loads(row["episode"]) if row.get("episode") else None,
         **{name: _rounded(row[name]) for name in _NUMBERS},
         "tokens": _tokens(row, tokenizer),

@@ -34,12 +34,13 @@ _COLUMNS = {
     **dict.fromkeys(("index", "number", "step", "attempt", "length"), "BIGINT"),
     **dict.fromkeys(("created_at", "accuracy", "process", "reward"), "DOUBLE"),
     **dict.fromkeys(("advantage", "surprise", "parity_gap"), "DOUBLE"),
-    "truncated": "BOOLEAN",
+    **dict.fromkeys(("truncated", "graded"), "BOOLEAN"),
 }
-_SELECTED = ", ".join(_COLUMNS).replace(
-    "advantage",
-    "coalesce(advantage, token_advantage)",  # of a critic the mean over tokens
-)
+_MADE = {
+    "advantage": "coalesce(advantage, token_advantage)",  # of a critic the mean over tokens
+    "graded": "grade IS NOT NULL",
+}
+_SELECTED = ", ".join(_MADE.get(name, name) for name in _COLUMNS)
 _PURPOSE = f"list_position({[purpose.value for purpose in Purpose]}, purpose) - 1"
 _PLACE = ("step", _PURPOSE, "number", "coalesce(index, 0)")
 _SHOWN_CHARS = 200
@@ -76,7 +77,7 @@ _ANSWERS = {  # to each filter; null where there is no answer
     **{name: name for name in ("step", "purpose", "key", "fate", "truncated")},
     "task": "task_id",
     "correct": "accuracy = 1",
-    "ungradable": "CASE WHEN index IS NOT NULL THEN accuracy IS NULL END",
+    "ungradable": "CASE WHEN graded THEN accuracy IS NULL END",
     "zero_advantage": "advantage = 0",
 }
 

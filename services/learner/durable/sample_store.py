@@ -10,20 +10,19 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 from protocol.recipe import Purpose, Recipe
 from protocol.samples import RECIPE, TOKENIZER, StepFile, all_files
 from protocol.weights import sync_folder
 
 from services.chassis.deployment import Deployment
-from services.learner.durable.sample_rows import rows_of, write_groups
-from services.learner.training.scoring import ScoredGroup
+from services.learner.durable.sample_rows import Row, write_groups
 
 _DAY_S = 86_400
+Rows = Callable[..., Iterator[list[Row]]]  # of each group; takes attempt, step and created_at
 log = logging.getLogger(__name__)
 
 
@@ -56,30 +55,21 @@ class SampleStore:
             copy.write_bytes(content)
             copy.replace(self.folder / name)
 
-    async def append(
-        self,
-        purpose: Purpose,
-        step: int,
-        groups: Sequence[ScoredGroup],
-        tokens: Mapping[str, np.ndarray],
-    ) -> None:
+    async def append(self, purpose: Purpose, step: int, rows: Rows) -> None:
         """Begin to write a step; that of the last call is written once this returns.
 
         Args:
             purpose: of the groups.
             step: that were done when they were used or dropped.
-            groups: with their fates; read in a thread.
-            tokens: what was measured for each token of the samples, in their order.
+            rows: called in a thread.
 
         Raises:
             OSError: if the last one could not be written; nothing more can be.
         """
         await self._written()
-        if groups and self.keep_bytes > 0 and not self._is_broken:
+        if self.keep_bytes > 0 and not self._is_broken:
             file = StepFile(step, purpose, self.attempt)
-            self._writing = asyncio.create_task(
-                asyncio.to_thread(self._write, file, groups, tokens)
-            )
+            self._writing = asyncio.create_task(asyncio.to_thread(self._write, file, rows))
 
     async def sync(self) -> None:
         """Everything that was appended survives a crash once this returns; what is too old goes.
@@ -104,15 +94,13 @@ class SampleStore:
             self._is_broken = True
         self._writing = None
 
-    def _write(
-        self, file: StepFile, groups: Sequence[ScoredGroup], tokens: Mapping[str, np.ndarray]
-    ) -> None:
+    def _write(self, file: StepFile, rows: Rows) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have made room
         unfinished, path = self._unfinished(self.attempt), self.folder / file.name
-        rows = rows_of(groups, tokens, attempt=self.attempt, step=file.step, created_at=time.time())
+        groups = rows(attempt=self.attempt, step=file.step, created_at=time.time())
         try:
             with unfinished.open("wb") as target:
-                write_groups(target, rows)
+                write_groups(target, groups)
                 target.flush()
                 os.fsync(target.fileno())
             self._newest = path  # before it can be the oldest

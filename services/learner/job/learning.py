@@ -16,6 +16,7 @@ from protocol.recipe import Purpose, Recipe
 from services.chassis.metrics import PHASES
 from services.learner.attempt import Attempt, JobFault
 from services.learner.durable.progress import Progress
+from services.learner.durable.sample_rows import rows_of
 from services.learner.job.control import Control
 from services.learner.job.parity import Parity
 from services.learner.job.reconciler import Reconciler
@@ -110,8 +111,9 @@ class Learning:
         for graded in (group.graded for group in groups):
             if graded.failure is not None:
                 log.warning("dropped", extra={"key": graded.key, "reason": graded.failure})
-        with self.control.doing(Doing.KEEPS_SAMPLES, timed="keep_samples"):
-            await self.versions.store.append(purpose, step, groups, tokens)
+        if groups:
+            with self.control.doing(Doing.KEEPS_SAMPLES, timed="keep_samples"):
+                await self.versions.store.append(purpose, step, partial(rows_of, groups, tokens))
 
     async def account_of(self, purpose: Purpose) -> dict[str, Any]:
         """The ledger of a purpose at this moment: asked = trained + dropped + under way."""

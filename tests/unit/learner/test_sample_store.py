@@ -8,6 +8,7 @@ import os
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from glob import glob
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def failed(number: int) -> ScoredGroup:
 def write(store: SampleStore, *steps: int, purpose: Purpose = Purpose.TRAIN) -> None:
     async def append_and_sync() -> None:
         for step in steps:
-            await store.append(purpose, step, [failed(step)], {})
+            await store.append(purpose, step, partial(rows_of, [failed(step)], {}))
         await store.sync()
 
     asyncio.run(append_and_sync())
@@ -161,7 +162,7 @@ def test_what_could_not_be_written_is_told_at_the_next_step_or_checkpoint(
     async def append_twice() -> None:
         store = a_store(tmp_path)
         for step in (1, 2):
-            await store.append(Purpose.TRAIN, step, [failed(step)], {})
+            await store.append(Purpose.TRAIN, step, partial(rows_of, [failed(step)], {}))
 
     for tell in (lambda: asyncio.run(append_twice()), lambda: write(a_store(tmp_path, 2), 1)):
         with pytest.raises(OSError, match="Errno 28"):

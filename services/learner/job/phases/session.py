@@ -13,6 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,13 @@ from protocol.operations import (
     State,
     sampler_name,
 )
+from protocol.recipe import Purpose
+from protocol.samples import TOKENIZER
 
 from services.learner.attempt import MachineFault
 from services.learner.durable.checkpoint import MODEL, write_whole
+from services.learner.durable.sample_rows import Row
+from services.learner.durable.trained_rows import MOST_SEQUENCES, data_rows, rows_of_data
 from services.learner.job.learning import Learning
 from services.learner.training.samples import Measured
 
@@ -51,6 +57,7 @@ class Session:
     learning: Learning
     _next: int = -1
     _pending: Counter[str] = field(default_factory=Counter)  # what adds up until the optim_step
+    _rows: list[Row] = field(default_factory=list)  # of data that add up
     _loss: float = 0.0
     _has_ended: bool = False
 
@@ -121,6 +128,8 @@ class Session:
             self._pending.update(
                 sequences=len(operation.data.lengths), positions=len(logprobs), parts=1
             )
+            room = MOST_SEQUENCES - len(self._rows)
+            self._rows += islice(data_rows(operation, logprobs), room)
         if not math.isfinite(loss) or not np.isfinite(logprobs).all():
             raise OperationFault(f"the loss is {loss}; lower the learning rate or the advantages")
         return Result(
@@ -136,14 +145,23 @@ class Session:
         assert adam is not None
         norm = (await self._operate(operation)).metrics["grad_norm"]
         told = {"loss": self._loss, **self._pending, "learning_rate": adam.learning_rate}
+        rows, self._rows = self._rows, []
         self._loss, self._pending = 0.0, Counter()
         if not math.isfinite(norm):
             raise OperationFault(
                 "the gradient is not finite: the weights stay as they were, and it is gone"
             )
+        if rows:
+            await self._keep(rows)
         await self._changed(operation, {**told, "grad_norm": norm})
         metrics = {"grad_norm": norm}
         return Result(number=operation.number, version=learning.progress.step, metrics=metrics)
+
+    async def _keep(self, rows: list[Row]) -> None:
+        learning, store = self.learning, self.learning.versions.store
+        with learning.control.doing(Doing.KEEPS_SAMPLES, timed="keep_samples"):
+            whole = partial(rows_of_data, rows, store.folder / TOKENIZER)
+            await store.append(Purpose.TRAIN, learning.progress.step, whole)
 
     async def _operate(self, operation: Operation) -> Measured:
         with self.learning.control.doing(Doing.OPERATES, operation.number, timed="train"):

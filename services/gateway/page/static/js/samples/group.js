@@ -127,8 +127,8 @@ function textsOf({ prompt, task }) {
   const told = Object.entries(task.metadata ?? {}).map(
     ([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`,
   );
-  const more = [["Solution", task.solution], ["Metadata", told.join("\n")]];
-  return [["Prompt", prompt ?? task.prompt], ["Answer", task.answer], ...more.filter(([, text]) => text)];
+  const more = [["Answer", task.answer], ["Solution", task.solution], ["Metadata", told.join("\n")]];
+  return [["Prompt", prompt ?? task.prompt], ...more.filter(([, text]) => text)];
 }
 
 function Cards({ group, shading, end, chosen }) {

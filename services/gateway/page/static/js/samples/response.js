@@ -9,7 +9,8 @@ import { MARK_SYMBOLS, Tokens, marksOf } from "./tokens.js";
 export function ResponseCard({ response, shading, end, chosen }) {
   const { grade, index, spans } = response;
   const own = response.tokens.filter((_, token) => !isForeign(response, token)).length;
-  const verdict = verdictOf({ index, accuracy: grade?.outcome.kind === "graded" ? grade.outcome.value : null });
+  const accuracy = grade?.outcome.kind === "graded" ? grade.outcome.value : null;
+  const verdict = verdictOf({ ...response, accuracy, graded: grade !== null });
   const parts = [
     ["A_out", response.outcome_advantage],
     ["A_proc", response.process_advantage],

@@ -6,7 +6,7 @@ const ALMOST_ALL = 0.99; // of the values lie on the scale: a few beyond it woul
 const negated = (values) => values.map((value) => (value === null ? null : -value));
 const gaps = ({ logprobs, behavior_logprobs: behavior }) =>
   logprobs &&
-  behavior.map((value, token) =>
+  behavior?.map((value, token) =>
     logprobs[token] === null || value === null ? null : Math.abs(logprobs[token] - value),
   );
 
@@ -24,7 +24,7 @@ export const SHADINGS = {
 };
 
 /** Whether a token is a tool's or the environment's, so that no number is known of it. */
-export const isForeign = ({ behavior_logprobs: behavior }, token) => behavior[token] === null;
+export const isForeign = ({ behavior_logprobs: behavior, logprobs }, token) => (behavior ?? logprobs)?.[token] === null;
 
 /** The largest value that a scale shows, over all responses: its end. */
 export function scaleEnd(responses, shading) {
