@@ -24,13 +24,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from deploy.processes import free_ports
+from services.learner.durable.trained_rows import MOST_SEQUENCES
 from tests.architecture.project import ROOT
 from tests.contract.valkey_server import Server
+from tests.kept_samples import all_samples
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(600)]
 MODEL = ROOT / "examples/arithmetic/base-model"
 ADAM = AdamW(learning_rate=1e-3, max_grad_norm=1.0)
 PATIENCE_S = 120
+COUNTS = [16, 16, 16, 16, 16, 300]  # of each step's data
 
 
 def some_data(seed: int, count: int) -> Data:
@@ -142,7 +145,7 @@ def client(server: Server, tmp_path: Path) -> Iterator[Client]:
 
 async def steps(client: Client, seeds: Sequence[int], loss: Any = "ppo") -> None:
     for seed in seeds:
-        client.ask("forward_backward", data=some_data(seed, 16), loss=loss)
+        client.ask("forward_backward", data=some_data(seed, COUNTS[seed]), loss=loss)
         await client.did("optim_step", adam=ADAM)
 
 
@@ -160,7 +163,7 @@ async def test_kills_between_operations_change_no_bit(
     undisturbed = Client(server, tmp_path / "other", "ftjob-" + "1" * 24)
     await client.begin()
     for seed in range(6):
-        client.ask("forward_backward", data=some_data(seed, 16), loss="ppo")
+        client.ask("forward_backward", data=some_data(seed, COUNTS[seed]), loss="ppo")
         if seed in {1, 4}:
             client.kill()
         number = client.ask("optim_step", adam=ADAM)
@@ -185,8 +188,19 @@ async def test_kills_between_operations_change_no_bit(
     try:
         await steps(undisturbed, range(6))
         await same_weights(undisturbed, "final", disturbed)
+        await undisturbed.did("end")
+        assert undisturbed.process is not None
+        await asyncio.to_thread(undisturbed.process.wait, PATIENCE_S)
+        assert len(samples := samples_of(undisturbed)) == 5 * 16 + MOST_SEQUENCES
+        assert samples_of(client) == samples
     finally:
         undisturbed.kill()
+
+
+def samples_of(client: Client) -> list[str]:
+    """What is kept of each sequence, without what tells attempts apart."""
+    groups = all_samples(client.log.job_folder / "samples")
+    return [str(row | {"attempt": 0, "created_at": 0}) for rows in groups for row in rows]
 
 
 async def test_parts_of_the_data_add_up_bit_for_bit(client: Client) -> None:

@@ -22,6 +22,7 @@ from services.chassis.deployment import Deployment
 from services.learner.durable.sample_rows import Row, write_groups
 
 _DAY_S = 86_400
+_MOST_FILES = 10_000  # each of which is looked at after each step
 Rows = Callable[..., Iterator[list[Row]]]  # of each group; takes attempt, step and created_at
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,8 @@ log = logging.getLogger(__name__)
 class SampleStore:
     """The steps of one attempt; of those of all attempts the newest stay.
 
-    Together they have at most ``keep_samples_bytes``, or are the last step alone; none is older
-    than ``keep_samples_days``. With 0 bytes nothing is written.
+    Together they have at most ``keep_samples_bytes``, or are the last step alone, and are no more
+    than 10,000; none is older than ``keep_samples_days``. With 0 bytes nothing is written.
     """
 
     def __init__(self, folder: Path, attempt: int, deployment: Deployment) -> None:
@@ -122,10 +123,11 @@ class SampleStore:
     def _retain(self) -> None:
         """Delete the oldest files, but never the step that was written last."""
         size = 0
-        for written, path, bytes_ in sorted(_files(self.folder), reverse=True):
+        newest_first = sorted(_files(self.folder), reverse=True)
+        for place, (written, path, bytes_) in enumerate(newest_first):
             size += bytes_
             is_too_much = size > self.keep_bytes or _is_old(written, self.keep_days)
-            if is_too_much and path != self._newest:
+            if (is_too_much or place >= _MOST_FILES) and path != self._newest:
                 path.unlink(missing_ok=True)
 
     def _unfinished(self, attempt: int) -> Path:

@@ -67,7 +67,7 @@ def rows_of_data(
     rows: Sequence[Row], tokenizer: Path, *, attempt: int, step: int, created_at: float
 ) -> Iterator[list[Row]]:
     """Whole rows, by prompts; they have no texts where there is no file of a tokenizer."""
-    coder = _tokenizer(tokenizer) if tokenizer.is_file() else None
+    coder = _tokenizer(tokenizer)
     groups: dict[bytes, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["prompt_ids"].tobytes(), []).append(row)
@@ -90,5 +90,5 @@ def _text(coder: Tokenizer | None, ids: np.ndarray) -> str:
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(path: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(path))
+def _tokenizer(path: Path) -> Tokenizer | None:
+    return Tokenizer.from_file(str(path)) if path.is_file() else None

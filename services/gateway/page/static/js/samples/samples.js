@@ -137,7 +137,6 @@ function List({ job, rows, query }) {
         ${groupsOf(rows).map((key) => {
           const group = rows.filter((row) => row.key === key);
           const right = group.filter(({ accuracy }) => accuracy === 1).length;
-          const graded = group.some((row) => row.graded);
           return html`<tr key=${key}>
             <th scope="row">
               <a href=${link(group[0])}>${key}</a>${
@@ -154,7 +153,7 @@ function List({ job, rows, query }) {
                 )}
               ${group.length > ANSWERS && html`<span class="soft">and ${group.length - ANSWERS} more</span>`}
             </td>
-            <td class="num">${graded ? `${right} / ${group.length}` : "–"}</td>
+            <td class="num">${group.some(({ graded }) => graded) ? `${right} / ${group.length}` : "–"}</td>
             ${MEANS.map((name) => html`<td class="num">${number(mean(group.map((row) => row[name])))}</td>`)}
           </tr>`;
         })}
@@ -173,7 +172,8 @@ function Outcome({ row }) {
 
 export function verdictOf({ failure, accuracy, index, graded, advantage }) {
   if (failure || index === null) return { kind: "unknown", symbol: "!", text: "failed" };
-  if (graded === false) return { kind: "unknown", symbol: "·", text: `advantage ${signed(advantage)}` };
+  const valued = advantage === null ? "not graded" : `advantage ${signed(advantage)}`;
+  if (graded === false) return { kind: "unknown", symbol: "·", text: valued };
   if (accuracy === null || accuracy === undefined) return { kind: "unknown", symbol: "?", text: "ungradable" };
   if (accuracy === 1) return { kind: "right", symbol: "✓", text: "right" };
   if (accuracy === 0) return { kind: "wrong", symbol: "✗", text: "wrong" };
