@@ -58,7 +58,7 @@ _NUMBERS = {
     "accuracy": "{:.2f}",
     "process": "{:.2f}",
     "reward": "{:.3f}",
-    "advantage": "{:+.3g}",
+    "advantage": "{:+.3f}",
     "surprise": "{:.3f}",
     "length": "{:,}",
 }

@@ -25,13 +25,9 @@ MOST_SEQUENCES = 256  # of a step that are kept, the first ones
 
 
 def data_rows(operation: Operation, logprobs: np.ndarray) -> Iterator[Row]:
-    """What the row of each datum has of its own; the response begins with the first weight.
-
-    Args:
-        logprobs: of each target, by the learner before the update.
-    """
+    """What the row of each datum has of its own; the response begins with the first weight."""
+    assert operation.data is not None
     data = operation.data
-    assert data is not None
     columns = (data.weights, data.behavior_logprobs, data.input_ids, data.targets, logprobs)
     ends = data.lengths.cumsum()
     for start, end in zip(ends - data.lengths, ends, strict=True):
