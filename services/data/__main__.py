@@ -136,7 +136,7 @@ def _integers(given: argparse.Namespace) -> int:
     try:
         outcomes = asyncio.run(rewrite_all(lines, server, replies))
     except WorkerFault as error:
-        raise RefusedError(f"{error}; then run this again: {replies} is what is done") from error
+        raise RefusedError(f"{error}; then run this again, for what {replies} lacks") from error
     _write(target, [json.dumps(fields, ensure_ascii=False) for fields, _ in outcomes])
     replies.unlink(missing_ok=True)
     for how, number in Counter(how for _, how in outcomes).most_common():
