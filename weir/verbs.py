@@ -44,7 +44,7 @@ OF_OTHER_SERVICES = {
         "services.grader.offline.__main__",
         "Grade responses, or measure graders by labelled ones.",
     ),
-    "data": ("services.data.__main__", "Import tasks from a dataset, and check task files."),
+    "data": ("services.data.__main__", "Import tasks from a dataset; check or rewrite task files."),
     "replay": ("services.learner.replay", "Grade a step again, and show what a recipe changes."),
     "compose": ("deploy.compose", "Write what a machine's GPUs add to docker-compose.yml."),
 }

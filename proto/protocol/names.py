@@ -61,6 +61,7 @@ GROUP_ADVANTAGES = {
     "reinforce": Formula(),
     "grpo_batch": Formula(compares=True),
     "max_rl": Formula(compares=True),
+    "gdpo": Formula(compares=True),
     "papo": Formula(_PAPO, needs_process=True, compares=True),
     "papo_full_norm": Formula(_PAPO, needs_process=True, compares=True),
     "multiplicative": Formula(needs_process=True),

@@ -43,7 +43,7 @@ class Check(Table):
         max_length=64,
         description="label in breakdown and formula; none: the verifier's",
     )
-    weight: float = Field(default=1.0, ge=1e-6, le=1e6, description="in the weighted mean")
+    weight: float = Field(default=1.0, ge=1e-6, le=1e6, description="in the mean, and in `gdpo`")
     sees: Literal["all", "correct"] = Field(
         default="all", description="of the responses that `process_for` lets through"
     )
@@ -294,7 +294,9 @@ class Reward(Table):
         ge=1,
         description="tokens before the limit over which DAPO's punishment grows; none: it is off",
     )
-    overlong_factor: float = Field(default=1.0, gt=0, description="punishment at the limit")
+    overlong_factor: float = Field(
+        default=1.0, gt=0, description="punishment at the limit, weight in `gdpo`"
+    )
     overlong_filter: bool = Field(
         default=False, description="leave truncated responses out of the loss"
     )

@@ -1,4 +1,4 @@
-"""``weir data``: bring tasks in, or check them.
+"""``weir data``: bring tasks in, check them, or rewrite them to have integers for answers.
 
 Exit status: 0 the file has no problem, or OUT was written in full; 2 anything else; 130 Ctrl-C.
 """
@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from secrets import token_hex
 
+from protocol.tasks import raw_lines
+
 from services.chassis.deployment import DeploymentError, count
-from services.data.check import check
-from services.data.importing import Draft, held_out, import_tasks, rows_of
+from services.chassis.faults import WorkerFault
+from services.data.check import check, examined
+from services.data.importing import held_out, import_tasks, rows_of
+from services.data.integers import rewrite_all
 from services.data.mapping import RefusedError
 from services.data.presets import PRESETS, Preset, Taken
+from services.grader.judge.settings import OTHERS, URL, deployed_judges
 from services.grader.pool import NoWorkerError
 
 DONE, NOT_DONE = 0, 2
@@ -47,6 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     verb.set_defaults(run=_check)
     text = "make a task file of a dataset: each problem once, each answer checked"
     _add_import(verbs.add_parser("import", help=text, description=text))
+    text = "ask for an integer where an answer is an expression, in a format that a model finds"
+    verb = verbs.add_parser("integers", help=text, description=text)
+    verb.add_argument("source", metavar="FILE", type=Path)
+    verb.add_argument("target", metavar="OUT", type=Path)
+    verb.add_argument("--model", metavar="NAME", default="", help=f"of {OTHERS}; default: {URL}'s")
+    verb.set_defaults(run=_integers)
     return parser
 
 
@@ -102,11 +115,32 @@ def _import(given: argparse.Namespace) -> int:
     out = set() if given.held_out is None else held_out(drafts, given.held_out, given.seed)
     kept = [draft for draft in drafts if draft.key not in out]
     if out:
-        _write(targets[1], [draft for draft in drafts if draft.key in out])
-    _write(targets[0], kept)
+        _write(targets[1], [draft.text for draft in drafts if draft.key in out])
+    _write(targets[0], [draft.text for draft in kept])
     print(f"{imported.num_rows} rows: {len(kept)} tasks in {paths[0]}")
     if out:
         print(f"held out: {len(out)} tasks in {paths[1]}")
+    return DONE
+
+
+def _integers(given: argparse.Namespace) -> int:
+    target = _file_to_write(given.target, given.source)
+    replies = target.with_name(f"{target.name}.replies")
+    if (server := deployed_judges().get(given.model)) is None:
+        named = f"{OTHERS} has no {given.model!r}; add it" if given.model else f"{URL} is not set"
+        raise RefusedError(f"{named}: give the base of an OpenAI-compatible server, and its model")
+    with given.source.open("rb") as file:
+        lines = list(examined(raw_lines(file)))
+    if not lines or any(line.problems for line in lines):
+        raise RefusedError(f"{given.source} has problems; see `weir data check {given.source}`")
+    try:
+        outcomes = asyncio.run(rewrite_all(lines, server, replies))
+    except WorkerFault as error:
+        raise RefusedError(f"{error}; then run this again, for what {replies} lacks") from error
+    _write(target, [json.dumps(fields, ensure_ascii=False) for fields, _ in outcomes])
+    replies.unlink(missing_ok=True)
+    for how, number in Counter(how for _, how in outcomes).most_common():
+        print(f"{number} {how}")
     return DONE
 
 
@@ -151,13 +185,13 @@ def _file_to_write(path: Path, source: Path | None) -> Path:
     return target
 
 
-def _write(target: Path, drafts: Iterable[Draft]) -> None:
+def _write(target: Path, lines: Iterable[str]) -> None:
     """Replace a file whole, or leave it as it is if an error comes between."""
     unfinished = target.with_name(f".weir-{token_hex(4)}")
     try:
         # JSON writes half a surrogate pair just as Python replaces it.
         with unfinished.open("x", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(f"{draft.text}\n" for draft in drafts)
+            file.writelines(f"{line}\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(target)

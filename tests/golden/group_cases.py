@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -106,6 +107,20 @@ def step_advantages(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
     }
 
 
+def gdpo(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    """Groups of [outcome, process, punishment] of each response, and the weights of these."""
+    *weights, penalty_weight = inputs["weights"]
+    groups: list[GroupScores] = []
+    for group in inputs["groups"]:
+        outcome, process, penalty = map(list, zip(*group, strict=True))
+        checks = zip((tensor(outcome), tensor(process)), weights, strict=True)
+        scores = replace(group_scores(outcome, process), penalty=tensor(penalty))
+        groups.append(replace(scores, checks=tuple(checks), penalty_weight=penalty_weight))
+    sums = torch.cat([formulas.gdpo(scores) for scores in groups])
+    step = formulas.normalized_over_step(sums, sums)
+    return {"sums": sums.tolist(), "advantages": step.tolist()}
+
+
 def order_safe_lambda(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
     got: dict[str, Any] = {}
     for size in inputs["G"]:
@@ -187,6 +202,7 @@ GROUP_CASES = {
     "papo_filter": papo_filter,
     "grpo_advantage": grpo_advantage,
     "step_advantages": step_advantages,
+    "gdpo": gdpo,
     "order_safe_lambda": order_safe_lambda,
     "dynamic_filter": dynamic_filter,
     "overlong_penalty": partial(overlong, bounded=True),

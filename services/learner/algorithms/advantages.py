@@ -28,6 +28,9 @@ class GroupScores:
     correct: Tensor  # bool, from raw accuracy, never from a shaped reward
     process: Tensor  # float in [0, 1], NaN where there is no process score
     penalty: Tensor  # float, at most 0: the punishment of an overlong response
+    # The scores of each check of outcome and process, NaN where it gave none, and its weight.
+    checks: tuple[tuple[Tensor, float], ...] = ()
+    penalty_weight: float = 1.0
 
     def __len__(self) -> int:
         return self.outcome.shape[0]
@@ -148,6 +151,23 @@ def max_rl(scores: GroupScores) -> Tensor:
     return centered(scores.reward) / torch.where(rate > 0, rate, torch.inf)
 
 
+def gdpo(scores: GroupScores) -> Tensor:
+    """Weighted sum of (r_k - mean) / std of each check k, [group]: GDPO (arXiv:2601.05242).
+
+    With the sample std + 1e-4, as in the authors' code; the overlong punishment is a check too. A
+    response without a check's score takes no part in that check. `normalized_over_step` follows
+    once the step has its groups.
+    """
+    normalize = partial(_over_sample_std, eps=TRL_EPS)
+    parts = (*scores.checks, (scores.penalty, scores.penalty_weight))
+    return torch.stack([w * _among(~r.isnan(), r, normalize) for r, w in parts]).sum(0)
+
+
+def normalized_over_step(advantages: Tensor, rewards: Tensor) -> Tensor:
+    """(A - mean) / (sample std + 1e-4), [response of a step]: the second half of GDPO."""
+    return _over_sample_std(advantages, TRL_EPS)
+
+
 def papo(
     scores: GroupScores,
     *,
@@ -263,6 +283,7 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "reinforce": reinforce,
     "grpo_batch": grpo_batch,
     "max_rl": max_rl,
+    "gdpo": gdpo,
     "papo": papo,
     "papo_full_norm": papo_full_norm,
     "multiplicative": multiplicative,
@@ -280,6 +301,7 @@ REWARDS: dict[str, Callable[[GroupScores], Tensor]] = {
 # groups alone do not decide. Dynamic sampling judges a group before that, by its own part.
 OVER_STEP: dict[str, Callable[..., Tensor]] = {
     "grpo_batch": over_sample_std,
+    "gdpo": normalized_over_step,
 }
 
 # What an advantage adds up, the second part times lambda_process.

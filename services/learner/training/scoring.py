@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 
 import numpy as np
 import torch
-from protocol.messages import FinishReason, Grade, GradedGroup, Response
+from protocol.messages import FinishReason, Grade, Graded, GradedGroup, Response, Score
 from protocol.recipe import Recipe, Reward
+from protocol.rewards import Check
 from protocol.samples import USED
 from torch import Tensor
 
@@ -86,7 +87,15 @@ class Scoring:
             correct=accuracy == 1.0,
             process=torch.tensor(process, dtype=torch.float64),
             penalty=self._penalty(torch.tensor(lengths, dtype=torch.float64)),
+            checks=tuple(self._checks(grades)),
+            penalty_weight=self.reward.overlong_factor,
         )
+
+    def _checks(self, grades: Sequence[Grade]) -> Iterator[tuple[Tensor, float]]:
+        """What each check gave, [group], and its weight; a formula's checks are one."""
+        outcomes, reward = [grade.outcome for grade in grades], self.reward
+        yield from _by_check(outcomes, reward.outcome, whole=reward.formula is not None)
+        yield from _by_check([grade.process for grade in grades], reward.process)
 
     def _penalty(self, lengths: Tensor) -> Tensor:
         buffer = self.reward.overlong_buffer
@@ -94,6 +103,19 @@ class Scoring:
             return torch.zeros_like(lengths)
         factor = self.reward.overlong_factor
         return overlong_penalty(lengths, limit=self.max_tokens, buffer=buffer, factor=factor)
+
+
+def _by_check(
+    scores: Sequence[Score | None], checks: Sequence[Check], *, whole: bool = False
+) -> Iterator[tuple[Tensor, float]]:
+    if whole or len(checks) == 1:  # a lone check's score has no label
+        values = [s.value if isinstance(s, Graded) else math.nan for s in scores]
+        yield torch.tensor(values, dtype=torch.float64), checks[0].weight
+        return
+    labelled = [s.breakdown if isinstance(s, Graded) else {} for s in scores]
+    for check in checks:
+        values = [each.get(check.label, math.nan) for each in labelled]
+        yield torch.tensor(values, dtype=torch.float64), check.weight
 
 
 def _left_to_the_critic(scores: GroupScores) -> Tensor:

@@ -108,6 +108,35 @@ def test_a_step_scales_the_advantages_of_all_its_groups_at_once() -> None:
     assert [s.advantage for s in alone] == [0]
 
 
+def test_gdpo_compares_each_check_by_itself_and_normalizes_the_step() -> None:
+    outcome = [{"verifier": "math_answer", "weight": 2.0}, {"verifier": "string_check"}]
+    reward = {"outcome": outcome, "overlong_buffer": 4, "overlong_factor": 0.5}
+    right = Graded(value=0.5, breakdown={"math_answer": 1, "string_check": 0})
+    wrong = Graded(value=0.25, breakdown={"string_check": 1})  # the other check was left out
+    groups = [
+        graded([Grade(outcome=right, process=Graded(value=0.75)), Grade(outcome=wrong)]),
+        graded([Grade(outcome=each) for each in (right, wrong, wrong)], lengths=[3, 8, 3]),
+    ]
+    of_checks, of_formula = (
+        scoring("gdpo", **reward),
+        scoring(
+            "gdpo", outcome=["math_answer", "string_check"], formula="math_answer * string_check"
+        ),
+    )
+    found = ScoredGroup(groups[0], of_checks).scores
+    assert [weight for _, weight in found.checks] == [2, 1, 1]
+    expected = [[1, math.nan], [0, 1], [0.75, math.nan]]
+    for (values, _), of_check in zip(found.checks, expected, strict=True):
+        assert values.tolist() == pytest.approx(of_check, nan_ok=True)
+    assert found.penalty_weight == 0.5
+    (values, _), _ = ScoredGroup(groups[0], of_formula).scores.checks
+    assert values.tolist() == [0.5, 0.25]
+    samples, _ = samples_of(groups, of_checks)
+    advantages = [sample.advantage for sample in samples]
+    assert statistics.mean(advantages) == pytest.approx(0)
+    assert statistics.stdev(advantages) == pytest.approx(1, abs=1e-3)
+
+
 def test_a_response_that_cannot_be_graded_is_dropped_and_counted() -> None:
     samples, facts = samples_of([graded([a_grade(1.0), a_grade(None), a_grade(0.0)])], grpo)
     assert [s.advantage for s in samples] == pytest.approx([0.707106, -0.707106], abs=1e-6)

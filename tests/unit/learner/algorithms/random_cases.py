@@ -41,17 +41,21 @@ def random_group(random: Random) -> Group:
         correct=correct,
         process=[score(is_correct) for is_correct in correct],
         penalty=[-random.random() if punished else 0.0 for _ in correct],
+        weights=(random.random(), random.random(), random.random()),
     )
 
 
 def scores_of(group: Group, dtype: torch.dtype = torch.float64) -> GroupScores:
     """The group as the code under test takes it."""
-    process = [math.nan if score is None else score for score in group.process]
+    of_process = [math.nan if score is None else score for score in group.process]
+    outcome, process = (torch.tensor(part, dtype=dtype) for part in (group.outcome, of_process))
     return GroupScores(
-        outcome=torch.tensor(group.outcome, dtype=dtype),
+        outcome=outcome,
         correct=torch.tensor(group.correct, dtype=torch.bool),
-        process=torch.tensor(process, dtype=dtype),
+        process=process,
         penalty=torch.tensor(group.penalty, dtype=dtype),
+        checks=((outcome, group.weights[0]), (process, group.weights[1])),
+        penalty_weight=group.weights[2],
     )
 
 

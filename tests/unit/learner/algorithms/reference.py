@@ -21,6 +21,7 @@ class Group:
     correct: list[bool]
     process: list[float | None]
     penalty: list[float]
+    weights: tuple[float, float, float] = (1.0, 1.0, 1.0)  # in GDPO: outcome, process, penalty
 
     @property
     def rewards(self) -> list[float]:
@@ -83,11 +84,14 @@ def grpo(group: Group, ddof: int, denominator: str, std_eps: float) -> list[floa
 
 
 def grpo_trl(group: Group) -> list[float]:
-    rewards = group.rewards
-    if len(rewards) == 1:
+    return standardize_as_trl(group.rewards)
+
+
+def standardize_as_trl(values: Numbers) -> list[float]:
+    if len(values) == 1:
         return [0.0]
-    sigma = deviation(rewards, 1)
-    return [value / (sigma + 1e-4) for value in minus_mean(rewards)]
+    sigma = deviation(values, 1)
+    return [value / (sigma + 1e-4) for value in minus_mean(values)]
 
 
 def grpo_verl(group: Group) -> list[float]:
@@ -118,6 +122,17 @@ def max_rl(group: Group) -> list[float]:
     """(r - r_hat) / r_hat; K = 0 successes have no gradient."""
     rate = mean(group.outcome)
     return [value / rate if rate > 0 else 0.0 for value in minus_mean(group.rewards)]
+
+
+def gdpo(group: Group) -> list[float]:
+    """sum over k of w_k (r_k - mean(r_k)) / (std(r_k) + 1e-4); normalized over a step later."""
+    total = [0.0 for _ in group.outcome]
+    for weight, scores in zip(
+        group.weights, (group.outcome, group.process, group.penalty), strict=True
+    ):
+        parts = over_those_with(scores, standardize_as_trl)
+        total = [a + weight * b for a, b in zip(total, parts, strict=True)]
+    return total
 
 
 def papo(

@@ -1,0 +1,123 @@
+"""``weir data integers``: which answers become integers, and what is asked of the model for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.data.__main__ import main
+from tests.unit.grader.judge_server import (
+    Behaviour,
+    ScriptedServer,
+    replies,
+    says,
+    tells_right_from_wrong,
+)
+
+pytestmark = pytest.mark.anyio
+
+Reply = tuple[str, str, int]
+ROOT = r"\frac{11-2\sqrt{6}}{5}"
+OF_ROOT = (r"\dfrac{k - m\sqrt{n}}{p}", "k = 11, m = 2, n=6, p = 5", 24)
+ASKED = r"answer is $\dfrac{k - m\sqrt{n}}{p}$ with integers $k$, $m$, $n$, $p$. Find $k+m+n+p$."
+RIGHT, OFF = "rewritten", "the integers do not make the answer"
+
+
+def finds(formats: dict[str, Reply]) -> Behaviour:
+    """The format of each answer; a request for another one is refused."""
+
+    async def behave(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
+        reply = formats.get(body["messages"][-1]["content"].rpartition("Answer:\n")[2])
+        form, values, total = reply or ("", "", 0)
+        said = {"analysis": "", "format": form, "integers": values, "answer": total}
+        await (says(json.dumps(said)) if reply else replies(b"", 400))(server, body, writer)
+
+    return behave
+
+
+async def rewrite(path: Path, *tasks: dict[str, Any], model: str = "") -> int:
+    source = path / "tasks.jsonl"
+    source.write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
+    arguments = ["integers", str(source), str(path / "out.jsonl"), f"--model={model}"]
+    return await asyncio.to_thread(main, arguments)
+
+
+def written(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "out.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+async def server(monkeypatch: pytest.MonkeyPatch) -> Any:
+    async with ScriptedServer() as server:
+        monkeypatch.setenv("WEIR_JUDGE_URL", server.url)
+        monkeypatch.setenv("WEIR_JUDGE_MODEL", "rewriter")
+        monkeypatch.setenv("WEIR_JUDGE_CONCURRENCY", "1")
+        yield server
+
+
+CASES: list[tuple[str, Reply | None, str]] = [
+    ("-3/4", ("-k/m", "k = 3, m = 4", 7), RIGHT),
+    (r"(2,\frac{\pi}{12}]", (r"(k,\frac{\pi}{m}]", "k = 2, m = 12", 14), RIGHT),
+    (r"12\sqrt{2}", (r"k m\sqrt{n}", "k = 1, m = 2, n = 2", 5), OFF),
+    (r"\frac{\pi}{12}", (r"\frac{k\pi}{m}", "k = 1, m = 12", 13), OFF),
+    (r"15\text{ cm}", ("k", "k = 15", 15), OFF),
+    (r"2\pi", (r"k\pi", "k = 2, m = 5", 7), "the model finds no format"),
+    (r"4^{3}\pi", (r"k^{m}\pi", "k = 4, m = 3", 7), "the format may fit other integers"),
+    (r"2\pi", (r"x\pi", "x = 2", 2), "the problem uses a letter of the format"),
+    (r"2\pi", (r"k\pi", "k = 2", 3), "the model's answer is not the sum of its integers"),
+    (r"2\pi", None, "the model gives no reply (judge_refused)"),
+    ("2/4", ("k/m", "k = 2, m = 4", 6), "the fraction is not in lowest terms"),
+    ("-7", None, "an integer already"),
+    ("0.67", None, "a decimal, which may be rounded"),
+    (r"\text{East}", None, "no answer, or one in words"),
+]
+
+
+@pytest.mark.parametrize(("answer", "reply", "how"), CASES)
+async def test_only_what_makes_the_answer_is_asked_for(
+    server: ScriptedServer, answer: str, reply: Reply | None, how: str, tmp_path: Path, capsys: Any
+) -> None:
+    server.script = [finds({answer: reply} if reply else {})]
+    task = {"id": "one", "prompt": "Find x.", "answer": answer}
+    assert await rewrite(tmp_path, task) == 0
+    assert capsys.readouterr().out == f"1 {how}\n"
+    [found] = written(tmp_path)
+    if how != RIGHT:
+        assert found == task
+    elif reply:
+        assert found["prompt"].startswith(f"Find x.\n\nIn simplest form the answer is ${reply[0]}$")
+        assert found == task | {"prompt": found["prompt"], "answer": str(reply[2])}
+
+
+async def test_an_interrupted_run_asks_for_the_rest(
+    server: ScriptedServer, tmp_path: Path, capsys: Any
+) -> None:
+    refuses, finding = replies(b"", 401), finds({ROOT: OF_ROOT, r"2\pi": (r"k\pi", "k = 2", 2)})
+
+    async def breaks(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
+        server.exam = refuses
+        await refuses(server, body, writer)
+
+    conversation = {"messages": [{"role": "user", "content": "Find x."}], "reference_answer": ROOT}
+    tasks = [conversation, {"prompt": "y?", "answer": r"2\pi"}]
+    server.script = [finding, breaks]
+    assert await rewrite(tmp_path, *tasks) == 2
+    await server.go_away()
+    assert await rewrite(tmp_path, *tasks) == await rewrite(tmp_path, model="other") == 2
+    error = capsys.readouterr().err
+    for part in ("401", "run this again", "cannot be reached", "WEIR_JUDGES has no 'other'"):
+        assert part in error
+    with (tmp_path / "out.jsonl.replies").open("a") as file:
+        file.write('\n["cut o')
+    await server.come()
+    server.script, server.exam, server.asked = [finding], tells_right_from_wrong, []
+    assert await rewrite(tmp_path, *tasks) == 0
+    assert len(server.asked) == 1
+    first, second = written(tmp_path)
+    assert (first["reference_answer"], second["answer"]) == ("24", "2")
+    assert ASKED in first["messages"][0]["content"]
+    assert not (tmp_path / "out.jsonl.replies").exists()
