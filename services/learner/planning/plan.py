@@ -311,7 +311,7 @@ def _run(recipe: Recipe, step: Span, free: float, evaluating: Sequence[tuple[int
         evaluating: after how many steps each evaluation is due, and its sampling.
     """
     steps, first = recipe.training.steps, recipe.num_pretrain_steps
-    before = f" + {first} of the critic alone" if first else ""
+    before = f" + {recipe.pretrain_steps_in_words} of the critic alone" if first else ""
     words = f"({steps:,} steps{before}) x {step.seconds:,.1f} s"
     seconds = (steps + first) * step.seconds
     for every, span in evaluating:
