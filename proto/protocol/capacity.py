@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
-from protocol.recipe import Recipe
+from protocol.recipe import Evaluation, Recipe
 
 
 def bytes_per_token(recipe: Recipe) -> int:
@@ -21,10 +20,14 @@ def responses_in_flight(recipe: Recipe) -> int:
     return recipe.groups_in_flight * recipe.rollout.group_size
 
 
+def tasks_of(evaluation: Evaluation, in_file: int) -> int:
+    return min(in_file, evaluation.tasks or in_file)
+
+
 def evaluation_responses(recipe: Recipe, held_out: Mapping[str, int]) -> int:
     """Responses of the evaluations under way at once; ``held_out``: tasks of each, by its name."""
     return sum(
-        min(held_out.get(name, 0), evaluation.tasks or sys.maxsize) * evaluation.samples
+        tasks_of(evaluation, held_out.get(name, 0)) * evaluation.samples
         for name, evaluation in recipe.evaluations.items()
     )
 

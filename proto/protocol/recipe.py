@@ -416,6 +416,19 @@ class Critic(Table):
         ge=0,
         description="the critic's steps before the policy's first, on Monte-Carlo returns",
     )
+    pretrain_until: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="explained variance, as the mean of three steps, at which these end early; "
+        "none: all of them",
+    )
+
+    @model_validator(mode="after")
+    def _ends_what_is_begun(self) -> Self:
+        if self.pretrain_until is not None and self.pretrain_steps == 0:
+            raise ValueError("pretrain_until does nothing while pretrain_steps is 0; remove it")
+        return self
 
 
 class Machine(Table):
@@ -549,7 +562,13 @@ class Recipe(Table):
 
     @property
     def num_pretrain_steps(self) -> int:
+        """At most so many steps of the critic alone come first."""
         return self.critic.pretrain_steps if self.critic is not None else 0
+
+    @property
+    def pretrain_steps_in_words(self) -> str:
+        may_be_fewer = self.critic is not None and self.critic.pretrain_until is not None
+        return "at most " * may_be_fewer + f"{self.num_pretrain_steps:,}"
 
     @property
     def evaluations(self) -> dict[str, Evaluation]:

@@ -35,7 +35,22 @@ REMOVED = {  # what an ablation changes in its parent
     "papo/qwen2.5-7b-orm": (PAPO, "algorithm.advantage reward.process"),
     "papo/qwen2.5-7b-process-only": (PAPO, "algorithm.advantage reward.process_for"),
     "papo/qwen2.5-7b-multiplicative": (PAPO, "algorithm.advantage"),
-    "papo/qwen2.5-7b-full-norm": (PAPO, "algorithm.advantage algorithm.lambda_process"),
+    "papo/qwen2.5-7b-full-norm": ("papo/qwen2.5-7b-lambda-0.6", "algorithm.advantage"),
+    "papo/qwen3-4b-base-orm": (
+        "papo/qwen3-4b-base",
+        "algorithm.advantage reward.process training.micro_batch_tokens",
+    ),
+    "dapo/ladder-2-overlong-filter": ("dapo/ladder-1-grpo", "reward.overlong_filter"),
+    "dapo/ladder-3-clip-higher": ("dapo/ladder-2-overlong-filter", "algorithm.clip_high"),
+    "dapo/ladder-4-soft-overlong": (
+        "dapo/ladder-3-clip-higher",
+        "reward.overlong_filter reward.overlong_buffer",
+    ),
+    "dapo/ladder-5-token-mean": ("dapo/ladder-4-soft-overlong", "algorithm.aggregation"),
+    "dapo/qwen2.5-32b": (
+        "dapo/ladder-5-token-mean",
+        "training.dynamic_sampling training.max_oversampling",
+    ),
     "vapo/without-value-pretraining": (VAPO, "critic.pretrain_steps"),
     "vapo/without-decoupled-gae": (VAPO, "algorithm.advantage"),
     "vapo/without-length-adaptive-gae": (VAPO, "algorithm.advantage"),

@@ -53,7 +53,7 @@ class HashTeam(Team):
 
     async def pretrain(self, samples: Sequence[Sample]) -> Measured:
         await self._learn(b"pretrain", samples)
-        return Measured({"value_loss": 0.1})
+        return Measured({"explained_variance": int(self.state[:2], 16) / 255})
 
     async def score(
         self, samples: Sequence[Sample], temperature: float, *, of_held: bool = False

@@ -28,7 +28,8 @@ def a_chaos_recipe(
     evaluate_every: int = 10,
 ) -> Recipe:
     """Dynamic sampling, evaluation and checkpoints; with a critic also value pretraining."""
-    critic = {"critic": {"pretrain_steps": 6}, "algorithm": {"advantage": "gae"}}
+    pretraining = {"pretrain_steps": 12, "pretrain_until": 0.6}
+    critic = {"critic": pretraining, "algorithm": {"advantage": "gae"}}
     return a_recipe(
         model={"path": BASE_MODEL.name},
         tasks={"train": "train", "held_out": "held_out"},

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from protocol.messages import JobState
+from protocol.streams import REQUESTS
 
 from services.learner.training.samples import Measured, Sample
-from tests.contract.attempts import Learner, answering
+from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
 
@@ -30,6 +32,22 @@ class Measuring(FakeTeam):
         return Measured(next(self._steps, {}))
 
     pretrain = train
+
+
+class Explaining(Measuring):
+    """Takes its time in the third step of the critic alone."""
+
+    def __init__(self, *steps: dict[str, float]) -> None:
+        super().__init__(*steps)
+        self.stalls, self.goes_on = asyncio.Event(), asyncio.Event()
+        self._pretrained = 0
+
+    async def pretrain(self, samples: Sequence[Sample]) -> Measured:
+        if self._pretrained == 2:
+            self.stalls.set()
+            await self.goes_on.wait()
+        self._pretrained += 1
+        return await self.train(samples)
 
 
 async def test_who_resumes_a_job_accepts_what_failed_and_is_asked_again_for_more(
@@ -107,6 +125,43 @@ async def test_a_job_that_has_learned_something_pauses_for_what_nobody_can_work_
         await learner.attempt()
     record = await learner.record()
     assert (record.state, record.step) == (JobState.PAUSED, 1)
+
+
+async def test_pretraining_ends_once_the_critic_explains_enough_and_what_was_asked_is_dropped(
+    learner: Learner, server: Server
+) -> None:
+    """Over a kill between its steps, too, for which a checkpoint has what the critic explained."""
+    critic = {"pretrain_steps": 9, "pretrain_until": 0.5}
+    tables = {"algorithm": {"advantage": "gae"}, "critic": critic}
+    team = Explaining(*[{"explained_variance": share} for share in (0.3, 0.9, 0.4)])
+    learner.make_team = lambda: team
+    await learner.submit(tables=tables, steps=2, max_staleness=1)
+
+    async def has_saved() -> bool:
+        return bool(learner.checkpoints)
+
+    async def has_asked_ahead() -> bool:
+        with server.client() as client:
+            stream: Any = client.xinfo_stream(REQUESTS.key("job"))
+        return stream["entries-added"] > 6
+
+    async with answering(server.url), learner.attempting():
+        await team.stalls.wait()
+        await until(has_saved)
+    team.stalls.clear()
+    async with answering(server.url), learner.attempting() as attempt:
+        await team.stalls.wait()
+        await until(has_asked_ahead)
+        team.goes_on.set()
+        await attempt
+    record = await learner.record()
+    assert (record.state, record.attempt, record.step) == (JobState.SUCCEEDED, 2, 2), record.error
+    told = [event.message for event in await learner.events(kind="pretrain:")]
+    assert [message.endswith("enough") for message in told] == [False, False, True]
+    account: Any = record.result["pretraining_groups"]
+    assert (account["trained"], account["under_way"]) == (6, 0)
+    assert account["asked"] == 6 + account["dropped"]["surplus"] > 6
+    assert (learner.job_dir / "critic-pretrained").is_dir()
 
 
 async def test_a_job_without_a_single_group_to_train_on_fails_and_says_why(

@@ -312,3 +312,5 @@ def test_a_reward_models_head_becomes_the_critics_and_that_of_another_recipe(
         head = load_file(critic / "value_head.safetensors")
         assert head["weight"].equal(score.score.weight.detach())
         assert head["bias"].abs().sum() == 0
+        body = load_file(critic / "model.safetensors")
+        assert largest_gap(body, score.model.state_dict()) == 0

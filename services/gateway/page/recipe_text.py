@@ -60,7 +60,7 @@ def arithmetic(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "groups in flight", f"{recipe.groups_in_flight:,} at most"
     yield "checkpoints", f"every {training.checkpoint_every} steps"
     if recipe.num_pretrain_steps:
-        yield "critic alone", f"{recipe.num_pretrain_steps:,} steps before the first"
+        yield "critic alone", f"{recipe.pretrain_steps_in_words} steps before the first"
     if recipe.evaluation is not None:
         yield "evaluations", _evaluations(recipe)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from protocol.messages import group_key
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 _KEPT_EVALUATIONS = 1000  # and the first
 _KEPT_PROBES = 8  # versions
+_STEPS_OF_A_MEAN = 3  # since one step's explained variance is noisy
 _TOTALS = (
     *("train_seconds", "samples", "tokens", "updates", "parity_max", "parity_tokens"),
     *("empty_steps", "groups_without_signal", "exposed_grading_seconds"),
@@ -75,6 +77,7 @@ class Progress(BaseModel):
     step: int = 0  # training steps that are done; the policy after them has this number
     operation: int = -1  # of a client, that has made the weights what they are
     pretrained: int = 0  # steps that the critic made alone, before the policy's first
+    explained: list[float] = []  # explained variance of the newest of these
     keep_rate: float = 1.0  # the recent share of groups that dynamic sampling kept
     # The user has accepted what was lost of the groups below these numbers.
     accepted: dict[Purpose, int] = Field(default_factory=lambda: dict.fromkeys(Purpose, 0))
@@ -122,6 +125,17 @@ class Progress(BaseModel):
         self.evaluated += 1
         self.evaluations.append({n: value for n, value in result.items() if n != "per_task"})
         del self.evaluations[1:-_KEPT_EVALUATIONS]
+
+    def note_pretraining(self, metrics: Mapping[str, float]) -> None:
+        self.pretrained += 1
+        explained = metrics.get("explained_variance", math.nan)
+        if math.isfinite(explained):
+            self.explained = [*self.explained, explained][-_STEPS_OF_A_MEAN:]
+
+    def explains(self, least: float | None) -> bool:
+        """Whether the critic has explained so much of the variance in its newest steps."""
+        recent = self.explained
+        return least is not None and len(recent) == _STEPS_OF_A_MEAN and fmean(recent) >= least
 
     def note_probes(self, version: int, logprobs: list[float]) -> None:
         self.probes[version] = logprobs

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from protocol.messages import Doing, GradedGroup
 from protocol.recipe import Purpose, Recipe
+from protocol.streams import requests_for
 
 from services.chassis.metrics import PHASES
 from services.learner.attempt import Attempt, JobFault
@@ -21,6 +22,7 @@ from services.learner.job.control import Control
 from services.learner.job.parity import Parity
 from services.learner.job.reconciler import Reconciler
 from services.learner.job.versions import Versions
+from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
 from services.learner.supply.selection import SURPLUS
 from services.learner.training.ranks import Team
@@ -121,6 +123,17 @@ class Learning:
         under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
         there = under_way | self.intake.keys_waiting()
         return self.progress.ledgers[purpose].account(purpose, asked, there)
+
+    async def drop_ahead(self, feeder: Feeder) -> None:
+        """Its steps are over before their time: what is asked for beyond them is surplus."""
+        purpose, exchange, attempt = feeder.purpose, self.attempt.exchange, self.attempt
+        asked, ledger = await feeder.stop(), self.progress.ledgers[feeder.purpose]
+        under_way = await exchange.under_way(attempt.job_id)
+        kept = [key for key in under_way if not key.startswith(f"{purpose}:")]
+        stream = requests_for(purpose, self.recipe.environment is not None)
+        await exchange.withdraw(stream, attempt.job_id, attempt.number, kept)
+        self.intake.finish(purpose, range(ledger.position, asked))
+        ledger.drop(SURPLUS, asked - ledger.position)
 
     def drop_leftovers(self) -> None:
         """All steps are made: what was asked for beyond them is surplus."""

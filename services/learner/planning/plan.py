@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
-from protocol.capacity import worst_case_bytes
-from protocol.recipe import Recipe
+from protocol.capacity import tasks_of, worst_case_bytes
+from protocol.recipe import Recipe, Rollout
 from protocol.rewards import AskedOfAJudge
 from protocol.tasks import TaskFileError, read_tasks
 
@@ -67,7 +67,8 @@ ASSUMED = (
     f"of its memory bandwidth; the mean response has {LENGTH_USED:.0%} of the longest, "
     f"the mean prompt {PROMPT_USED:.0%} of the rest of the context; dynamic sampling keeps "
     f"{GROUPS_KEPT:.0%} of the groups; {CORRECT:.0%} of the responses are correct. Not counted: "
-    "rules and what a judge reads, evaluation, checkpoints, communication between GPUs"
+    "rules and what a judge reads, the judging of evaluations, checkpoints, communication between "
+    "GPUs"
 )
 _SMALL_CHUNK = 256
 
@@ -196,7 +197,7 @@ def make_plan(recipe: Recipe, machine: Machine) -> Plan:
     if machine.on_cpus or recipe.model.dtype == "float32" or not plan.works:
         return plan
     models = trained_models(recipe, policy, critic, gpus, on_node)
-    return replace(plan, seconds=seconds_of(recipe, models, machine, rollout))
+    return replace(plan, seconds=seconds_of(recipe, models, machine, rollout, plan.held_out))
 
 
 def _models(recipe: Recipe, machine: Machine) -> Iterator[ModelFiles]:
@@ -261,10 +262,13 @@ def _tasks(recipe: Recipe) -> Iterator[TaskFile]:
 
 
 def seconds_of(
-    recipe: Recipe, models: Sequence[Trained], machine: Machine, rollout: RolloutFootprint
+    recipe: Recipe,
+    models: Sequence[Trained],
+    machine: Machine,
+    rollout: RolloutFootprint,
+    held_out: Mapping[str, int],
 ) -> tuple[Span, ...]:
-    """The parts of a step, a step, and the run."""
-    steps, first = recipe.training.steps, recipe.num_pretrain_steps
+    """The parts of a step, each evaluation, a step, and the run."""
     published = models[0].parameters * models[0].size
     copied = f"{published / 1e9:,.1f} GB into memory, side by side; the learner waits"
     sampling = _sampling(recipe, models[0].shape, machine, rollout)
@@ -291,9 +295,30 @@ def seconds_of(
         why += "; judging goes on beside sampling" * bool(judging)
         beside = max(sampling.seconds, _sum(judging))
         step = Span("a step", beside + _sum((*syncing, *learning)), f"one after the other: {why}")
-    before = f" + {first} of the critic alone" if first else ""
+    evaluating = tuple(_evaluating(recipe, models[0].shape, machine, rollout, held_out))
+    free = 0.0 if machine.shares_a_gpu else step.seconds - _sum((sampling, loading, *recomputing))
+    run = _run(recipe, step, free, evaluating)
+    return (*parts, *(span for _, span in evaluating), step, run)
+
+
+def _run(recipe: Recipe, step: Span, free: float, evaluating: Sequence[tuple[int, Span]]) -> Span:
+    """All steps, and what of the evaluations takes longer than engines are free meanwhile.
+
+    Args:
+        recipe: what is run.
+        step: a step.
+        free: seconds of it in which no engine samples.
+        evaluating: after how many steps each evaluation is due, and its sampling.
+    """
+    steps, first = recipe.training.steps, recipe.num_pretrain_steps
+    before = f" + {recipe.pretrain_steps_in_words} of the critic alone" if first else ""
     words = f"({steps:,} steps{before}) x {step.seconds:,.1f} s"
-    return (*parts, step, Span("the run", (steps + first) * step.seconds, words))
+    seconds = (steps + first) * step.seconds
+    for every, span in evaluating:
+        times, waiting = math.ceil(steps / every) + 1, max(0.0, span.seconds - every * free)
+        seconds += times * waiting
+        words += f" + {times:,} evaluations x {waiting:,.1f} s of waiting"
+    return Span("the run", seconds, words)
 
 
 def _turns(policy: Trained, machine: Machine) -> Iterator[Span]:
@@ -343,6 +368,28 @@ def _sampling(
         f"prompts {prefill:,.1f} s, then the larger of reading weights and cache {reading:,.1f} s "
         f"and computing {computing:,.1f} s",
     )
+
+
+def _evaluating(
+    recipe: Recipe,
+    shape: ModelShape,
+    machine: Machine,
+    rollout: RolloutFootprint,
+    held_out: Mapping[str, int],
+) -> Iterator[tuple[int, Span]]:
+    """After how many steps each evaluation is due, and its sampling, which engines do when free."""
+    for name, evaluation in recipe.evaluations.items():
+        if tasks := tasks_of(evaluation, held_out.get(name, 0)):
+            settings = {"groups_per_step": tasks, "dynamic_sampling": False}
+            sampled = {
+                "training": recipe.training.model_copy(update=settings),
+                "rollout": Rollout(
+                    group_size=evaluation.samples, sampling=recipe.sampling_of(evaluation)
+                ),
+            }
+            span = _sampling(recipe.model_copy(update=sampled), shape, machine, rollout)
+            what = f"evaluating {name}".strip()
+            yield evaluation.every or recipe.training.steps, replace(span, what=what)
 
 
 def _groups(recipe: Recipe) -> float:

@@ -64,6 +64,7 @@ class Feeder:
     _asked_before: int = 0  # earlier attempts have asked for every number below
     _last_step: int = 0  # that a request was expected to serve
     _renewed: asyncio.Event = field(default_factory=asyncio.Event)
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def asked(self) -> int:
@@ -87,6 +88,12 @@ class Feeder:
         self.lookahead = lookahead
         self._renewed.set()
 
+    async def stop(self) -> int:
+        """Ask for nothing more; returns the first number that was never asked for."""
+        self.admit(Lookahead())
+        async with self._asking:
+            return self.asked
+
     async def feed_forever(self) -> None:
         """Consumes nothing; produces requests.
 
@@ -95,10 +102,11 @@ class Feeder:
         while True:
             await self._renewed.wait()
             self._renewed.clear()
-            while self._next < self.lookahead.admitted:
-                if not self.is_answered(self._next):
-                    await self.attempt.exchange.ask(self.request(self._next))
-                self._next += 1
+            async with self._asking:
+                while self._next < self.lookahead.admitted:
+                    if not self.is_answered(self._next):
+                        await self.attempt.exchange.ask(self.request(self._next))
+                    self._next += 1
 
     def request(self, number: int) -> RolloutRequest:
         training, rollout = self.attempt.recipe.training, self.attempt.recipe.rollout

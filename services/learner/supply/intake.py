@@ -104,10 +104,11 @@ class Intake:
         return [group_key(purpose, n) for n in numbers if (purpose, n) not in self.waiting]
 
     def finish(self, purpose: Purpose, numbers: range) -> None:
-        """Give up the groups with these numbers: they have been used, no checkpoint needs them."""
+        """Give up the groups with these numbers, here or not: no step or checkpoint needs them."""
         self._finished[purpose] = max(self._finished[purpose], numbers.stop)
         for number in numbers:
-            del self._segments[purpose, number], self.waiting[purpose, number]
+            self._segments.pop((purpose, number), None)
+            self.waiting.pop((purpose, number), None)
 
     async def discard(self, purpose: Purpose) -> None:
         """Take groups that have not been used out of the log: the next attempt asks for them."""

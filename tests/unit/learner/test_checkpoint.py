@@ -122,6 +122,7 @@ def test_names_of_checkpoints_sort_in_the_order_of_training() -> None:
 
 def test_progress_comes_back_from_a_checkpoint_as_it_was() -> None:
     progress = Progress(step=3, pretrained=2, keep_rate=0.25)
+    progress.note_pretraining({"explained_variance": 0.5})
     progress.note_evaluation({"step": 0})
     progress.note_update({"updates": 2.0, "parity_max": 1e-5, "parity_tokens": 7.0})
     progress.ledgers[Purpose.TRAIN].enter([USED, USED, "no_signal"])

@@ -24,14 +24,22 @@ from services.learner.training.scoring import ScoredGroup
 
 @dataclass
 class Pretraining:
-    """The critic's steps before the policy's first."""
+    """The critic's steps before the policy's first, all of them or until it explains enough."""
 
     learning: Learning
     feeder: Feeder
 
     @property
     def is_due(self) -> bool:
-        return self.learning.progress.pretrained < self.learning.recipe.num_pretrain_steps
+        return self._left > 0
+
+    @property
+    def _left(self) -> int:
+        """Steps that may follow: none once the critic explains as much as the recipe wants."""
+        progress, critic = self.learning.progress, self.learning.recipe.critic
+        if critic is None or progress.explains(critic.pretrain_until):
+            return 0
+        return critic.pretrain_steps - progress.pretrained
 
     async def advance(self) -> None:
         """Consumes one step's groups, sampled under version 0; produces a better critic."""
@@ -47,7 +55,9 @@ class Pretraining:
         with learning.control.doing(Doing.PRETRAINS, step, timed="pretrain"):
             measured = await learning.team.pretrain(samples)
         await learning.settle(Purpose.PRETRAIN, scored, measured.tokens)
-        progress.pretrained += 1
+        progress.note_pretraining(measured.metrics)
+        if not self.is_due:
+            await learning.drop_ahead(self.feeder)
         await self._report(facts, measured.metrics, time.monotonic() - began)
         await self._keep()
         moment = f"pretrain step {progress.pretrained}"
@@ -62,9 +72,11 @@ class Pretraining:
         """
         recipe = self.learning.recipe
         groups = recipe.training.groups_per_step
-        left = (recipe.num_pretrain_steps - step) * groups
         lookahead = Lookahead(
-            step=0, position=step * groups, needs=(left,), most=recipe.groups_in_flight
+            step=0,
+            position=step * groups,
+            needs=(self._left * groups,),
+            most=recipe.groups_in_flight,
         )
         self.feeder.admit(lookahead)
         return range(step * groups, (step + 1) * groups)
@@ -84,6 +96,8 @@ class Pretraining:
         for name in ("value_loss", "explained_variance"):
             if name in metrics:
                 message += f"  {name.replace('_', ' ')} {metrics[name]:.3f}"
+        if not self.is_due and step < learning.recipe.num_pretrain_steps:
+            message += "  that is enough"
         await learning.attempt.say(f"pretrain:{step}", message, type="metrics", data=data)
 
     async def _keep(self) -> None:

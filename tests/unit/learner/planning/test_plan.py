@@ -21,7 +21,7 @@ from deploy.compose import REDIS_MAXMEMORY
 from deploy.placement import PlacementError, divide, on_cpus, parse
 from services.chassis.deployment import DeploymentError
 from services.learner import plan as command
-from services.learner.plan import as_json, resolved
+from services.learner.plan import as_json, duration, resolved
 from services.learner.planning.footprint import (
     BUILT_IN,
     Item,
@@ -263,7 +263,8 @@ def seconds(line: str = "", room: int = 58 * GIB, sequences: int = 256, **change
     at = replace(at, engine_sequences=sequences)
     models = trained_models(recipe, shape, shape, at.placement.num_ranks, 1)
     rollout = RolloutFootprint(nothing, nothing, room, 57_344, 0, 0)
-    return {span.what: span.seconds for span in seconds_of(recipe, models, at, rollout)}
+    held_out = {"": 1000, "easy": 16}
+    return {s.what: s.seconds for s in seconds_of(recipe, models, at, rollout, held_out)}
 
 
 @pytest.mark.parametrize(
@@ -338,6 +339,20 @@ def test_sampling_and_training_overlap_where_samples_may_be_stale(
     step, run = found.pop("a step"), found.pop("the run")
     assert step == pytest.approx(sum(found[part] for part in parts or found))
     assert run == pytest.approx((350 if changes is CRITIC else 300) * step)
+
+
+@pytest.mark.parametrize("line", ["learner=0 rollout=1", "learner=0 rollout=0@0.4"])
+def test_a_run_waits_for_an_evaluation_longer_than_its_engines_are_free(line: str) -> None:
+    """The short one, which is as a step's sampling, is through while the learner trains."""
+    easy = {"held_out": "easy.jsonl", "samples": 8, "every": 1}
+    evaluation = {"samples": 8, "tasks": 512, "every": 2, "others": {"easy": easy}}
+    found = seconds(line, evaluation=evaluation, tasks={"held_out": "held_out.jsonl"})
+    sampling, step, run = found["sampling"], found["a step"], found["the run"]
+    free = step - sampling - found["loading"] if line.endswith("rollout=1") else 0.0
+    assert found["evaluating"] > 2 * free
+    assert found["evaluating easy"] == sampling
+    waiting = 151 * (found["evaluating"] - 2 * free) + 301 * (0 if free else sampling)
+    assert run == pytest.approx(300 * step + waiting)
 
 
 # ---------------------------------------------------------------------- warnings, remedies
@@ -523,7 +538,10 @@ LINE = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
                 "\n! ",
             ],
         ),
-        (["recipes/dapo/qwen2.5-32b.toml"], ["\nthe run 169 days (313 steps) x 46,740.3 s"]),
+        (
+            ["recipes/dapo/qwen2.5-32b.toml"],
+            ["\nthe run 171 days (313 steps) x 46,740.3 s + 64 evaluations x 2,737.3 s"],
+        ),
         (
             ["recipes/papo/qwen2.5-7b.toml", "--gpus", LINE],
             [
@@ -542,6 +560,19 @@ def test_the_page_shows_the_recipe_what_it_takes_and_what_fits(
 ) -> None:
     text = page(capsys, *arguments)
     assert [words for words in shown if words not in text] == []
+
+
+def test_the_readme_of_the_recipes_has_the_time_of_each_run() -> None:
+    text = (ROOT / "recipes/README.md").read_text()
+    told = re.findall(r"^\| `(\S+/\S+\.toml)` .*\| ([\d.]+ (?:min|h|days))\b", text, re.MULTILINE)
+    assert {name for name, _ in told} == {
+        str(path.relative_to(ROOT / "recipes"))
+        for path in (ROOT / "recipes").glob("[!t]*/*.toml")  # not those below tiny
+    }
+    for name, time in told:
+        recipe = load_recipe(ROOT / "recipes" / name)
+        run = make_plan(recipe, machine_of(Options(), recipe.machine, {}, Here((), LAPTOP)))
+        assert duration(run.seconds[-1].seconds) == time, name
 
 
 def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
