@@ -1,0 +1,1 @@
+"""What the papers claim, in miniature: registered before it is run, and tested over seeds."""

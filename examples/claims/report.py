@@ -1,0 +1,127 @@
+"""The table of the claims, and a picture of the curves behind each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from scipy import stats
+
+from examples.claims.registered import CLAIMS, TRIALS, Claim, Trial
+from examples.claims.training import Histories
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+HERE = Path(__file__).parent
+LEVEL = 0.05
+
+
+def differences_of(trial: Trial, histories: Histories) -> dict[str, list[float]]:
+    """What each claim predicts to be above 0, per seed."""
+    return {claim.name: _difference(claim, histories) for claim in trial.claims}
+
+
+def _difference(claim: Claim, histories: Histories) -> list[float]:
+    means = [
+        sign * histories[arm][metric][first:last].mean(0)
+        for sign, arm, metric, (first, last) in claim.terms
+    ]
+    return [round(float(value), 5) for value in np.sum(means, axis=0)]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for being that many: Holm (1979).
+
+    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    corrected, least = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(np.argsort(p_values)):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = least
+    return corrected
+
+
+def verdicts(differences: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, str]]:
+    """Of each claim the corrected p-value of Student's paired test, and what it comes to."""
+    p_values: list[Any] = [stats.ttest_1samp(each, 0.0)[1] for each in differences.values()]
+    found = zip(differences, differences.values(), holm(p_values), strict=True)
+    return {name: (p, _verdict(float(np.mean(values)), p)) for name, values, p in found}
+
+
+def _verdict(mean: float, p: float) -> str:
+    if p > LEVEL:
+        return "not shown"
+    return "**held**" if mean > 0 else "**reversed**"
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """A row per claim, in Markdown: the mean over seeds with its own 95 % interval."""
+    differences, first = result["differences"], result["first_seed"]
+    rows = [
+        f"{result['date'][:10]}, registration `{result['registration']}`, seeds from {first} on, "
+        f"{result['seconds'] // 60} minutes:",
+        "",
+        "| claim | predicted above 0 | measured | seeds | p, by Holm | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, (p, verdict) in verdicts(differences).items():
+        claim, values = CLAIMS[name], np.array(differences[name])
+        half = stats.t.ppf(1 - LEVEL / 2, len(values) - 1) * stats.sem(values)
+        measured = f"{values.mean():+.3f} ± {half:.3f}"
+        says = f"{claim.says} ({claim.source.split(',')[0]})"
+        cells = says, _in_words(claim), measured, f"{len(values)}", _short(p), verdict
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _in_words(claim: Claim) -> str:
+    """The sum that a claim predicts, as ``papo's accuracy 20-40 − orm's accuracy 20-40``."""
+    parts = [
+        f"{'+' if sign > 0 else '−'} {arm}'s {metric} {first}–{last}"
+        for sign, arm, metric, (first, last) in claim.terms
+    ]
+    return " ".join(parts).removeprefix("+ ")
+
+
+def _short(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def write_table(result: Mapping[str, Any]) -> None:
+    """Put the table where the README has one."""
+    page = HERE / "README.md"
+    between = f"<!-- table -->\n{table(result)}\n<!-- /table -->"
+    text = re.sub(r"(?s)<!-- table -->.*<!-- /table -->", lambda _: between, page.read_text())
+    page.write_text(text)
+
+
+def draw(name: str, histories: Histories) -> None:
+    """A panel per claim of a trial: its arms over the steps, each the mean over seeds ± its sd."""
+    claims = TRIALS[name].claims
+    columns = min(3, len(claims))
+    lines = -(-len(claims) // columns)
+    size = (4 * columns, 3 * lines)
+    figure, axes = plt.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
+    for axis in axes.flat[len(claims) :]:
+        axis.set_visible(False)
+    for axis, claim in zip(axes.flat, claims, strict=False):
+        for arm, metric in dict.fromkeys((arm, metric) for _, arm, metric, _ in claim.terms):
+            curve = histories[arm][metric]
+            mean, spread = curve.mean(1), curve.std(1)
+            axis.plot(mean, linewidth=1.5, label=f"{arm}: {metric}")
+            axis.fill_between(range(len(mean)), mean - spread, mean + spread, alpha=0.2)
+        for _, _, _, steps in claim.terms:
+            axis.axvspan(*steps, color="black", alpha=0.04)
+        axis.set_title(claim.name, fontsize=9, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=7)
+        axis.legend(frameon=False, fontsize=7)
+    (HERE / "pictures").mkdir(exist_ok=True)
+    figure.savefig(HERE / "pictures" / f"{name.replace(' ', '-').replace(',', '')}.png", dpi=70)
+    plt.close(figure)
