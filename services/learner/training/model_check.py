@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 from protocol.recipe import Lora
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -27,6 +30,8 @@ _EFFECTS = {
     # In bfloat16 no probe tells it from rounding.
     "quantization_config": "has engines compute otherwise than the learner",
 }
+VALUE_HEAD = "value_head.safetensors"
+_REWARD_HEAD = "score.weight"  # of transformers' models for sequence classification, [1, hidden]
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -72,6 +77,11 @@ def check_models(policy: Path, critic: Path | None, max_context: int) -> None:
         raise UnsupportedModel(
             f"critic.path: {critic} is a classifier with {labels} labels; choose a reward model, "
             "which has one, or a language model"
+        )
+    if _scores(read) and not head_in(critic):
+        raise UnsupportedModel(
+            f"critic.path: {critic} is a reward model without {_REWARD_HEAD}; choose one that has "
+            "that head, or a language model, which gets a new one"
         )
 
 
@@ -160,6 +170,17 @@ def _heads(folder: Path) -> tuple[int, int]:
     config = _config(folder).get_text_config()
     heads = config.num_attention_heads
     return heads, getattr(config, "num_key_value_heads", None) or heads
+
+
+def head_in(folder: Path) -> dict[str, Tensor]:
+    """The value head that a folder holds, or a reward model's; nothing where there is neither."""
+    if (folder / VALUE_HEAD).is_file():
+        return load_file(folder / VALUE_HEAD)
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            if _REWARD_HEAD in file.keys():  # noqa: SIM118  (a file is no mapping)
+                return {"weight": file.get_tensor(_REWARD_HEAD)}
+    return {}
 
 
 def _config(folder: Path) -> PretrainedConfig:

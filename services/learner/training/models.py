@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import torch
 from protocol.recipe import Recipe
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
@@ -37,12 +36,9 @@ from services.learner.training.engine import (
 )
 from services.learner.training.host_copies import HeldWeights, HostCopies
 from services.learner.training.lora import add_adapter, merged, save_adapter, without_adapter
-from services.learner.training.model_check import UnsupportedModel
+from services.learner.training.model_check import VALUE_HEAD, UnsupportedModel, head_in
 from services.learner.training.sequence import ALONE, RankGroup, Slice, attention_over
 from services.learner.training.shares import Shape, Shares, shape_of
-
-_VALUE_HEAD = "value_head.safetensors"
-_REWARD_HEAD = "score.weight"  # of transformers' models for sequence classification, [1, hidden]
 
 
 class Policy(nn.Module):
@@ -220,7 +216,7 @@ class Models:
         head = self.critic.state_of(critic.head)
         self._export(critic.model, self.critic.state_of(critic.model), self.critic_folder, folder)
         if head:
-            save_file(head, folder / _VALUE_HEAD)
+            save_file(head, folder / VALUE_HEAD)
 
     def _export(
         self, model: PreTrainedModel, state: dict[str, Tensor], source: Path, folder: Path
@@ -259,7 +255,7 @@ class Models:
                 self.critic_folder, **self._settings(self.critic_folder)
             )
         critic = Critic(self._for_training(model), self.group)
-        critic.head.load_state_dict(_head_in(self.critic_folder), strict=False)
+        critic.head.load_state_dict(head_in(self.critic_folder), strict=False)
         return critic
 
     def _settings(self, folder: Path) -> dict[str, Any]:
@@ -314,17 +310,6 @@ def _without_dropout(config: PretrainedConfig) -> None:
             _without_dropout(value)
         elif "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
-
-
-def _head_in(folder: Path) -> dict[str, Tensor]:
-    """The value head that a folder holds, or a reward model's; nothing where there is neither."""
-    if (folder / _VALUE_HEAD).is_file():
-        return load_file(folder / _VALUE_HEAD)
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            if _REWARD_HEAD in file.keys():  # noqa: SIM118  (a file is no mapping)
-                return {"weight": file.get_tensor(_REWARD_HEAD)}
-    return {}
 
 
 def _copy_all_but_weights(source: Path, target: Path) -> None:

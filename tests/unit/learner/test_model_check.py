@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from protocol.recipe import Lora
+from safetensors.numpy import save_file
 
 from deploy.placement import PlacementError, parse
 from services.learner.training.model_check import (
@@ -124,6 +126,9 @@ def test_a_reward_model_may_be_the_critic_and_a_classifier_not(changed: Changed)
         names = {str(label): f"LABEL_{label}" for label in range(count)}
         return changed(architectures=["Qwen2ForSequenceClassification"], id2label=names)
 
+    with pytest.raises(UnsupportedModel, match=r"critic\.path: .* without score\.weight"):
+        check_models(BASE_MODEL, labelled(1), 96)
+    save_file({"score.weight": np.zeros((1, 64), np.float32)}, labelled(1) / "score.safetensors")
     check_models(BASE_MODEL, labelled(1), 96)
     with pytest.raises(UnsupportedModel, match=r"critic\.path: .* 3 labels"):
         check_models(BASE_MODEL, labelled(3), 96)
