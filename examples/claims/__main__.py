@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--seeds: an interval needs two or more")
     is_report = vars(given) == vars(parser.parse_args([]))
     date, began, differences = datetime.now(UTC), time.monotonic(), {}
+    registered = registration()  # before the run
     with ProcessPoolExecutor(2, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         futures = {}
         for name in given.trials:
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     result = {
         "date": date.isoformat(timespec="minutes"),
-        "registration": registration(),
+        "registration": registered,
         "first_seed": given.first_seed,
         "seconds": round(time.monotonic() - began),
         "differences": {name: differences[name] for name in CLAIMS if name in differences},

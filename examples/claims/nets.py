@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,7 @@ class Nets:
             mine.data = base.detach().repeat(mine.shape[0], 1, 1)
 
 
+@cache
 def imitation(dials: Dials, updates: int = 400, responses: int = 128) -> Nets:
     """A policy that learned to write as the author does: the base model of a world."""
     net, teacher = Nets(1, VOCABULARY, seed=0), author(dials)
