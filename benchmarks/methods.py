@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from protocol.recipe import Evaluation, Recipe, Sampling, load_recipe
+from scipy import stats
 
 from examples.arithmetic.demo import running_stack
 from weir.client import WeirClient
@@ -26,8 +26,6 @@ from weir.stack import find_stack, model_for
 RESULTS = Path("benchmarks/methods.json")
 HOME = Path("runs/methods")
 _LAST_STEPS = 5  # entropy and length are means over so many
-_T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t by number of seeds
-_MOST_SEEDS = max(_T_95)
 
 Json = dict[str, Any]
 
@@ -39,8 +37,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--to", type=Path, default=RESULTS, metavar="FILE")
     given = parser.parse_args(arguments)
-    if len(given.seeds) > _MOST_SEEDS:
-        parser.error(f"--seeds: at most {_MOST_SEEDS}")
     runs: list[Json] = json.loads(given.to.read_text()) if given.to.exists() else []
     there = {(run["recipe"], run["seed"]) for run in runs}
     # All recipes once before any twice, so that an early end leaves a whole table.
@@ -113,7 +109,7 @@ def interval(values: Sequence[float], write: Callable[[float], str]) -> str:
     """The mean, and half the width of Student's 95 % interval over seeds."""
     if len(values) < 2:
         return write(values[0])
-    half = _T_95[len(values)] * stdev(values) / math.sqrt(len(values))
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
     return f"{write(fmean(values))} ± {write(half)}"
 
 

@@ -23,6 +23,8 @@ from protocol.recipe import load_recipe
 
 from benchmarks import methods
 from docs.reference import recipe as recipe_page
+from examples.claims import report as claims
+from examples.claims.registered import FIRST_SEED
 from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
 from weir.__main__ import main as weir
 
@@ -132,6 +134,10 @@ def written_files() -> Iterator[Fault]:
     for twin, accuracy in methods.intervals(runs, "accuracy", "{:.3f}".format).items():
         if not re.search(rf"^\| `{twin}` \| .* \| {accuracy} \|$", index, re.M):
             yield INDEX, 1, f"{twin} has another accuracy than python -m benchmarks.methods prints"
+
+    *_, last = [r for r in claims.results() if r["first_seed"] == FIRST_SEED]
+    if claims.table(last) not in claims.PAGE.read_text():
+        yield claims.PAGE, 1, "not the table of the last run with the registered seeds"
 
 
 def places() -> Iterator[Fault]:

@@ -18,10 +18,9 @@ from multiprocessing import get_context
 import torch
 
 from examples.claims.registered import CLAIMS, FIRST_SEED, TRIALS, registration
-from examples.claims.report import HERE, differences_of, draw, table, write_table
+from examples.claims.report import RESULTS, differences_of, draw, table, write_table
 from examples.claims.training import train
 
-RESULTS = HERE / "results.jsonl"
 # The longest first, so that no process is left with one at the end.
 ORDER = sorted(TRIALS, key=lambda name: TRIALS[name].work, reverse=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
+PAGE, RESULTS = HERE / "README.md", HERE / "results.jsonl"
 LEVEL = 0.05
 
 
@@ -93,12 +95,16 @@ def _short(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def results() -> list[dict[str, Any]]:
+    """All runs that there were, the last at the end."""
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()]
+
+
 def write_table(result: Mapping[str, Any]) -> None:
     """Put the table where the README has one."""
-    page = HERE / "README.md"
     between = f"<!-- table -->\n{table(result)}\n<!-- /table -->"
-    text = re.sub(r"(?s)<!-- table -->.*<!-- /table -->", lambda _: between, page.read_text())
-    page.write_text(text)
+    text = re.sub(r"(?s)<!-- table -->.*<!-- /table -->", lambda _: between, PAGE.read_text())
+    PAGE.write_text(text)
 
 
 def draw(name: str, histories: Histories) -> None:
