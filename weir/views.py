@@ -366,7 +366,8 @@ def group_view(group: Json) -> Iterator[RenderableType]:
     yield _text(f"{group['id']}, step {group['step']}: {group['failure'] or group['fate']}")
     if (task := group["task"]) is None:
         return
-    yield _text(f"task {task['id']}, answer {task['answer']}")
+    answer = task["answer"]
+    yield _text(f"task {task['id']}" + f", answer {answer}" * (answer is not None))
     messages = task["messages"] or ()
     conversation = "\n".join(f"{each['role']}: {each['content']}" for each in messages)
     yield _text(group["prompt"] or conversation)

@@ -426,8 +426,8 @@ class Critic(Table):
 
     @model_validator(mode="after")
     def _ends_what_is_begun(self) -> Self:
-        if self.pretrain_until is not None and self.pretrain_steps == 0:
-            raise ValueError("pretrain_until does nothing while pretrain_steps is 0; remove it")
+        if self.pretrain_until is not None and self.pretrain_steps <= 3:
+            raise ValueError("pretrain_until does nothing below 4 pretrain_steps; remove it")
         return self
 
 

@@ -125,7 +125,7 @@ def _import(given: argparse.Namespace) -> int:
 
 def _integers(given: argparse.Namespace) -> int:
     target = _file_to_write(given.target, given.source)
-    replies = target.with_name(f"{target.name}.replies")
+    replies = _file_to_write(target.with_name(f"{target.name}.replies"), given.source)
     if (server := deployed_judges().get(given.model)) is None:
         named = f"{OTHERS} has no {given.model!r}; add it" if given.model else f"{URL} is not set"
         raise RefusedError(f"{named}: give the base of an OpenAI-compatible server, and its model")

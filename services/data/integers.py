@@ -43,6 +43,8 @@ and variables stay. Take letters that are not in the problem, each once, and nei
 If the answer has no such format, leave format and integers empty, and give 0.
 {_REPLY.instructions}"""
 _LETTER = re.compile(r"(?<![A-Za-z\\])[a-z](?![A-Za-z])")  # no part of a word or a command
+_MATH = re.compile(r"(?<!\\)(?:\$+|\\[()\[\]])")  # every other one begins it
+_EXPONENT = re.compile(r"[\^_](?! *(?:\d|\{-?\d+\}|\{?\\circ))")  # or index, of more than digits
 _VALUE = re.compile(r"\b([a-z]) ?= ?(\d{1,12})\b")
 
 Outcome = tuple[dict[str, Any], str]  # the fields of a task; `REWRITTEN`, or why they are as before
@@ -68,7 +70,7 @@ class Model:
         for line in replies.read_bytes().splitlines() if replies.exists() else ():
             try:
                 self._known |= [json.loads(line)]
-            except ValueError:
+            except (TypeError, ValueError):
                 continue
 
     async def ask(self, task: Task) -> Answer:
@@ -91,7 +93,7 @@ async def _rewritten(task: Task, fields: dict[str, Any], model: Model) -> Outcom
     reply = await model.ask(task)
     if isinstance(reply, Ungradable):
         return fields, f"the model gives no reply ({reply.reason})"
-    form = str(reply["format"]).strip()
+    form = str(reply["format"]).strip("$ \n")
     integers = {name: int(digits) for name, digits in _VALUE.findall(str(reply["integers"]))}
     if reason := _why_not_taken(task, form, integers):
         return fields, reason
@@ -110,23 +112,30 @@ def _why_not_asked(answer: str) -> str | None:
         return "an integer already"
     if isinstance(value, Words | Choice) or not answer:
         return "no answer, or one in words"
-    return "a decimal, which may be rounded" if re.search(r"\.\d", answer) else None
+    has_marks = re.search(r"\.\d|\d\{?,\}?\d{3}(?!\d)", answer)
+    return "a decimal, or a number with commas" if has_marks else None
 
 
 def _why_not_taken(task: Task, form: str, integers: Mapping[str, int]) -> str | None:
     names, letters, answer = integers.keys(), _LETTER.findall(form), task.answer or ""
-    put_in = _LETTER.sub(lambda letter: str(integers.get(letter[0], letter[0])), form)
+    put_in = _LETTER.sub(lambda letter: f" {integers.get(letter[0], letter[0])} ", form)
     value = read_answer(answer)
     parts = value.value.as_integer_ratio() if isinstance(value, Number) else ()
     faults = {
         "the model finds no format": not names or not names <= {*letters},
-        "the problem uses a letter of the format": names & {*_LETTER.findall(task.problem)},
-        "the format may fit other integers": re.search(r"[\^_][ {]*[a-z]", form),
+        "the problem uses a letter of the format": names & _letters_of(task.problem),
+        "the format may fit other integers": _EXPONENT.search(form),
         "the integers do not make the answer": _spelled(put_in) != _spelled(answer),
         "the fraction is not in lowest terms": parts
         and sorted(map(abs, parts)) != sorted(integers.values()),
     }
     return next((reason for reason, is_so in faults.items() if is_so), None)
+
+
+def _letters_of(problem: str) -> set[str]:
+    """Those by themselves, and in formulas also those of products."""
+    formulas = re.sub(r"\\[A-Za-z]+", "", "".join(_MATH.split(problem)[1::2]))
+    return {*_LETTER.findall(problem), *formulas}
 
 
 def _spelled(latex: str) -> tuple[str, list[str]]:

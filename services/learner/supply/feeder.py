@@ -90,7 +90,7 @@ class Feeder:
 
     async def stop(self) -> int:
         """Ask for nothing more; returns the first number that was never asked for."""
-        self.admit(Lookahead())
+        self.admit(Lookahead(position=self._next))
         async with self._asking:
             return self.asked
 

@@ -24,6 +24,7 @@ Reply = tuple[str, str, int]
 ROOT = r"\frac{11-2\sqrt{6}}{5}"
 OF_ROOT = (r"\dfrac{k - m\sqrt{n}}{p}", "k = 11, m = 2, n=6, p = 5", 24)
 ASKED = r"answer is $\dfrac{k - m\sqrt{n}}{p}$ with integers $k$, $m$, $n$, $p$. Find $k+m+n+p$."
+PROBLEM = r"Find x if \(\sin bx=1\)."
 RIGHT, OFF = "rewritten", "the integers do not make the answer"
 
 
@@ -64,15 +65,23 @@ CASES: list[tuple[str, Reply | None, str]] = [
     (r"(2,\frac{\pi}{12}]", (r"(k,\frac{\pi}{m}]", "k = 2, m = 12", 14), RIGHT),
     (r"12\sqrt{2}", (r"k m\sqrt{n}", "k = 1, m = 2, n = 2", 5), OFF),
     (r"\frac{\pi}{12}", (r"\frac{k\pi}{m}", "k = 1, m = 12", 13), OFF),
+    (r"12{,}500\pi", None, "a decimal, or a number with commas"),
     (r"15\text{ cm}", ("k", "k = 15", 15), OFF),
     (r"2\pi", (r"k\pi", "k = 2, m = 5", 7), "the model finds no format"),
     (r"4^{3}\pi", (r"k^{m}\pi", "k = 4, m = 3", 7), "the format may fit other integers"),
+    (
+        r"4^{\frac{3}{5}}",
+        (r"4^{\frac{k}{m}}", "k = 3, m = 5", 8),
+        "the format may fit other integers",
+    ),
+    (r"12\sqrt{3}", (r"k2\sqrt{n}", "k = 1, n = 3", 4), OFF),
     (r"2\pi", (r"x\pi", "x = 2", 2), "the problem uses a letter of the format"),
+    (r"2\pi", (r"b\pi", "b = 2", 2), "the problem uses a letter of the format"),
     (r"2\pi", (r"k\pi", "k = 2", 3), "the model's answer is not the sum of its integers"),
     (r"2\pi", None, "the model gives no reply (judge_refused)"),
     ("2/4", ("k/m", "k = 2, m = 4", 6), "the fraction is not in lowest terms"),
     ("-7", None, "an integer already"),
-    ("0.67", None, "a decimal, which may be rounded"),
+    ("0.67", None, "a decimal, or a number with commas"),
     (r"\text{East}", None, "no answer, or one in words"),
 ]
 
@@ -82,21 +91,23 @@ async def test_only_what_makes_the_answer_is_asked_for(
     server: ScriptedServer, answer: str, reply: Reply | None, how: str, tmp_path: Path, capsys: Any
 ) -> None:
     server.script = [finds({answer: reply} if reply else {})]
-    task = {"id": "one", "prompt": "Find x.", "answer": answer}
+    task = {"id": "one", "prompt": PROBLEM, "answer": answer}
     assert await rewrite(tmp_path, task) == 0
     assert capsys.readouterr().out == f"1 {how}\n"
     [found] = written(tmp_path)
     if how != RIGHT:
         assert found == task
     elif reply:
-        assert found["prompt"].startswith(f"Find x.\n\nIn simplest form the answer is ${reply[0]}$")
+        assert found["prompt"].startswith(
+            f"{PROBLEM}\n\nIn simplest form the answer is ${reply[0]}$"
+        )
         assert found == task | {"prompt": found["prompt"], "answer": str(reply[2])}
 
 
 async def test_an_interrupted_run_asks_for_the_rest(
     server: ScriptedServer, tmp_path: Path, capsys: Any
 ) -> None:
-    refuses, finding = replies(b"", 401), finds({ROOT: OF_ROOT, r"2\pi": (r"k\pi", "k = 2", 2)})
+    refuses, finding = replies(b"", 401), finds({ROOT: OF_ROOT, r"2\pi": (r"$k\pi$", "k = 2", 2)})
 
     async def breaks(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
         server.exam = refuses
@@ -112,7 +123,7 @@ async def test_an_interrupted_run_asks_for_the_rest(
     for part in ("401", "run this again", "cannot be reached", "WEIR_JUDGES has no 'other'"):
         assert part in error
     with (tmp_path / "out.jsonl.replies").open("a") as file:
-        file.write('\n["cut o')
+        file.write('\nnull\n["cut o')
     await server.come()
     server.script, server.exam, server.asked = [finding], tells_right_from_wrong, []
     assert await rewrite(tmp_path, *tasks) == 0
@@ -120,4 +131,5 @@ async def test_an_interrupted_run_asks_for_the_rest(
     first, second = written(tmp_path)
     assert (first["reference_answer"], second["answer"]) == ("24", "2")
     assert ASKED in first["messages"][0]["content"]
+    assert second["prompt"].startswith("y?\n\nIn simplest form the answer is $k\\pi$ with")
     assert not (tmp_path / "out.jsonl.replies").exists()

@@ -75,7 +75,7 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
             "correction_floor must be below correction_cap",
         ),
         ({"algorithm": {"advantage": "grpo", "lambda_process": 0.5}}, "lambda_process does noth"),
-        ({"critic": {"pretrain_until": 0.5}}, "pretrain_until does nothing while pretrain_steps"),
+        ({"critic": {"pretrain_until": 0.5, "pretrain_steps": 3}}, "pretrain_until does nothing"),
         ({"optimizer": {"zero_stage": 0, "offload": "optimizer"}}, "needs zero_stage >= 1"),
         ({"rollout": {"sampling": {"max_tokens": 8, "top_p": 0.9}}}, "sampling.top_p must be 1"),
         ({"reward": {"outcome": "my-lab.oracle"}}, "reward.outcome.0.verifier: 'my-lab.oracle' "),
