@@ -42,6 +42,7 @@ class Dials:
     luck: float = 0.0  # a wrong answer of a training task counts as right
     judge: str = "honest"
     noise: float = 0.0  # standard deviation of the judge's score
+    shows_mistakes: bool = True  # a state tells whether a claim so far did not follow
     critic: str = "fresh"  # what the critic starts from: fresh, low, or reward_model
 
 
@@ -96,7 +97,7 @@ class Walk:
         """What a policy sees before token ``t``, [run, response, 7]."""
         part = self.place * BUCKETS // self.dials.length
         used = torch.full_like(part, t * BUCKETS // self.dials.max_tokens)
-        is_broken = (self.steps_wrong > 0).long()
+        is_broken = ((self.steps_wrong > 0) & self.dials.shows_mistakes).long()
         seen = (part, self.claim, self.skipped, self.digit, self.pads, used, is_broken)
         return torch.stack(seen, -1)
 

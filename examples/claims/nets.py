@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from examples.claims.chains import STATE_SIZES, VOCABULARY, Dials, author, features, play
+from examples.claims.chains import BASE, STATE_SIZES, VOCABULARY, Dials, author, features, play
 
 HIDDEN = 48
 
 
 class Nets:
-    """One network of two layers per run, in tensors of [run, ...]."""
+    """One network of two layers per run, in tensors of [run, ...], each with a start of its own."""
 
-    def __init__(self, runs: int, outputs: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, seeds: Sequence[int], outputs: int) -> None:
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
         def normal(rows: int, columns: int, scale: float) -> Tensor:
-            first = torch.randn(1, rows, columns, generator=generator) * scale
-            return first.repeat(runs, 1, 1).requires_grad_()
+            starts = [torch.randn(rows, columns, generator=each) for each in generators]
+            return (torch.stack(starts) * scale).requires_grad_()
 
         self.weights = [
             normal(sum(STATE_SIZES), HIDDEN, 0.5),
@@ -38,32 +39,34 @@ class Nets:
         flat = self(features(states.flatten(1, -2))).log_softmax(-1)
         return flat.view(*states.shape[:-1], -1)
 
-    def set_to(self, other: Nets) -> None:
-        """Let every run start from the one network of ``other``."""
-        for mine, base in zip(self.weights, other.weights, strict=True):
-            mine.data = base.detach().repeat(mine.shape[0], 1, 1)
+    def set_to(self, others: Nets) -> None:
+        """Let the runs start from these networks, over and over."""
+        for mine, base in zip(self.weights, others.weights, strict=True):
+            mine.data = base.detach().repeat(len(mine) // len(base), 1, 1)
 
 
 @cache
-def imitation(dials: Dials, updates: int = 400, responses: int = 128) -> Nets:
-    """A policy that learned to write as the author does: the base model of a world."""
-    net, teacher = Nets(1, VOCABULARY, seed=0), author(dials)
-    generator = torch.Generator().manual_seed(0)
-    optimizer = torch.optim.Adam(net.weights, lr=1e-2)
+def imitations(
+    dials: Dials, seeds: tuple[int, ...], updates: int = 400, responses: int = 64
+) -> Nets:
+    """Policies that learned to write as the author does: the base models of a world."""
+    nets, teacher = Nets(seeds, VOCABULARY), author(dials)
+    generator = torch.Generator().manual_seed(seeds[0])
+    optimizer = torch.optim.Adam(nets.weights, lr=1e-2)
     for update in range(updates):
         optimizer.param_groups[0]["lr"] = 1e-2 * (1 - 0.95 * update / updates)
-        digits = tasks(responses, dials, generator)[None]
+        digits = torch.stack([tasks(responses, dials, generator) for _ in seeds])
         with torch.no_grad():
             played = play(teacher, digits, dials, generator)
-            states = played.states[played.mask][None]
-            wanted = teacher(states)
-        loss = (wanted.exp() * (wanted - net.logprobs(states))).sum(-1).mean()
+            wanted = teacher(played.states)
+        losses = (wanted.exp() * (wanted - nets.logprobs(played.states))).sum(-1) * played.mask
+        loss = (losses.sum((1, 2)) / played.mask.sum((1, 2))).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return net
+    return nets
 
 
 def tasks(number: int, dials: Dials, generator: torch.Generator) -> Tensor:
     """Random tasks, [task, digit] int64."""
-    return torch.randint(0, 5, (number, dials.length), generator=generator)
+    return torch.randint(0, BASE, (number, dials.length), generator=generator)

@@ -12,13 +12,12 @@ from protocol.recipe import Algorithm, Reward
 from torch import Tensor
 
 from examples.claims.chains import VOCABULARY, Dials, Played, features, judged, play
-from examples.claims.nets import Nets, imitation, tasks
+from examples.claims.nets import Nets, imitations, tasks
 from services.learner.algorithms import pick
 from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
 from services.learner.algorithms.gae import (
     CRITIC_ADVANTAGES,
     Episodes,
-    Moments,
     returns_of,
     value_loss,
 )
@@ -74,7 +73,6 @@ class World:
     updates: int = 2  # of a step
     learning_rate: float = 3e-3
     critic_learning_rate: float = 3e-3
-    pretrain_learning_rate: float = 1e-2
     oversampling: int = 3  # so many times as many responses are sampled where an arm drops groups
 
 
@@ -123,19 +121,17 @@ class Training:
         self.runs = [(arm, seed) for arm in self.arms.values() for seed in self.seeds]
         self.generator = torch.Generator().manual_seed(1_000 + self.seeds[0])
         self.tasks = {seed: torch.Generator().manual_seed(seed) for seed in self.seeds}
-        self.policy = Nets(len(self.runs), VOCABULARY, seed=0)
-        self.critic = Nets(len(self.runs), 1, seed=1)
-        self.policy.set_to(imitation(self.dials))
+        seeds = [seed for _, seed in self.runs]
+        self.policy, self.critic = Nets(seeds, VOCABULARY), Nets(seeds, 1)
+        self.policy.set_to(imitations(self.dials, tuple(self.seeds)))
         self._start_critic()
-        world = self.world
-        self.policy_optimizer = torch.optim.Adam(self.policy.weights, world.learning_rate)
-        self.critic_optimizer = torch.optim.Adam(self.critic.weights, world.pretrain_learning_rate)
+        self.policy_optimizer = torch.optim.Adam(self.policy.weights, self.world.learning_rate)
+        self._restart_critic_optimizer()
 
     def run(self) -> dict[str, Tensor]:
         """Train; the metrics, each [step, run]."""
         if any(arm.has_critic for arm in self.arms.values()):
             self._pretrain()
-        self.critic_optimizer.param_groups[0]["lr"] = self.world.critic_learning_rate
         for _ in range(self.world.steps):
             self._step()
         return {name: torch.stack(values) for name, values in self.history.items()}
@@ -164,7 +160,7 @@ class Training:
         lucky = torch.rand(played.right.shape, generator=self.generator) < self.dials.luck
         correct = played.right | (played.ended & lucky)
         judge = judged(played, self.dials, self.generator)
-        self._note_responses(played, correct, judge)
+        self._note_responses(played, judge)
         rewards, advantages, dropped = self._compared(played, correct, judge)
         filters = torch.tensor([arm.reward.overlong_filter for arm, _ in self.runs])
         kept = ~dropped & (played.ended | ~filters[:, None])
@@ -241,11 +237,6 @@ class Training:
                 flat = Episodes(*(each[own].flatten(0, 1) for each in vars(episodes).values()))
                 found = (each.view(mask[own].shape) for each in arm.formulas["advantage"](flat))
                 advantages[own], returns[own] = found
-        explained = [
-            Moments.of(returns[run][mask[run]], values[run][mask[run]]).explained_variance()
-            for run in range(len(self.runs))
-        ]
-        self._note(explained_variance=torch.tensor(explained))
         return replace(batch, advantages=advantages, values=values, returns=returns)
 
     def _improve_policy(self, batch: Batch) -> None:
@@ -280,6 +271,11 @@ class Training:
             for part in self._mini_batches(replace(batch, returns=returns.float())):
                 self._improve_critic(part, [step < arm.pretrain_steps for arm, _ in self.runs])
         self.history.clear()
+        self._restart_critic_optimizer()  # or those that waited would have its steps behind them
+
+    def _restart_critic_optimizer(self) -> None:
+        rate = self.world.critic_learning_rate
+        self.critic_optimizer = torch.optim.Adam(self.critic.weights, rate)
 
     def _start_critic(self) -> None:
         """A critic that knows nothing, one that expects a punishment, or a reward model.
@@ -289,20 +285,17 @@ class Training:
         if self.dials.critic == "low":
             self.critic.weights[-1].data -= 1.0
         if self.dials.critic == "reward_model":
-            self.critic.set_to(_reward_model(self.policy, self.dials))
+            self.critic.set_to(_reward_models(self.dials, tuple(self.seeds)))
 
-    def _note_responses(self, played: Played, correct: Tensor, judge: Tensor) -> None:
+    def _note_responses(self, played: Played, judge: Tensor) -> None:
         logprobs = self.policy.logprobs(played.states).detach()
         entropies = -(logprobs.exp() * logprobs).sum(-1)
         tokens = played.mask.sum((1, 2))
         self._note(
             accuracy=played.right.float().mean(1),
-            reward=correct.float().mean(1),
-            process=((played.steps_right - played.steps_wrong) / self.dials.length).mean(1),
             judge=judge.mean(1),
             length=tokens / played.mask.shape[1],
             entropy=(entropies * played.mask).sum((1, 2)) / tokens,
-            truncated=1 - played.ended.float().mean(1),
         )
 
     def _note(self, **metrics: Tensor) -> None:
@@ -359,20 +352,18 @@ def _update(nets: Nets, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-def _reward_model(policy: Nets, dials: Dials, updates: int = 200) -> Nets:
-    """Learns outcomes at last tokens of the base model's responses, and 0 at all others."""
-    base, net = Nets(1, VOCABULARY, seed=0), Nets(1, 1, seed=1)
-    for mine, every in zip(base.weights, policy.weights, strict=True):
-        mine.data = every[:1].detach().clone()
-    optimizer = torch.optim.Adam(net.weights, 1e-2)
-    generator = torch.Generator().manual_seed(0)
+def _reward_models(dials: Dials, seeds: tuple[int, ...], updates: int = 200) -> Nets:
+    """Learn outcomes at last tokens of the base models' responses, and 0 at all others."""
+    base, nets = imitations(dials, seeds), Nets(seeds, 1)
+    optimizer = torch.optim.Adam(nets.weights, 1e-2)
+    generator = torch.Generator().manual_seed(seeds[0])
     for _ in range(updates):
-        digits = tasks(64, dials, generator)[None]
+        digits = torch.stack([tasks(64, dials, generator) for _ in seeds])
         with torch.no_grad():
             played = play(base.logprobs, digits, dials, generator)
         last = torch.zeros(played.mask.shape).scatter(2, played.lengths[..., None] - 1, 1.0)
         wanted = last * played.right[..., None]
-        values = net(features(played.states).flatten(1, 2)).view(wanted.shape)
-        loss = ((values - wanted).square() * played.mask).sum() / played.mask.sum()
-        _update(net, optimizer, loss)
-    return net
+        values = nets(features(played.states).flatten(1, 2)).view(wanted.shape)
+        losses = (values - wanted).square() * played.mask
+        _update(nets, optimizer, (losses.sum((1, 2)) / played.mask.sum((1, 2))).sum())
+    return nets

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from examples.claims import training
 from examples.claims.chains import BASE, PAD, SKIP, VOCABULARY, Dials, honest, play, verbose
-from examples.claims.nets import imitation
+from examples.claims.nets import imitations
 from examples.claims.registered import CLAIMS, TRIALS, Term
 from examples.claims.report import holm, table, verdicts
 from examples.claims.training import Training, World, train
@@ -19,7 +19,7 @@ DIGITS = [1, 2, 3, 4]  # totals 1, 3, 1, 0 modulo 5
 
 @pytest.fixture
 def poor_base_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "imitation", partial(imitation, updates=20))
+    monkeypatch.setattr(training, "imitations", partial(imitations, updates=20))
 
 
 def answer(total: int) -> int:
