@@ -45,7 +45,7 @@ class Trial:
     world: World
     arms: Mapping[str, Arm]
     claims: tuple[Claim, ...]
-    num_seeds: int = 8
+    num_seeds: int = 24
 
     @property
     def work(self) -> int:
@@ -276,7 +276,7 @@ _CLIP = Trial(
             above("0.28", "0.20", "accuracy", (30, 50)),
         ),
     ),
-    num_seeds=16,
+    num_seeds=40,
 )
 # A score that says nothing: what is left is the drift that the bounds make.
 _CLIP_NOISE = Trial(
