@@ -79,6 +79,7 @@ OBJECTIVES = {
     "gspo": Formula(_CLIPS),
     "cispo": Formula(_CLIPS),
     "dppo": Formula(_CLIPS),
+    "ipo": Formula(_CLIPS),
     "gmpo": Formula(_CLIPS),
     "sapo": Formula(("tau_positive", "tau_negative")),
 }

@@ -237,8 +237,8 @@ class Algorithm(Table):
     clip_low: float = Field(
         default=0.2,
         gt=0,
-        description="the ratio is clipped at 1 - this (`gmpo`: its logarithm at -this; `dppo`: a "
-        "probability may fall by this)",
+        description="the ratio is clipped at 1 - this (`gmpo`: its logarithm at -this; `dppo` and "
+        "`ipo`: a probability may fall by this)",
     )
     clip_high: float = Field(default=0.28, gt=0, description="and at 1 + this; likewise")
     dual_clip: float = Field(default=3.0, gt=1, description="bound for negative advantages")

@@ -120,10 +120,31 @@ def dppo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tens
     ``clip_low``. The ratio is not clipped. The paper measures from the policy that sampled:
     ``old_logprobs = "rollout"``.
     """
-    new, old = at_least_float32(tokens.logprobs.detach()), at_least_float32(tokens.old_logprobs)
-    moved = new.exp() - old.exp()
+    moved = _moved(tokens)
     rose = (tokens.advantages > 0) & (moved > clip_high)
     fell = (tokens.advantages < 0) & (moved < -clip_low)
+    return _without(rose, fell, tokens)
+
+
+def ipo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """`dppo` with a mask whatever the sign of the advantage, [token]: prime-rl's IPO.
+
+    INTELLECT Policy Optimization: where sampling runs ahead of training, the sign does not predict
+    which way a probability has moved. Both bounds are 0.2 there, and 0.001 times the square of the
+    log-ratio is added, which this leaves out.
+    """
+    moved = _moved(tokens)
+    return _without(moved > clip_high, moved < -clip_low, tokens)
+
+
+def _moved(tokens: TokenBatch) -> Tensor:
+    """How much the probability of each token rose, [token]."""
+    new, old = at_least_float32(tokens.logprobs.detach()), at_least_float32(tokens.old_logprobs)
+    return new.exp() - old.exp()
+
+
+def _without(rose: Tensor, fell: Tensor, tokens: TokenBatch) -> tuple[Tensor, Tensor]:
+    """The surrogate of the tokens that neither rose nor fell too far, and which of them did."""
     losses = (-tokens.ratio * tokens.advantages).masked_fill(rose | fell, 0.0)
     return losses, rose.to(losses.dtype) - fell.to(losses.dtype)
 
@@ -328,6 +349,7 @@ OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "gspo": gspo,
     "cispo": cispo,
     "dppo": dppo,
+    "ipo": ipo,
     "sapo": sapo,
     "gmpo": gmpo,
 }

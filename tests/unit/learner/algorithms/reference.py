@@ -227,6 +227,14 @@ def dppo(
     return -ratio * advantage, 0
 
 
+def ipo(logprob: float, old: float, advantage: float, low: float, high: float) -> tuple[float, int]:
+    """keep r A, negated, with keep = -low <= pi - mu <= high."""
+    policy, sampler = math.exp(logprob), math.exp(old)
+    if -low <= policy - sampler <= high:
+        return -policy / sampler * advantage, 0
+    return 0.0, 1 if policy > sampler else -1
+
+
 def sapo(ratio: float, advantage: float, positive: float, negative: float) -> tuple[float, int]:
     """f(x) = sigma(tau (x - 1)) 4 / tau."""
     tau = positive if advantage > 0 else negative

@@ -91,6 +91,7 @@ OF_TOKENS: dict[str, Callable[..., tuple[float, int]]] = {
     ),
     "cispo": lambda lp, old, a, r, s: reference.cispo(lp, r, a, s["clip_low"], s["clip_high"]),
     "dppo": lambda lp, old, a, r, s: reference.dppo(lp, old, a, s["clip_low"], s["clip_high"]),
+    "ipo": lambda lp, old, a, r, s: reference.ipo(lp, old, a, s["clip_low"], s["clip_high"]),
     "sapo": lambda lp, old, a, r, s: reference.sapo(r, a, s["tau_positive"], s["tau_negative"]),
 }
 

@@ -69,15 +69,15 @@ def test_a_bound_ends_the_gradient_and_cispos_only_limits_it(
 @pytest.mark.parametrize(
     ("ratio", "advantage", "slopes"),
     [
-        (1.6, 2.0, {"dppo": -3.2, "gmpo": -3.2}),  # whose logarithm is .47
+        (1.6, 2.0, {"dppo": -3.2, "ipo": -3.2, "gmpo": -3.2}),  # whose logarithm is .47
         (1.7, 2.0, {"dppo": -3.4, "gmpo": 0.0}),  # .53
         (2.3, 2.0, {"dppo": -4.6, "gmpo": 0.0}),  # p from .368 to .846
-        (2.4, 2.0, {"dppo": 0.0, "gmpo": 0.0}),  # to .883
+        (2.4, 2.0, {"dppo": 0.0, "ipo": 0.0, "gmpo": 0.0}),  # to .883
         (0.77, -2.0, {"dppo": 1.54, "gmpo": 0.0}),  # -.26
         (0.4, -2.0, {"dppo": 0.8, "gmpo": 0.0}),  # to .147
-        (0.3, -2.0, {"dppo": 0.0, "gmpo": 0.0}),  # to .110
-        (0.3, 2.0, {"dppo": -0.6, "gmpo": -0.6}),
-        (2.7, -2.0, {"dppo": 5.4, "gmpo": 5.4}),
+        (0.3, -2.0, {"dppo": 0.0, "ipo": 0.0, "gmpo": 0.0}),  # to .110
+        (0.3, 2.0, {"dppo": -0.6, "ipo": 0.0, "gmpo": -0.6}),
+        (2.7, -2.0, {"dppo": 5.4, "ipo": 0.0, "gmpo": 5.4}),
     ],
 )
 def test_a_trust_region_ends_the_gradient_of_what_leaves_it(
