@@ -39,7 +39,8 @@ POSSESSIVE_GROUP = re.compile(r"\)(?:[*+?]|\{[0-9,]+\})\+[^ =+]|\(\?>")
 METRIC = re.compile(r"((?:rate|increase)\()?\b(weir_[a-z_]+)\b(?:\{([^}]*)\})?")
 LABELS_OF_SCRAPES = {"service", "instance", "le"}
 RISING_GAUGES = {"weir_backpressure_seconds", "weir_jobs"}
-ARCHITECTURE, INDEX = ROOT / "ARCHITECTURE.md", ROOT / "recipes/README.md"
+README, INDEX = ROOT / "README.md", ROOT / "recipes/README.md"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 RULES, BOARDS = ROOT / "deploy/prometheus/rules.yml", ROOT / "deploy/grafana/dashboards"
 METRICS = ROOT / "docs/reference/metrics.md"
 RUNBOOKS, BOOKS = ROOT / "deploy/runbooks.md", BOARDS / "runbooks.json"
@@ -131,6 +132,8 @@ def written_files() -> Iterator[Fault]:
     if recipe_page.PAGE.read_text() != recipe_page.page():
         yield recipe_page.PAGE, 1, "not what python -m docs.reference.recipe writes"
     runs, index = json.loads((ROOT / methods.RESULTS).read_text()), INDEX.read_text()
+    if methods.demo_table(runs) not in README.read_text():
+        yield README, 1, "not the demo's table as python -m benchmarks.methods prints it"
     for twin, accuracy in methods.intervals(runs, "accuracy", "{:.3f}".format).items():
         if not re.search(rf"^\| `{twin}` \| .* \| {accuracy} \|$", index, re.M):
             yield INDEX, 1, f"{twin} has another accuracy than python -m benchmarks.methods prints"

@@ -302,7 +302,7 @@ def seconds_of(
 
 
 def _run(recipe: Recipe, step: Span, free: float, evaluating: Sequence[tuple[int, Span]]) -> Span:
-    """All steps, and what of the evaluations takes longer than engines are free meanwhile.
+    """All steps, and what of all evaluations takes longer than engines are free meanwhile.
 
     Args:
         recipe: what is run.
@@ -314,10 +314,12 @@ def _run(recipe: Recipe, step: Span, free: float, evaluating: Sequence[tuple[int
     before = f" + {recipe.pretrain_steps_in_words} of the critic alone" if first else ""
     words = f"({steps:,} steps{before}) x {step.seconds:,.1f} s"
     seconds = (steps + first) * step.seconds
-    for every, span in evaluating:
-        times, waiting = math.ceil(steps / every) + 1, max(0.0, span.seconds - every * free)
-        seconds += times * waiting
-        words += f" + {times:,} evaluations x {waiting:,.1f} s of waiting"
+    if evaluating:
+        times = [math.ceil(steps / every) + 1 for every, _ in evaluating]
+        total = sum(n * span.seconds for n, (_, span) in zip(times, evaluating, strict=True))
+        waiting = max(0.0, total - steps * free)
+        seconds += waiting
+        words += f" + {waiting:,.0f} s of waiting for {sum(times):,} evaluations"
     return Span("the run", seconds, words)
 
 
