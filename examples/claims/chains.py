@@ -42,8 +42,8 @@ class Dials:
     luck: float = 0.0  # a wrong answer of a training task counts as right
     judge: str = "honest"
     noise: float = 0.0  # standard deviation of the judge's score
-    shows_mistakes: bool = True  # a state tells whether a claim so far did not follow
-    critic: str = "fresh"  # what the critic starts from: fresh, low, or reward_model
+    critic: str = "fresh"  # what the critic starts from: fresh, noise, low, or reward_model
+    critic_sees_mistakes: bool = True  # as the policy does: that a claim so far did not follow
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Walk:
         """What a policy sees before token ``t``, [run, response, 7]."""
         part = self.place * BUCKETS // self.dials.length
         used = torch.full_like(part, t * BUCKETS // self.dials.max_tokens)
-        is_broken = ((self.steps_wrong > 0) & self.dials.shows_mistakes).long()
+        is_broken = (self.steps_wrong > 0).long()
         seen = (part, self.claim, self.skipped, self.digit, self.pads, used, is_broken)
         return torch.stack(seen, -1)
 
@@ -174,7 +174,16 @@ def verbose(played: Played, dials: Dials) -> Tensor:
     return (said / (2.5 * dials.length)).clamp(0, 1)
 
 
-JUDGES: dict[str, Callable[[Played, Dials], Tensor]] = {"honest": honest, "verbose": verbose}
+def mute(played: Played, dials: Dials) -> Tensor:
+    """A judge that looks at nothing; noise on its score is all that it tells."""
+    return torch.full(played.lengths.shape, 0.5)
+
+
+JUDGES: dict[str, Callable[[Played, Dials], Tensor]] = {
+    "honest": honest,
+    "verbose": verbose,
+    "mute": mute,
+}
 
 
 def judged(played: Played, dials: Dials, generator: torch.Generator) -> Tensor:

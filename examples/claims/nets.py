@@ -16,7 +16,7 @@ HIDDEN = 48
 class Nets:
     """One network of two layers per run, in tensors of [run, ...], each with a start of its own."""
 
-    def __init__(self, seeds: Sequence[int], outputs: int) -> None:
+    def __init__(self, seeds: Sequence[int], outputs: int, head: float = 0.1) -> None:
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
         def normal(rows: int, columns: int, scale: float) -> Tensor:
@@ -25,7 +25,7 @@ class Nets:
 
         self.weights = [
             normal(sum(STATE_SIZES), HIDDEN, 0.5),
-            normal(HIDDEN, outputs, 0.1),
+            normal(HIDDEN, outputs, head),
             normal(1, outputs, 0.0),
         ]
 

@@ -11,7 +11,7 @@ import torch
 from protocol.recipe import Algorithm, Reward
 from torch import Tensor
 
-from examples.claims.chains import VOCABULARY, Dials, Played, features, judged, play
+from examples.claims.chains import STATE_SIZES, VOCABULARY, Dials, Played, features, judged, play
 from examples.claims.nets import Nets, imitations, tasks
 from services.learner.algorithms import pick
 from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
@@ -122,9 +122,9 @@ class Training:
         self.generator = torch.Generator().manual_seed(1_000 + self.seeds[0])
         self.tasks = {seed: torch.Generator().manual_seed(seed) for seed in self.seeds}
         seeds = [seed for _, seed in self.runs]
-        self.policy, self.critic = Nets(seeds, VOCABULARY), Nets(seeds, 1)
+        self.policy = Nets(seeds, VOCABULARY)
         self.policy.set_to(imitations(self.dials, tuple(self.seeds)))
-        self._start_critic()
+        self.critic = self._first_critic(seeds)
         self.policy_optimizer = torch.optim.Adam(self.policy.weights, self.world.learning_rate)
         self._restart_critic_optimizer()
 
@@ -144,7 +144,8 @@ class Training:
 
     def _mini_batches(self, batch: Batch) -> Iterator[Batch]:
         runs, responses = batch.rewards.shape
-        for rows in torch.arange(responses).chunk(self.world.updates):
+        for first in range(self.world.updates):  # of all groups, and dropped ones spread
+            rows = torch.arange(first, responses, self.world.updates)
             yield batch.rows(rows.expand(runs, -1))
 
     def _sampled(self) -> Batch:
@@ -257,7 +258,11 @@ class Training:
         _update(self.critic, self.critic_optimizer, of_runs[torch.tensor(learns)].sum())
 
     def _values(self, batch: Batch) -> Tensor:
-        return self.critic(batch.features.flatten(1, 2)).view(batch.in_loss.shape)
+        seen = batch.features.flatten(1, 2)
+        if not self.dials.critic_sees_mistakes:
+            seen = seen.clone()
+            seen[..., -STATE_SIZES[-1] :] = 0.0
+        return self.critic(seen).view(batch.in_loss.shape)
 
     def _pretrain(self) -> None:
         """Fit the critics that are pretrained to the returns of the policy as it is."""
@@ -277,15 +282,14 @@ class Training:
         rate = self.world.critic_learning_rate
         self.critic_optimizer = torch.optim.Adam(self.critic.weights, rate)
 
-    def _start_critic(self) -> None:
-        """A critic that knows nothing, one that expects a punishment, or a reward model.
-
-        A reward model has learned to judge finished responses, and that an unfinished one is wrong.
-        """
+    def _first_critic(self, seeds: Sequence[int]) -> Nets:
+        """A critic that says 0, noise, or a punishment whatever it sees, or a reward model."""
+        critic = Nets(seeds, 1, head=0.1 if self.dials.critic == "noise" else 0.0)
         if self.dials.critic == "low":
-            self.critic.weights[-1].data -= 1.0
+            critic.weights[-1].data -= 1.0
         if self.dials.critic == "reward_model":
-            self.critic.set_to(_reward_models(self.dials, tuple(self.seeds)))
+            critic.set_to(_reward_models(self.dials, tuple(self.seeds)))
+        return critic
 
     def _note_responses(self, played: Played, judge: Tensor) -> None:
         logprobs = self.policy.logprobs(played.states).detach()
@@ -353,8 +357,12 @@ def _update(nets: Nets, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 def _reward_models(dials: Dials, seeds: tuple[int, ...], updates: int = 200) -> Nets:
-    """Learn outcomes at last tokens of the base models' responses, and 0 at all others."""
-    base, nets = imitations(dials, seeds), Nets(seeds, 1)
+    """Learn outcomes of the base models' responses before their last tokens, and 0 before others.
+
+    So a response that has not ended is a wrong one. What a state does not tell it cannot judge:
+    the answer itself.
+    """
+    base, nets = imitations(dials, seeds), Nets(seeds, 1, head=0.0)
     optimizer = torch.optim.Adam(nets.weights, 1e-2)
     generator = torch.Generator().manual_seed(seeds[0])
     for _ in range(updates):
