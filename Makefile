@@ -95,7 +95,7 @@ sbom: ## list the packages of every image in dist/sbom; needs docker
 benchmarks: install ## measure the exchange, the overlap of stages, the pipeline, and Weir against TRL, into docs/performance.md; three quarters of an hour, on an idle machine
 	python -m benchmarks
 
-claims: install ## the papers' claims in miniature, into examples/claims/README.md; half an hour; CLAIMS="--first-seed 60" for other seeds, which only print
+claims: install ## the papers' claims in miniature, into examples/claims/README.md; half an hour; CLAIMS="--first-seed 500" for other seeds
 	python -m examples.claims $(CLAIMS)
 
 planted: install ## plant a fault at a time into the product: do the tests notice? FAULTS="gateway learner" for some; all take hours
