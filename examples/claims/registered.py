@@ -20,12 +20,12 @@ from protocol.rewards import Reward
 from examples.claims.chains import Dials
 from examples.claims.training import Arm, World
 
-FIRST_SEED = 60  # of the reported runs; tuning has those from 100 on
+FIRST_SEED = 1000  # of the reported runs; those below were for tuning, or for earlier runs
 
 PAPO = "PAPO, arXiv:2603.26535"
 DAPO = "DAPO, arXiv:2503.14476"
 VAPO = "VAPO, arXiv:2504.05118"
-OURS = "ours"  # no paper says so: seen while tuning, and registered like the others
+OURS = "ours"  # no paper says so: seen in tuning or an earlier run, registered like the others
 
 Term = tuple[int, str, str, tuple[int, int]]  # sign, arm, metric, first step and the one after last
 
@@ -99,7 +99,7 @@ _PLAIN = Trial(
         ),
         Claim(
             "papo without luck",
-            "PAPO ends above its outcome-only twin where no wrong derivation passes",
+            "PAPO ends above its outcome-only twin where no wrong answer passes",
             PAPO,
             above("papo", "orm", "accuracy", (180, 200)),
         ),
@@ -219,7 +219,6 @@ _LADDER = {
     "+ token mean": _arm("grpo", _SOFT),
     "+ dynamic sampling": _arm("grpo", _SOFT, dynamic_sampling=True),
 }
-_NO_FILTER = _arm("grpo", _SIGNS, **_HIGHER)
 _REPLACES = {"+ soft overlong": " (where the punishment replaces the filter)"}
 
 # Padding, a tight limit, and groups that run out of signal.
@@ -231,7 +230,7 @@ _DAPO = Trial(
         updates=16,
         learning_rate=2e-3,
     ),
-    {**_LADDER, "no filter": _NO_FILTER},
+    {**_LADDER, "no filter": _arm("grpo", _SIGNS, **_HIGHER)},
     (
         Claim(
             "dapo over grpo",
@@ -324,7 +323,7 @@ _CHAIN = Dials(
     length=40, max_tokens=100, error=0.02, error_after_skip=0.1, skip=0.05, pad=0.2, early=0.002
 )
 _ALSO = {
-    "decoupled GAE": " (nor with the adaptive lambda)",
+    "decoupled GAE": " (and without the adaptive lambda)",
     "length-adaptive GAE": " (the adaptive lambda is 0.6 here, below the fixed 0.95)",
 }
 _LONG_DAPO = _arm("grpo", {**_SIGNS, "overlong_buffer": 20}, dynamic_sampling=True)
@@ -353,7 +352,7 @@ _LONG = Trial(
         ),
         Claim(
             "alpha 1",
-            "a length-adaptive lambda that is larger (0.98, by an alpha of 1) is above 0.95",
+            "a larger length-adaptive lambda (0.98, by an alpha of 1) does better than 0.95",
             OURS,
             above("alpha 1", "without length-adaptive GAE", "accuracy", (40, 60)),
         ),
@@ -368,7 +367,7 @@ _LONG_BLIND = Trial(
         Claim(
             f"blind: vapo over {other}",
             f"VAPO is above {other.upper()} where the critic cannot see a mistake",
-            VAPO,
+            OURS,
             above("vapo", other, "accuracy", (40, 60)),
         )
         for other in ("ppo", "dapo")
@@ -387,7 +386,7 @@ _LOW = Trial(
     (
         Claim(
             "low critic: accuracy",
-            "with a critic that starts 1 too low and learns slowly, value pretraining is needed",
+            "with a critic that starts by saying -1 and learns slowly, value pretraining is needed",
             VAPO,
             above("vapo", "without value pretraining", "accuracy", (40, 60)),
         ),
@@ -433,13 +432,13 @@ _HUNDRED = _lambda_trial(
     _LAMBDAS,
     Claim(
         "adaptive lambda, long: 0.95",
-        "on long answers the length-adaptive lambda (0.8) is above 0.95",
+        "on long answers the length-adaptive lambda (0.8) does better than 0.95",
         VAPO,
         above("adaptive", "0.95", "accuracy", (30, 50)),
     ),
     Claim(
         "adaptive lambda, long: 0.3",
-        "and above 0.3",
+        "and better than 0.3",
         OURS,
         above("adaptive", "0.3", "accuracy", (30, 50)),
     ),
@@ -450,7 +449,7 @@ _EIGHT = _lambda_trial(
     *(
         Claim(
             f"adaptive lambda, short: {fixed}",
-            f"on short answers the length-adaptive lambda (0) is above {fixed}",
+            f"on short answers the length-adaptive lambda (0) does better than {fixed}",
             OURS,
             above("adaptive", fixed, "accuracy", (30, 50)),
         )
@@ -462,7 +461,7 @@ _NOISE_CRITIC = _lambda_trial(
     {name: replace(_LAMBDAS[name], pretrain_steps=0) for name in ("adaptive", "0.95")},
     Claim(
         "adaptive lambda, critic of noise",
-        "on short answers, with a critic that starts as noise, the adaptive lambda is below 0.95",
+        "on short answers, with an untaught critic of noise, 0.95 does better than adaptive",
         OURS,
         above("0.95", "adaptive", "accuracy", (30, 50)),
     ),

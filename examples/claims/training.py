@@ -29,7 +29,6 @@ from services.learner.algorithms.loss import (
     positive_nll,
 )
 from services.learner.algorithms.shaping import (
-    accuracy_varies,
     has_signal,
     outcome_rewards,
     overlong_penalty,
@@ -144,7 +143,7 @@ class Training:
 
     def _mini_batches(self, batch: Batch) -> Iterator[Batch]:
         runs, responses = batch.rewards.shape
-        for first in range(self.world.updates):  # of all groups, and dropped ones spread
+        for first in range(self.world.updates):  # of many groups, and dropped ones spread
             rows = torch.arange(first, responses, self.world.updates)
             yield batch.rows(rows.expand(runs, -1))
 
@@ -184,23 +183,20 @@ class Training:
         """Rewards, advantages of groups, and which dynamic sampling drops: [run, response]."""
         rewards, advantages = torch.zeros(2, *correct.shape, dtype=torch.float64)
         dropped = torch.zeros_like(correct)
-        exhausted, silent = torch.zeros(2, len(self.runs))
+        silent = torch.zeros(len(self.runs))
         for run, (arm, _) in enumerate(self.runs):
             scores = self._scores(arm, run, played, correct, judge)
             rewards[run] = scores.reward
-            groups = range(0, len(scores), arm.group_size)
-            of_groups = [_part(scores, first, arm.group_size) for first in groups]
-            varies = [accuracy_varies(group) for group in of_groups]
-            teaches = varies
-            if not arm.has_critic:
-                advantage = arm.formulas["advantage"]
-                advantages[run] = torch.cat([advantage(group) for group in of_groups])
-                teaches = [has_signal(group, advantage) for group in of_groups]
-            exhausted[run] = varies.count(False) / len(of_groups)
-            silent[run] = teaches.count(False) / len(of_groups)
+            if arm.has_critic:
+                continue
+            advantage, size = arm.formulas["advantage"], arm.group_size
+            groups = [_part(scores, first, size) for first in range(0, len(scores), size)]
+            advantages[run] = torch.cat([advantage(group) for group in groups])
+            teaches = torch.tensor([has_signal(group, advantage) for group in groups])
+            silent[run] = 1 - teaches.float().mean()
             if arm.dynamic_sampling:
-                dropped[run] = ~torch.tensor(teaches).repeat_interleave(arm.group_size)
-        self._note(exhausted=exhausted, silent=silent)
+                dropped[run] = ~teaches.repeat_interleave(size)
+        self._note(silent=silent)
         return rewards.float(), advantages.float(), dropped
 
     def _scores(
@@ -276,14 +272,14 @@ class Training:
             for part in self._mini_batches(replace(batch, returns=returns.float())):
                 self._improve_critic(part, [step < arm.pretrain_steps for arm, _ in self.runs])
         self.history.clear()
-        self._restart_critic_optimizer()  # or those that waited would have its steps behind them
+        self._restart_critic_optimizer()  # or arms that waited would inherit its steps
 
     def _restart_critic_optimizer(self) -> None:
         rate = self.world.critic_learning_rate
         self.critic_optimizer = torch.optim.Adam(self.critic.weights, rate)
 
     def _first_critic(self, seeds: Sequence[int]) -> Nets:
-        """A critic that says 0, noise, or a punishment whatever it sees, or a reward model."""
+        """A critic that says 0 or -1 whatever it sees, starts as noise, or is a reward model."""
         critic = Nets(seeds, 1, head=0.1 if self.dials.critic == "noise" else 0.0)
         if self.dials.critic == "low":
             critic.weights[-1].data -= 1.0

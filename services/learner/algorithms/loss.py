@@ -127,11 +127,11 @@ def dppo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tens
 
 
 def ipo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
-    """`dppo` with a mask whatever the sign of the advantage, [token]: prime-rl's IPO.
+    """`dppo`, masking whatever the sign of the advantage, [token]: IPO, of prime-rl.
 
     INTELLECT Policy Optimization: where sampling runs ahead of training, the sign does not predict
-    which way a probability has moved. Both bounds are 0.2 there, and 0.001 times the square of the
-    log-ratio is added, which this leaves out.
+    which way a probability has moved. It measures from the policy that sampled, with bounds of 0.2,
+    and adds 0.001 times the square of the log-ratio, which this leaves out.
     """
     moved = _moved(tokens)
     return _without(moved > clip_high, moved < -clip_low, tokens)

@@ -302,7 +302,7 @@ def seconds_of(
 
 
 def _run(recipe: Recipe, step: Span, free: float, evaluating: Sequence[tuple[int, Span]]) -> Span:
-    """All steps, and what of all evaluations takes longer than engines are free meanwhile.
+    """All steps, and the time that evaluations need beyond what engines have free in them.
 
     Args:
         recipe: what is run.
