@@ -132,7 +132,7 @@ def written_files() -> Iterator[Fault]:
     if recipe_page.PAGE.read_text() != recipe_page.page():
         yield recipe_page.PAGE, 1, "not what python -m docs.reference.recipe writes"
     runs, index = json.loads((ROOT / methods.RESULTS).read_text()), INDEX.read_text()
-    if methods.demo_table(runs) not in README.read_text():
+    if not (demo := methods.demo_table(runs)) or demo not in README.read_text():
         yield README, 1, "not the demo's table as python -m benchmarks.methods prints it"
     for twin, accuracy in methods.intervals(runs, "accuracy", "{:.3f}".format).items():
         if not re.search(rf"^\| `{twin}` \| .* \| {accuracy} \|$", index, re.M):

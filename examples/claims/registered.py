@@ -204,8 +204,8 @@ _VERBOSE = Trial(
 )
 
 
-# The papers' settings of the policy's loss. Here and in the worlds of clip-higher, sixteen updates
-# of a step make ratios leave the bounds.
+# The papers' settings of the policy's loss. Here and in the worlds of clip-higher a step has 16
+# updates, so that ratios can leave the bounds.
 _NAIVE = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence_mean"}
 _HIGHER = {**_NAIVE, "clip_high": 0.28}
 _SIGNS = {"values": (-1.0, 1.0)}

@@ -538,7 +538,10 @@ LINE = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
         ),
         (
             ["recipes/dapo/qwen2.5-32b.toml"],
-            ["\nthe run 171 days (313 steps) x 46,740.3 s + 175,187 s of waiting for 64 evalu"],
+            [
+                "\nthe run 171 days (313 steps) x 46,740.3 s",
+                " x 46,740.3 s + 175,187 s of waiting for 64 evaluations",
+            ],
         ),
         (
             ["recipes/papo/qwen2.5-7b.toml", "--gpus", LINE],
