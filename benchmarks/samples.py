@@ -8,6 +8,7 @@ the store out of the system's page cache and once with it in there.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import random
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from services.chassis.pool import Pool
 from services.gateway.samples.group import group_json
 from services.gateway.samples.routes import FOLDER, SampleQuery, page_json
 from services.gateway.samples.store import Store
@@ -87,7 +89,12 @@ def measure(job_dir: Path) -> None:
     timed("a list when the store has grown", lambda: page_json(store, query))
     write_samples(folder, a_sample(GROUPS + 1, *[a_response(length=32_768)] * 16, step=STEPS + 1))
     long = f"train:{GROUPS + 1}"
-    timed("a group of 16 x 32,768 tokens", lambda: group_json(store, long))
+
+    async def read_group() -> bytes:
+        async with Pool(1) as pool:
+            return await group_json(store, long, pool)
+
+    timed("a group of 16 x 32,768 tokens", lambda: asyncio.run(read_group()))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a stack consists of: the command line and the environment of each of its processes. Pure.
+"""What a stack consists of: command line, variables and secrets of each of its processes.
 
 A launch says nothing of where it runs; that is for `deploy.local`, or `deploy.ray_cluster`.
 """
@@ -12,15 +12,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import distributions
 from pathlib import Path
+from secrets import token_urlsafe
 
 from deploy.placement import Bundle, Placement, PlacementError, environment_of, number_of
+from services.chassis.deployment import variable, words
+from services.chassis.secret_variables import is_secret
 
 _JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the judge's own thoughts
 _KEEPS_TO_SCHEMAS = (0, 33)  # the first vLLM under which gpt-oss does
 _ROOT = Path(__file__).parents[1]
 # Its ranks save a checkpoint when they are told to leave: who supervises it has the last word.
 _PATIENT_TORCHRUN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400"}
-_FORWARDED = ("WEIR_", "DS_", "GLOO_", "HF_", "NCCL_", "OMP_", "VLLM_")  # of a cluster's driver
+# The variables that services inherit; WEIR_INHERIT names others.
+_LIBRARIES = (
+    r"(?:CUDA|DS|FLASHINFER|GLIBC|GLOO|HF|KMP|MALLOC|MKL|NCCL|NUMBA|NVIDIA|OMP|OPENBLAS|PYTORCH"
+    r"|TORCH\w*|TRANSFORMERS|TRITON|VLLM|WEIR)_\w+"
+)
+_SYSTEM = (
+    r"HOME|LANG|LC_\w+|LD_\w+|LOGNAME|PATH|PYTHON\w+|SHELL|SSL_CERT_\w+|TMPDIR|TZ|USER|VIRTUAL_ENV"
+    r"|XDG_\w+|(?i:https?|all|no)_(?i:proxy)"
+)
+_REDIS = ("WEIR_REDIS_URL", "WEIR_REDIS_PASSWORD")
+# The secrets that each role needs.
+_ROLES = {
+    "gateway": (*_REDIS, "WEIR_API_KEYS", "WEIR_ENVIRONMENT_KEY"),
+    "grader": (*_REDIS, "WEIR_JUDGE_API_KEY", "WEIR_JUDGES"),
+    "environment": (*_REDIS, "WEIR_ENVIRONMENT_KEY"),
+    "rollout": _REDIS,
+    "learner": (*_REDIS, "HF_TOKEN"),
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +57,7 @@ class Launch:
     startup_path: str | None = "/startupz"
     is_awaited: bool = True  # by the start of the stack; a judge loads for minutes
     niceness: int = 10  # more than here; what answers, gateway and Valkey, has 0
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # by their variables
 
     def environment_at(self, port: int) -> dict[str, str]:
         """Its variables when it serves on a port, its metrics as well: it has no other."""
@@ -88,12 +109,33 @@ def launches(
         yield replace(launch, environment={**launch.environment, **_PATIENT_TORCHRUN})
 
 
-def of_door(launch: Launch, url: str, api_key: str) -> Launch:
-    """A launch that knows the model door, if it is of an environment worker, who calls there."""
-    if launch.role != "environment":
-        return launch
-    door = {"WEIR_GATEWAY_URL": url, "WEIR_API_KEYS": api_key}
-    return replace(launch, environment={**launch.environment, **door})
+def stack_secrets(environment: Mapping[str, str], api_keys: str) -> dict[str, str]:
+    """Return all secrets of a new stack: its keys, and those in the variables of its operator.
+
+    Raises:
+        DeploymentError: if a file that a variable names cannot be read.
+    """
+    values = {n: variable(environment, n) or "" for names in _ROLES.values() for n in names}
+    return {**values, "WEIR_API_KEYS": api_keys, "WEIR_ENVIRONMENT_KEY": token_urlsafe(32)}
+
+
+def with_secrets(launch: Launch, secrets: Mapping[str, str]) -> Launch:
+    """Return a launch with those of a stack's secrets that its role needs; a judge needs none."""
+    names = _ROLES.get(launch.role, ())
+    return replace(launch, secrets={name: secrets[name] for name in names if secrets[name]})
+
+
+def inherited_variables(
+    environment: Mapping[str, str], pattern: str = f"{_SYSTEM}|{_LIBRARIES}"
+) -> dict[str, str]:
+    """Return what a service inherits: variables that it may need, and no secret or its file."""
+    named = words(environment.get("WEIR_INHERIT", ""))
+    return {
+        name: text
+        for name, text in environment.items()
+        if name in named
+        or (re.fullmatch(pattern, name) and not is_secret(name.removesuffix("_FILE"), text))
+    }
 
 
 def learner_command(
@@ -200,23 +242,15 @@ def judge_options(bundle: Bundle, folder: str, name: str) -> list[str]:
     return [word for option in options.items() for word in option]
 
 
-def cluster_variables(
-    environment: Mapping[str, str], keys: str, placement: Placement
-) -> dict[str, str]:
-    """What every process of a cluster gets, wherever it runs: what the driver has, and its keys."""
-    forwarded = {
-        name: text
-        for name, text in environment.items()
-        if name.startswith(_FORWARDED) and name != "WEIR_API_KEYS_FILE"
-    }
+def cluster_variables(environment: Mapping[str, str], placement: Placement) -> dict[str, str]:
+    """What every process of a cluster gets of the driver's variables, wherever it runs."""
     return {
         "WEIR_HOST": "0.0.0.0",
         "OMP_NUM_THREADS": "1",
         "WEIR_WEIGHTS": "delta",
         "PYTHONUNBUFFERED": "1",
-        **forwarded,
+        **inherited_variables(environment, _LIBRARIES),
         "WEIR_MODEL_ROOTS": model_roots(environment),
-        "WEIR_API_KEYS": keys,
         "WEIR_GPUS": str(placement) if placement.uses_gpus else "",
     }
 

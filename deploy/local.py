@@ -25,9 +25,10 @@ from deploy.launches import (
     judge_launch,
     launches,
     model_roots,
-    of_door,
     port_of,
     python_path,
+    stack_secrets,
+    with_secrets,
 )
 from deploy.placement import Choice, PlacementError, choose
 from deploy.processes import (
@@ -41,6 +42,8 @@ from deploy.processes import (
     stop,
     stop_timeout_s,
 )
+from services.chassis.deployment import DeploymentError
+from services.chassis.secret_variables import hide_secrets
 
 START_TIMEOUT_S = 300.0  # a busy machine takes minutes to import what an engine needs
 _MOST_FAILURES = 3  # of a process that has never started
@@ -136,15 +139,15 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     redis_port = port_of(environment, "WEIR_REDIS_PORT") or next(ports)
     front_port = port_of(environment, "WEIR_GATEWAY_PORT") or next(ports)
     url = f"http://127.0.0.1:{front_port}"
-    shared = _shared_variables(home, environment, choice) | {"WEIR_API_KEYS": keys}
+    shared = _shared_variables(home, environment, choice) | {"WEIR_GATEWAY_URL": url}
+    known = stack_secrets(environment, keys) | {"WEIR_REDIS_PASSWORD": ""}  # it is in the URL
 
     def redis_url(user: str) -> str:
         return f"redis://{user}:{passwords[user]}@127.0.0.1:{redis_port}/0"
 
     def process(launch: Launch, standard_input: bytes = b"") -> Process:
         if launch.role in USERS:
-            own = {**launch.environment, "WEIR_REDIS_URL": redis_url(launch.role)}
-            launch = replace(launch, environment=own)
+            launch = with_secrets(launch, {**known, "WEIR_REDIS_URL": redis_url(launch.role)})
         log = home.path / "logs" / f"{launch.name}.log"
         port = launch.port or next(ports)
         return Process(launch, port, log, standard_input, held=(home.lock,))
@@ -160,14 +163,13 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
         facts={"url": url, "api_key": api_key, "redis_url": redis_url("default")},
         memory=home.memory(environment),
         valkey=process(*_valkey(home.path / "valkey", redis_port, passwords, environment)),
-        services=[front, *judge, *(process(of_door(each, url, api_key)) for each in others)],
+        services=[front, *judge, *map(process, others)],
     )
 
 
 def _shared_variables(home: Home, environment: Mapping[str, str], choice: Choice) -> dict[str, str]:
-    """What every process gets, but for its keys and the server."""
+    """What every process gets, but for its secrets."""
     return {
-        "WEIR_REDIS_PASSWORD": "",  # it is in the URL
         "WEIR_DATA_DIR": str(home.path / "data"),
         "WEIR_MEMORY_DIR": str(home.memory(environment)),
         "WEIR_MODEL_ROOTS": model_roots(environment),
@@ -194,6 +196,7 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) not in (["up"], ["down"]):
         say("usage: python -m deploy.local up|down")
         return 2
+    hide_secrets()
     os.umask(0o077)  # data, logs and keys are for who starts the stack
     home = Home.of(os.environ)
     try:
@@ -204,7 +207,7 @@ def main(arguments: Sequence[str]) -> int:
         choice = choose(os.environ, os.listdir("/dev"))
         say(f"{choice.placement} ({choice.how})" if choice.visible else choice.how)
         describe_stack(home, os.environ, choice).up()
-    except (StackError, PlacementError) as error:
+    except (StackError, PlacementError, DeploymentError) as error:
         say(str(error))
         return 1
     except OSError as error:

@@ -18,13 +18,14 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from glob import iglob
 from pathlib import Path
 from typing import Any
 
-from deploy.launches import Launch
+from deploy.launches import Launch, inherited_variables
+from services.chassis.deployment import variable
 
 STOP_TIMEOUT_S = 20.0
 _MEMORY = "/dev/shm"
@@ -54,8 +55,9 @@ class Process:
     launch: Launch
     port: int
     log_path: Path | None = None
-    standard_input: bytes = b""
+    standard_input: bytes = field(default=b"", repr=False)
     held: tuple[int, ...] = ()
+    secret_files: dict[str, int] = field(default_factory=dict)  # descriptors, by the variable
     running: subprocess.Popen[bytes] | None = None
     has_started: bool = False  # since it was last begun
     failures: int = 0  # in a row, each before it had started
@@ -72,6 +74,22 @@ class Process:
         """Whether it ran, and has come to an end by itself."""
         return self.running is not None and self.running.poll() is not None
 
+    def variables(self) -> dict[str, str]:
+        """Return its environment. A secret is in a file, which a variable ``NAME_FILE`` names.
+
+        The file is in memory, and ends with this process, however that ends. Other users cannot
+        open it; everything that the process itself starts can, as the ranks of a learner do.
+        """
+        for name in self.launch.secrets.keys() - self.secret_files.keys():
+            self.secret_files[name] = _write_in_memory(name, self.launch.secrets[name])
+        files = {f"{n}_FILE": f"/proc/{os.getpid()}/fd/{d}" for n, d in self.secret_files.items()}
+        return environment_for({**self.launch.environment_at(self.port), **files})
+
+    def close(self) -> None:
+        """Close the files of its secrets, once it has ended for good."""
+        while self.secret_files:
+            os.close(self.secret_files.popitem()[1])
+
     def start(self) -> None:
         """Start it, in a process group of its own; if that cannot be done, `revive` tries again."""
         self.has_started = False
@@ -79,7 +97,7 @@ class Process:
             with self.log_path.open("ab") if self.log_path else nullcontext() as log:
                 self.running = subprocess.Popen(
                     self.launch.command_at(self.port),
-                    env=environment_for(self.launch.environment_at(self.port)),
+                    env=self.variables(),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT if log else None,
@@ -140,7 +158,8 @@ def stop(processes: Iterable[Process], patience_s: Callable[[], float]) -> None:
 
     How long that may take is asked for again while it does.
     """
-    leaving = [(process, process.running) for process in processes if process.running]
+    stopping = list(processes)
+    leaving = [(process, process.running) for process in stopping if process.running]
     for _, running in leaving:
         running.terminate()
     began = time.monotonic()
@@ -154,6 +173,8 @@ def stop(processes: Iterable[Process], patience_s: Callable[[], float]) -> None:
         _kill_group(running)
         running.wait()
         process.running = None
+    for process in stopping:
+        process.close()
 
 
 def _kill_group(leader: subprocess.Popen[bytes]) -> None:
@@ -210,8 +231,16 @@ def say(text: str) -> None:
 
 def environment_for(own: Mapping[str, str]) -> dict[str, str]:
     """What is inherited, and what is its own; a file that would say the same is left out."""
-    inherited = {k: v for k, v in os.environ.items() if k.removesuffix("_FILE") not in own}
-    return {**inherited, **own}
+    inherited = inherited_variables(os.environ).items()
+    return {**{k: v for k, v in inherited if k.removesuffix("_FILE") not in own}, **own}
+
+
+def _write_in_memory(name: str, text: str) -> int:
+    """Return the descriptor of a file without a place on a disk, which only this user may read."""
+    descriptor = os.memfd_create(name)
+    os.fchmod(descriptor, 0o400)
+    os.write(descriptor, text.encode())
+    return descriptor
 
 
 def _before_its_program(niceness: int) -> None:
@@ -289,14 +318,9 @@ class Home:
         in plain text, one that is made once is added.
 
         Raises:
-            StackError: if that file cannot be read.
+            DeploymentError: if that file cannot be read.
         """
-        keys = environment.get("WEIR_API_KEYS") or ""
-        if not keys and (file := environment.get("WEIR_API_KEYS_FILE")):
-            try:
-                keys = Path(file).read_text(encoding="utf-8").strip()
-            except (OSError, ValueError) as error:
-                raise StackError(f"WEIR_API_KEYS_FILE={file!r} cannot be read: {error}") from error
+        keys = variable(environment, "WEIR_API_KEYS") or ""
         for key in map(str.strip, re.split("[,\n]", keys)):
             if key and ":" not in key:  # which a hash has
                 return keys, key

@@ -33,12 +33,15 @@ from deploy.launches import (
     judge_launch,
     launches,
     learner_command,
-    of_door,
     python_path,
     resources_of,
+    stack_secrets,
+    with_secrets,
 )
 from deploy.placement import Placement, PlacementError, choose_on, visible_gpus
 from deploy.processes import Home, Process, StackError, free_ports, say, stop, stop_timeout_s
+from services.chassis.deployment import variable
+from services.chassis.secret_variables import hide_secrets
 
 PLACING_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 300.0
@@ -208,18 +211,20 @@ class Cluster:
 
     def _place(self) -> None:
         environment = self.environment
-        shared = cluster_variables(environment, self.home.api_keys(environment)[0], self.placement)
+        known = stack_secrets(environment, self.home.api_keys(environment)[0])
+        shared = cluster_variables(environment, self.placement)
         shared["WEIR_MEMORY_DIR"] = str(self.home.memory(environment))  # of each node
         if self.placement.judge is not None:
             (judge,) = self._place_role("judge", [judge_launch(self.placement.judge, environment)])
             look_at([judge])
             if judge.status is not None:
                 shared["WEIR_JUDGE_URL"] = f"http://{judge.status.address}:{judge.status.port}/v1"
-        gateway, *others = launches(self.placement, shared, environment)
+        every = launches(self.placement, shared, environment)
+        gateway, *others = (with_secrets(launch, known) for launch in every)
         (front,) = self._place_role("gateway", [gateway])
         if at := front.ask("status", timeout_s=PLACING_TIMEOUT_S):
-            url, key = f"http://{at.address}:{at.port}", self.home.api_keys(environment)[1]
-            others = [of_door(launch, url, key) for launch in others]
+            url = {"WEIR_GATEWAY_URL": f"http://{at.address}:{at.port}"}
+            others = [replace(each, environment={**each.environment, **url}) for each in others]
         for role in ("grader", "environment", "rollout", "learner"):
             if of_role := [launch for launch in others if launch.role == role]:
                 self._place_role(role, of_role)
@@ -286,7 +291,6 @@ class Cluster:
                 "url": urls["gateway"],
                 "api_key": self.home.api_keys(self.environment)[1],
                 "metrics": {name: f"{url}/metrics" for name, url in urls.items()},
-                "redis_url": self.environment["WEIR_REDIS_URL"],
             }
         )
         return True
@@ -321,9 +325,11 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1 or not arguments[0]:
         say("usage: weir up --ray ADDRESS")
         return 2
+    hide_secrets()
     home = Home.of(os.environ)
     try:
-        if missing := [n for n in ("WEIR_REDIS_URL", "WEIR_DATA_DIR") if not os.environ.get(n)]:
+        required = ("WEIR_REDIS_URL", "WEIR_DATA_DIR")
+        if missing := [name for name in required if not variable(os.environ, name)]:
             raise StackError(
                 f"{' and '.join(missing)} must be set: a Redis, and a folder, that every node sees"
             )

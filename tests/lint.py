@@ -23,6 +23,7 @@ from protocol.recipe import load_recipe
 
 from benchmarks import methods
 from docs.reference import recipe as recipe_page
+from docs.reference import security as security_page
 from examples.claims import report as claims
 from examples.claims.registered import FIRST_SEED
 from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
@@ -131,6 +132,8 @@ def written_files() -> Iterator[Fault]:
     """What a command writes is what it would write now."""
     if recipe_page.PAGE.read_text() != recipe_page.page():
         yield recipe_page.PAGE, 1, "not what python -m docs.reference.recipe writes"
+    if security_page.PAGE.read_text() != security_page.page():
+        yield security_page.PAGE, 1, "not what python -m docs.reference.security writes"
     runs, index = json.loads((ROOT / methods.RESULTS).read_text()), INDEX.read_text()
     if not (demo := methods.demo_table(runs)) or demo not in README.read_text():
         yield README, 1, "not the demo's table as python -m benchmarks.methods prints it"

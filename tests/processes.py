@@ -30,6 +30,7 @@ def end_with_me() -> None:
     reaper.stdout.readline()  # it is ready for its signals
     os.environ[MARK] = mark  # from here on, for whatever is started
     os.environ["SPT_NOENV"] = "1"  # setproctitle, as vLLM uses it, leaves the environment readable
+    os.environ["WEIR_INHERIT"] = f"{MARK},SPT_NOENV"
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         reaper.terminate()

@@ -9,9 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from services.chassis.command import run_command
+from services.chassis.secret_variables import hide_secrets
+
+# What this command reads; trackers' libraries look for others in the environment.
+_SECRETS = ("WEIR_API_KEY", "WEIR_API_KEYS", "WANDB_API_KEY")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    hide_secrets(_SECRETS)
     words = sys.argv[1:] if arguments is None else arguments
     return run_command("weir.verbs", words)
 

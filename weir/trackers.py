@@ -22,7 +22,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, ClassVar
 
-from services.chassis.deployment import home_dir
+from services.chassis.deployment import home_dir, variable
 from weir.client import WeirClient, WeirError
 
 Json = dict[str, Any]
@@ -182,7 +182,9 @@ class WandB(Tracker):
             config=dict(run.recipe),
             resume="allow",
             reinit="create_new",
-            settings=wandb.Settings(**self._SETTINGS),
+            settings=wandb.Settings(
+                **self._SETTINGS, api_key=variable(os.environ, "WANDB_API_KEY")
+            ),
         )
         self._place = {"row": self._row, "open": str(Path(self._run.dir).parent)}
         self._run.define_metric("*", step_metric="step")

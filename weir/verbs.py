@@ -19,6 +19,9 @@ from rich.console import Console, Group
 from typer.main import get_command
 
 from services.chassis.command import BAD_INPUT, INTERRUPTED
+from services.chassis.deployment import Reader
+from services.chassis.secret_variables import all_variables
+from services.chassis.security import access_rows, allowance_rows
 from weir import chat as chats
 from weir import views
 from weir.client import WeirClient, WeirError
@@ -168,12 +171,25 @@ def why(job_id: JobId, as_json: AsJson = False) -> None:
 
 
 @verbs.command()
-def doctor(job_id: JobId, limit: Limit = 20, as_json: AsJson = False) -> int:
+def doctor(
+    job_id: OneJob = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+    security: Annotated[bool, typer.Option(help="Show who may do what instead.")] = False,
+) -> int:
     """Show whether rollouts compute what the learner computes, version by version.
+
+    With --security: who may make which request, and what the variables set here let clients do.
 
     The exit status is 0 if all rollouts agree that reported the newest version, and the last
     sampled tokens do; 1 if one does not, or nothing was compared yet.
     """
+    if security:
+        for rows in (access_rows(), allowance_rows(Reader(os.environ))):
+            show(views.plain_table(rows))
+        return SUCCEEDED
+    if job_id is None:
+        raise typer.BadParameter("give a JOB, or --security")
     with connected() as weir:
         rows = views.parity_in(weir.past_events(job_id))
         newest = views.newest_parity(rows)
@@ -369,7 +385,7 @@ for name, (module, text) in OF_OTHER_SERVICES.items():
 
 def _become(module: str, *arguments: str) -> NoReturn:
     command = (sys.executable, "-m", "services.chassis.command", module, *arguments)
-    os.execv(sys.executable, command)
+    os.execve(sys.executable, command, all_variables())
 
 
 @verbs.command()
@@ -459,7 +475,10 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
     if as_json:
         tell([job])
     elif job["status"] == "succeeded":
-        say(f"{job_id} succeeded: {job['weir']['result'].get('model') or 'no model was written'}")
+        result = job["weir"]["result"]
+        say(f"{job_id} succeeded: {result.get('model') or 'no model was written'}")
+        if share := result.get("unworkable"):
+            say(f"{share:.1%} of its groups were left out: no worker can sample from their prompts")
     else:
         reason = f": {job['error']['message']}" if job["error"] else ""
         complain(f"{job_id} {job['status']}{reason}")

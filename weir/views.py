@@ -444,6 +444,14 @@ def newest_parity(rows: Sequence[Json]) -> list[Json]:
     return [*(row for row in reported if row["version"] == newest), *tokens[-1:]]
 
 
+def plain_table(rows: Sequence[Sequence[str]]) -> Table:
+    """A table of texts, the first row of which has the heads."""
+    rendered = table(*rows[0])
+    for row in rows[1:]:
+        rendered.add_row(*map(cell, row))
+    return rendered
+
+
 def parity_table(rows: Iterable[Json]) -> Table:
     found = table("rollout", "version", "mean gap", "largest", "limit", "verdict")
     for row in rows:

@@ -16,6 +16,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import numpy as np
@@ -77,6 +78,8 @@ def decode(expected: type[M], fields: Fields) -> M:
     except ValidationError as error:
         problems = explain(error, whole="message")
         raise FrameError(f"not a valid {expected.__name__}: {problems}") from error
+    except Exception as error:  # of a validator that did not expect such a value
+        raise FrameError(f"not a valid {expected.__name__}: {error}") from error
 
 
 def _take_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
@@ -139,6 +142,14 @@ def unpack_all(file: BinaryIO) -> Iterator[dict[bytes, bytes]]:
             raise FrameError(f"byte {place}: the record is damaged, or not all there")
         yield _split_fields(body, num_fields)
         place += _RECORD.size + length
+
+
+def unpack_one(file: BinaryIO) -> dict[bytes, bytes]:
+    """The record of a file that holds one; a `FrameError` if it is empty, damaged or holds more."""
+    records = list(islice(unpack_all(file), 2))
+    if len(records) != 1:
+        raise FrameError("the file is empty" if not records else "more than one record")
+    return records[0]
 
 
 def _split_fields(body: bytes, num_fields: int) -> dict[bytes, bytes]:

@@ -169,10 +169,13 @@ class Episode(Message):
         return self
 
 
+OPENS_THINKING, CLOSES_THINKING = "<think>", "</think>"
+
+
 class Response(Message):
     """What is not an array of one sampled response."""
 
-    text: str  # the policy's own
+    text: str  # the policy's own, with special tokens, but for the one that ends it
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
     episode: Episode | None = None
@@ -200,6 +203,7 @@ class RolloutGroup(Message):
     own: Uint8Array | None = None  # [token], 1 if the policy sampled it, else 0; None: all 1
     lengths: Int32Array  # [group], tokens per response
     responses: tuple[Response, ...]  # [group]
+    begins_thinking: bool = False  # each response: the prompt ends in `OPENS_THINKING`
     sampling_seconds: float = Field(ge=0)
 
     @property
@@ -309,6 +313,13 @@ class Ungradable(Message):
 Score = Annotated[Graded | Ungradable, Field(discriminator="kind")]
 
 
+RIGHT = 1 - 1e-9  # and above: weights that add up to 1 fall short of it in floats
+
+
+def is_right(value: float) -> bool:
+    return value >= RIGHT
+
+
 class Grade(Message):
     """The verdict on one response; ``process`` is None where the rubric did not ask for it."""
 
@@ -318,6 +329,10 @@ class Grade(Message):
     @property
     def accuracy(self) -> float | None:
         return self.outcome.value if isinstance(self.outcome, Graded) else None
+
+    @property
+    def is_right(self) -> bool:
+        return self.accuracy is not None and is_right(self.accuracy)
 
     @property
     def process_score(self) -> float | None:
@@ -403,7 +418,7 @@ class ParityReport(Message):
     rollout: str  # its name
     mean: Measured  # gap in nats, or relative to the log-probs where these are larger than 1
     max: Measured  # nats
-    most: float
+    most: FiniteFloat
     same_prompts: bool  # as the learner's
     holds: int | None = None  # the earlier version whose log-probs are much nearer to its own
 
@@ -431,14 +446,25 @@ class PolicyVersion(Message):
 class JobEvent(Message):
     """Something a person following the job wants to know; a repeated ``id`` is recorded once."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     id: str
     job_id: str
-    created_at: float = Field(default_factory=time.time)  # seconds since 1970
+    created_at: float = Field(default_factory=time.time, ge=0, le=1e11)  # seconds since 1970
     level: Literal["info", "warn", "error"] = "info"
     type: Literal["message", "metrics"] = "message"
     message: str
     data: Mapping[str, JsonValue] = Field(default_factory=dict)
     begins: bool = False  # an attempt, by which the job is under way again
+
+    @model_validator(mode="after")
+    def _has_tables_where_they_are_read(self) -> Self:
+        tables = [self.data.get(name, {}) for name in ("evaluation", "other_evaluation")]
+        if not all(isinstance(table, dict) for table in tables) or not isinstance(
+            self.data.get("step", 0), int
+        ):
+            raise ValueError("data: an evaluation is a table, and a step a whole number")
+        return self
 
 
 class Capabilities(Message):
@@ -535,6 +561,8 @@ class Failure(Message):
 
 class Status(Message):
     """What a process is doing, told with every heartbeat; ``replica`` is kept by its restarts."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     name: str
     service: str

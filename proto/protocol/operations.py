@@ -8,15 +8,18 @@ and they are done in the order of their numbers, each once.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from protocol.frames import M, decode, encode, pack, unpack_all
+from protocol.frames import FrameError, M, decode, encode, pack, unpack_one
 from protocol.messages import Float32Array, Int32Array, Message
 from protocol.recipe import Lora
 from protocol.weights import sync_folder
@@ -24,8 +27,16 @@ from protocol.weights import sync_folder
 LossName = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
 MOST_BEHIND = 1000  # results that are kept, fetched or not
 SILENT = "its client has been silent"  # how the reason of a pause begins that it ends itself
+_MAX_SET_ASIDE = 2  # copies of one result: where more are damaged, the disk or a right is at fault
+DAMAGE = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO}
+_RESEND = "restore it from a backup, or move it away and have the client send it again"
+_REMAKE = "restore it from a backup, or move it away and it is made again from its operation"
 PROBES = "probes.json"  # beside the weights of a sampler
 STATE = "session.json"  # what `State` says of them
+
+
+class DamagedFile(FrameError):
+    """An operation or a result is there but unreadable; the text names the file and the remedy."""
 
 
 class State(Message):
@@ -39,8 +50,16 @@ class State(Message):
 
     @classmethod
     def of(cls, folder: Path) -> State:
-        """Raises OSError or ValueError if there is none in the folder."""
-        return cls.model_validate_json((folder / STATE).read_bytes())
+        """Read it; FileNotFoundError if there is none in the folder, `DamagedFile` if it is bad."""
+        path = folder / STATE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            name = "/".join(path.parts[-5:])
+            why = "cannot be read; restore it from a backup, or remove its folder and save it again"
+            raise DamagedFile(f"{name} {why}") from error
 
     def write(self, folder: Path) -> None:
         (folder / STATE).write_text(self.model_dump_json(), encoding="utf-8")
@@ -136,37 +155,78 @@ class OperationLog:
         return self.job_folder / "operations"
 
     def add(self, operation: Operation) -> bool:
-        """Put an operation into the log; False if one with its number is there already."""
-        return self._write(self._path(operation.number), operation)
+        """Put an operation into the log; False if one with its number is there already.
+
+        One that is damaged, and was not done yet, is replaced.
+        """
+        path = self._path(operation.number)
+        if self._write(path, operation):
+            return True
+        try:
+            self.operation(operation.number)
+        except DamagedFile:
+            if self._path(operation.number, ".result").exists() or not self._set_aside(path):
+                raise
+            return self._write(path, operation)
+        return False
 
     @property
     def last(self) -> int:
         """The largest number in the log, -1 of an empty one."""
-        names = (path.stem for path in self.folder.glob("[0-9]*.*"))
-        return max(map(int, names), default=-1)
+        return max((*self._numbers(".operation"), *self._numbers(".result")), default=-1)
 
     def operation(self, number: int) -> Operation | None:
-        return _read(Operation, self._path(number))
+        return self._read(Operation, self._path(number), number, _RESEND)
 
     def knows(self, number: int) -> bool:
         """Whether an operation is in the log; one that is not will have no result any more."""
         return self._path(number).exists()
+
+    def knows_all(self, numbers: range) -> bool:
+        """Whether these operations are all in the log, so that they can be done again."""
+        return self._numbers(".operation").keys() >= set(numbers)
+
+    def unanswered(self, before: int) -> list[int]:
+        """The numbers below ``before`` of operations without a result, in order."""
+        missing = self._numbers(".operation").keys() - self._numbers(".result").keys()
+        return sorted(number for number in missing if number < before)
 
     def finish(self, result: Result) -> None:
         """Keep a result, unless there is one: an operation that is repeated has the same."""
         self._write(self._path(result.number, ".result"), result)
 
     def result(self, number: int) -> Result | None:
-        return _read(Result, self._path(number, ".result"))
+        return self._read(Result, self._path(number, ".result"), number, _REMAKE)
+
+    def result_unless_damaged(self, number: int) -> Result | None:
+        """A result; a damaged one is set aside, so that it is made again.
+
+        Raises:
+            DamagedFile: if that did not help before.
+        """
+        try:
+            return self.result(number)
+        except DamagedFile:
+            if not self._set_aside(self._path(number, ".result")):
+                raise
+            return None
+
+    def was_damaged(self, number: int) -> bool:
+        """Whether a result was set aside."""
+        return bool(self._set_aside_copies(self._path(number, ".result")))
+
+    def result_name(self, number: int) -> str:
+        """The name of a result's file, below the data folder."""
+        return self._name(self._path(number, ".result"))
 
     def forget_before(self, number: int) -> None:
         """Remove operations before ``number``, which nobody needs, and results long before."""
-        for path in self.folder.glob("*.operation"):
-            if int(path.stem) < number:
-                path.unlink()
-        for path in self.folder.glob("*.result"):
-            if int(path.stem) < number - MOST_BEHIND:
-                path.unlink()
+        oldest = {".operation": number, ".result": number - MOST_BEHIND}
+        for suffix, first in oldest.items():
+            for each, path in self._numbers(suffix).items():
+                if each < first:
+                    with suppress(OSError):  # nobody needs it; the next call tries again
+                        path.unlink()
 
     def touch(self) -> None:
         """Say that the client is there."""
@@ -183,6 +243,25 @@ class OperationLog:
 
     def _path(self, number: int, suffix: str = ".operation") -> Path:
         return self.folder / f"{number:09d}{suffix}"
+
+    def _numbers(self, suffix: str) -> dict[int, Path]:
+        files = self.folder.glob(f"[0-9]*{suffix}")
+        return {int(path.stem): path for path in files if path.stem.isdecimal()}
+
+    def _name(self, path: Path) -> str:
+        """The name of a file as people find it, below the data folder."""
+        return str(path.relative_to(self.job_folder.parent.parent))
+
+    def _set_aside_copies(self, path: Path) -> list[Path]:
+        return list(path.parent.glob(f".damaged-{path.name}-*"))
+
+    def _set_aside(self, path: Path) -> bool:
+        """Give a damaged file another name; False if that has happened too often."""
+        if len(self._set_aside_copies(path)) >= _MAX_SET_ASIDE:
+            return False
+        with suppress(FileNotFoundError):  # another process was first
+            path.rename(path.with_name(f".damaged-{path.name}-{os.urandom(4).hex()}"))
+        return True
 
     def _write(self, path: Path, message: Message) -> bool:
         if path.exists():
@@ -202,10 +281,19 @@ class OperationLog:
             sync_folder(path.parent)
         return True
 
-
-def _read(expected: type[M], path: Path) -> M | None:
-    try:
-        with path.open("rb") as file:
-            return decode(expected, next(unpack_all(file)))
-    except FileNotFoundError:
-        return None
+    def _read(self, expected: type[M], path: Path, number: int, remedy: str) -> M | None:
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise FrameError("no regular file")
+            with path.open("rb") as file:
+                message = decode(expected, unpack_one(file))
+            if getattr(message, "number", None) != number:
+                raise FrameError("it belongs to another number")
+        except FileNotFoundError:
+            return None
+        except (FrameError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in DAMAGE:
+                raise
+            why = error.strerror if isinstance(error, OSError) else error
+            raise DamagedFile(f"{self._name(path)} cannot be read: {why}; {remedy}") from error
+        return message

@@ -333,7 +333,10 @@ class Training(Table):
         description="after an update is left out for a loss or gradient that is not finite",
     )
     micro_batch_tokens: int = Field(
-        default=16384, ge=1, description="of a forward pass, per rank; a longer sample goes alone"
+        default=16384,
+        ge=1,
+        description="of a forward pass, per rank; a longer sample goes alone. On CPUs fewer, "
+        "where the memory needs it",
     )
     logprob_chunk_tokens: int = Field(
         default=1024, ge=1, description="tokens whose logits exist at once"
@@ -375,7 +378,8 @@ class Optimizer(Table):
     warmup_steps: int = Field(default=0, ge=0, description="in optimizer updates")
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to it")
     zero_stage: Literal[0, 1, 2, 3] = Field(
-        default=1, description="ranks share optimizer (1), gradients (2), weights (3)"
+        default=1,
+        description="ranks share optimizer (1), gradients (2), weights (3); bfloat16 needs 1",
     )
     offload: Literal["none", "optimizer", "all"] = Field(
         default="none",
@@ -389,6 +393,19 @@ class Optimizer(Table):
         if self.zero_stage < needed:
             raise ValueError(f"offload = {self.offload!r} needs zero_stage >= {needed}")
         return self
+
+
+def check_sums(model: Model, optimizer: Optimizer, name: str = "optimizer") -> None:
+    """DeepSpeed adds gradients of bfloat16 up in float32 under ZeRO only.
+
+    Raises:
+        ValueError: naming the field, if small gradients would be lost in the sum.
+    """
+    if model.dtype == "bfloat16" and optimizer.zero_stage == 0:
+        raise ValueError(
+            f"{name}.zero_stage = 0 adds gradients up in bfloat16, which loses small ones; set it "
+            "to 1, or model.dtype = 'float32'"
+        )
 
 
 class CriticOptimizer(Optimizer):
@@ -506,6 +523,9 @@ class Recipe(Table):
                 raise ValueError(f"{table}.sampling.max_tokens must be below model.max_context")
         if (self.reward.overlong_buffer or 0) > max_tokens:
             raise ValueError("reward.overlong_buffer must be at most rollout.sampling.max_tokens")
+        check_sums(self.model, self.optimizer)
+        if self.critic is not None:
+            check_sums(self.model, self.critic.optimizer, "critic.optimizer")
         if self.training.compile_layers and self.optimizer.zero_stage == 3:
             raise ValueError(
                 "training.compile_layers needs whole layers; set optimizer.zero_stage to at most 2"

@@ -19,9 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 MANIFEST = "manifest.json"
 UNFINISHED = ".unfinished-"
 _HASHING_THREADS = 8
+_DIGESTS = TypeAdapter(dict[str, str])
 
 
 class WeightsError(RuntimeError):
@@ -100,15 +103,28 @@ def verify(path: Path, digest: str | None = None) -> None:
         content = (path / MANIFEST).read_bytes()
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise WeightsError(f"{path}: the manifest is not the one that was announced")
-        try:
-            manifest = dict(json.loads(content))
-        except (ValueError, TypeError) as error:
-            raise WeightsError(f"{path / MANIFEST}: damaged; it is no manifest") from error
+        manifest = _parse_manifest(path / MANIFEST, content)
         for name, found in _file_digests(path, manifest).items():
             if found != manifest[name]:
                 raise WeightsError(f"{path / name}: damaged; its digest is not the manifest's")
     except FileNotFoundError as error:
         raise WeightsGone(f"{error.filename}: gone") from error
+    except IsADirectoryError as error:
+        raise WeightsError(f"{error.filename}: damaged; it is a folder") from error
+
+
+def _parse_manifest(path: Path, content: bytes) -> dict[str, str]:
+    """The digests by name, which are those of files below the folder; there is one at least."""
+    with suppress(ValueError):
+        manifest = _DIGESTS.validate_json(content)
+        if manifest and all(map(_is_below, manifest)):
+            return manifest
+    raise WeightsError(f"{path}: damaged; it is no manifest")
+
+
+def _is_below(name: str) -> bool:
+    path = Path(name)
+    return name.isprintable() and not path.is_absolute() and ".." not in path.parts
 
 
 @contextmanager

@@ -8,10 +8,12 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
+
+from services.chassis.secret_variables import lookup
 
 T = TypeVar("T")
 _TOPS = "|".join(re.escape(name) for name in set(os.listdir("/")) - {"dev", "proc", "sys"})
@@ -24,7 +26,7 @@ class DeploymentError(ValueError):
 
 @dataclass(frozen=True)
 class Deployment:
-    redis_url: str
+    redis_url: str = field(repr=False)
     data_dir: Path
     memory_dir: Path
     weights_by_delta: bool
@@ -34,7 +36,7 @@ class Deployment:
     port: int
     metrics_port: int  # the same as `port`, or another that serves nothing else
     trusted_proxies: tuple[str, ...]
-    api_keys: tuple[str, ...]
+    api_keys: tuple[str, ...] = field(repr=False)
     heartbeat_s: float
     claim_idle_s: float
     drain_s: float
@@ -44,6 +46,7 @@ class Deployment:
     name: str = ""  # how people call this process
     turns: tuple[str, ...] = ()  # GPUs on which learner and engine take turns
     extensions: tuple[str, ...] = ()
+    umask: int = 0o077
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Deployment:
@@ -72,6 +75,7 @@ class Deployment:
             name=read("WEIR_NAME", str, ""),
             turns=read("WEIR_TURNS", words, ""),
             extensions=read("WEIR_EXTENSIONS", words, ""),
+            umask=read("WEIR_UMASK", lambda text: int(text, 8), "077"),
         )
         if deployment.claim_idle_s < 3 * deployment.heartbeat_s:
             raise DeploymentError(
@@ -134,7 +138,7 @@ def variable(environment: Mapping[str, str], name: str) -> str | None:
 
     Empty counts as not set, since a compose file passes on what is not set as empty.
     """
-    value, path = environment.get(name), environment.get(f"{name}_FILE")
+    value, path = lookup(environment, name), environment.get(f"{name}_FILE")
     if not path:
         return value or None
     if value:

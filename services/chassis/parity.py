@@ -20,15 +20,17 @@ def compared(given: Sequence[float], probes: Probes) -> dict[str, Any]:
     """How an engine's log-probs of probes are to the learner's, as `ParityReport` has it.
 
     The mean is relative where log-probs are larger than 1: rounding is relative, and of what is
-    improbable log-probs are large.
+    improbable log-probs are large. Behind an engine's may be gaps of tokens that it decoded.
     """
-    answer, wanted = np.array(given), np.array(probes.logprobs)
+    wanted = np.array(probes.logprobs)
+    answer, decoded = np.split(np.array(given), [len(wanted)])
     gaps = np.abs(answer - wanted)
     near = {v: np.abs(answer - logprobs).mean() for v, logprobs in probes.earlier.items()}
     holds = min(near, key=near.__getitem__, default=None)
     if holds is not None and not near[holds] + _ROUNDING < _NEARER * gaps.mean():
         holds = None
-    mean = float(gaps.mean()) / max(1.0, float(np.abs(wanted).mean()))
+    parts = [part for part in (gaps, decoded) if part.size]
+    mean = float(np.max([part.mean() for part in parts])) / max(1.0, float(np.abs(wanted).mean()))
     return {"mean": mean, "max": float(gaps.max()), "holds": holds}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
@@ -11,15 +13,23 @@ from protocol.messages import Task
 
 from services.chassis.faults import Unworkable
 
+_OF_PYTHON = (RecursionError, TypeError, ValueError)
 _REPLY = "4cfb09a81d"  # in the place of a reply, which no template changes
+_MARK = "b07e52c6f3"  # in the place of a control token
 
 
 class PromptError(Unworkable):
     """A task that cannot be a prompt of this model; the text says what to change."""
 
 
+class NoRow(PromptError):
+    """A prompt with a token that the tokenizer has and the model has not."""
+
+
 class Tokenizer(Protocol):
     chat_template: Any
+    all_special_tokens: list[str]
+    added_tokens_decoder: dict[int, Any]
 
     def __call__(self, text: str, **options: Any) -> Any: ...
 
@@ -40,15 +50,78 @@ def rendered(
         PromptError: if the chat template refuses the task, or the model has none, or an option has
             the name of a parameter of the tokenizer.
     """
+    texts = _PlainTexts(tokenizer)
     if template is not None:
-        return list(tokenizer(template.replace("{prompt}", task.problem)).input_ids)
-    turns = [{"role": turn.role, "content": turn.content} for turn in task.messages or ()]
+        return texts.begun(template.replace("{prompt}", texts.marked(task.problem)))
+    turns = [(turn.role, turn.content) for turn in task.messages or ()]
     if task.prompt is not None:
-        turns = [{"role": "user", "content": task.prompt}]
+        turns = [("user", task.prompt)]
+    marked = [{"role": role, "content": texts.marked(content)} for role, content in turns]
     try:
-        return chat(turns, tokenizer, options or {})
+        if not texts.found:
+            return chat(marked, tokenizer, options or {})
+        return texts.encoded(_templated(marked, tokenizer, options or {}, (), tokenize=False))
     except PromptError as error:
         raise PromptError(f"task {task.id!r}: {error}") from error
+
+
+def check_length(task: Task, ids: Sequence[int], max_context: int, max_tokens: int) -> None:
+    """Check that a task's prompt leaves room for a response.
+
+    Raises:
+        PromptError: if it leaves no ``max_tokens``.
+    """
+    room = max_context - max_tokens
+    if len(ids) > room:
+        raise PromptError(
+            f"task {task.id!r}: its prompt has {len(ids)} tokens, but model.max_context "
+            f"{max_context} less sampling.max_tokens {max_tokens} leaves {room}: raise the first, "
+            "lower the second, or drop the task"
+        )
+
+
+@lru_cache(maxsize=1)  # some tokenizers have thousands
+def _control_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:
+    names = {*tokenizer.all_special_tokens, _MARK}  # a text may have the mark as well
+    names |= {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    longest_first = sorted(filter(None, names), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)))
+
+
+class _PlainTexts:
+    """Keeps the control tokens of a template, and makes plain text of those in a problem's text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._control = _control_tokens(tokenizer)
+        self.found: list[str] = []
+
+    def marked(self, text: str) -> str:
+        """The text with marks in the place of control tokens."""
+        return self._control.sub(self._mark, text)
+
+    def _mark(self, match: re.Match[str]) -> str:
+        self.found.append(match[0])
+        return f"{_MARK}{len(self.found) - 1:06d}"
+
+    def encoded(self, text: str) -> list[int]:
+        """The ids of a text with marks, without tokens around it."""
+        first, *rest = re.split(rf"{_MARK}(\d{{6}})", text)
+        ids = self._encode(first)
+        for number, behind in zip(rest[::2], rest[1::2], strict=True):
+            plain = self.found[int(number)]
+            ids += self._encode(plain, split_special_tokens=True) + self._encode(behind)
+        return ids
+
+    def begun(self, text: str) -> list[int]:
+        """The same behind what the tokenizer begins a text with: one BOS, and no EOS at its end."""
+        whole, plain = list(self._tokenizer("a").input_ids), self._encode("a")
+        places = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
+        begin, ids = whole[: next(places, 0)], self.encoded(text)
+        return ids if ids[: len(begin)] == begin else begin + ids
+
+    def _encode(self, text: str, **options: bool) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, **options).input_ids)
 
 
 def chat(
@@ -119,7 +192,7 @@ def _templated(
             **{"tools": list(tools) or None, "add_generation_prompt": True, **how},
             **options,
         )
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, *_OF_PYTHON) as error:
         given = f" with chat_template_options {dict(options)}" if options else ""
         raise PromptError(f"the model's chat template refuses it{given}: {error}") from error
 

@@ -10,11 +10,12 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 import uvicorn
@@ -30,14 +31,17 @@ from services.chassis.activity import Activity, Readiness, Work
 from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.faults import NotStarted, Unfit
 from services.chassis.logs import set_up_logs
+from services.chassis.secret_variables import hide_secrets
 
-Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+Asgi = Callable[[dict[str, Any], Any, Any], Coroutine[Any, Any, None]]
 UNSAFE = Gauge("weir_server_unsafe", "1 for what at Redis can cost jobs or work", ["setting"])
 log = logging.getLogger(__name__)
 _OPEN_FILES = 2**16  # the usual limit is 1,024
 _PARTING_S = 2.0
+_LEAVING_S = 10.0  # beyond the time to drain, for what ends then
+_EXIT_S = 3.0  # after the last word
 _MAX_HEAD_BYTES = 2**15
-_MAX_CONNECTIONS = 800  # beyond them every request is answered with 503
+_MAX_STRANGERS = 4096  # connections on which nobody has shown a key
 _HEAD_S = 10.0  # within which the headers of a request have to be there
 _MOST_KEYS = 64  # told with a status
 _MOST_WORDS = 300  # characters of a failure
@@ -53,6 +57,7 @@ class Service:
     readiness: Readiness = field(default_factory=Readiness)
     activity: Activity = field(default_factory=Activity)
     place: tuple[int, int] = (0, 1)  # of this worker, among how many that show life
+    saves_work: bool = False  # when it is told to stop, for as long as that takes
 
     def __post_init__(self) -> None:
         self.exchange.shown = self.deployment.without_places
@@ -87,28 +92,55 @@ async def set_within(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
-Main = Callable[[Service], Awaitable[None]]
+Main = Callable[[Service], Coroutine[Any, Any, None]]
 
 
 def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | None = None) -> None:
     """Run ``main`` until it returns or the process is told to stop, then exit.
 
+    If ``main`` still runs when the time to drain is over, it is cancelled, unless the service
+    ``saves_work``. No thread keeps the process alive.
+
     Meanwhile the paths of `Observable` are served, in front of the service's own application if
     it has one. The exit status is 1 when ``main`` raised or the environment is wrong, else 0.
     """
-    os.umask(0o077)  # what the service writes is for its own user
+    deployment = begin(name)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    set_up_logs(name, deployment.log_level)
+    try:
+        sys.exit(asyncio.run(_run_and_leave(name, deployment, main, make_app)))
+    except DeploymentError as error:
+        sys.exit(f"{name}: {error}")
+
+
+def begin(name: str) -> Deployment:
+    """Hide the secrets of this process and read its deployment; exit if that is wrong."""
+    hide_secrets()
     try:
         deployment = Deployment.from_environment()
     except DeploymentError as error:
         sys.exit(f"{name}: {error}")
-    set_up_logs(name, deployment.log_level)
+    os.umask(deployment.umask)
+    return deployment
+
+
+async def _run_and_leave(*given: Any) -> int:
+    status = 1
     try:
-        sys.exit(asyncio.run(_run(name, deployment, main, make_app)))
-    except DeploymentError as error:
-        sys.exit(f"{name}: {error}")
+        status = await _run(*given)
+        return status
+    finally:
+        deadline = threading.Timer(_EXIT_S, _exit_now, [status])  # asyncio and Python join threads
+        deadline.daemon = True
+        deadline.start()
+
+
+def _exit_now(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 async def _run(
@@ -127,7 +159,8 @@ async def _run(
             counting = asyncio.create_task(_count_start(service))
             try:
                 # Who asks the gateway hears whether it lives.
-                await (main(service) if make_app else telling(service, main))
+                work = main(service) if make_app else telling(service, main)
+                await _cancel_after_drain(service, work)
             except DeploymentError:
                 raise
             except Exception as error:
@@ -139,6 +172,22 @@ async def _run(
                 await asyncio.wait({counting}, timeout=_PARTING_S)
                 counting.cancel()
     return 0
+
+
+async def _cancel_after_drain(service: Service, work: Coroutine[Any, Any, None]) -> None:
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(service.stopping.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        limit_s = None if service.saves_work else service.deployment.drain_s + _LEAVING_S
+        await asyncio.wait({working}, timeout=limit_s)
+        if working.done():
+            return working.result()
+        log.warning("it still works after the time to drain; it ends without that")
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await asyncio.wait({working}, timeout=_PARTING_S)
 
 
 def unfit_of(error: Exception) -> Exception | None:
@@ -330,13 +379,30 @@ class _Server(uvicorn.Server):
 
 
 class _Timely(H11Protocol):
-    """HTTP/1.1 that closes a connection without a whole request: uvicorn has no such limit."""
+    """HTTP/1.1 that closes connections without a whole request: uvicorn has no such limit.
 
+    It also closes the oldest of too many connections without a key, so that they cannot use up the
+    process's open files. An application that has admitted a request says so by a ``key`` in its
+    scope.
+    """
+
+    _strangers: ClassVar[dict[_Timely, None]] = {}  # oldest first, perhaps some with a key
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._strangers[self] = None
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        while len(self._strangers) > min(_MAX_STRANGERS, files // 2):
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            if "key" not in (oldest.scope or ()):
+                oldest.transport.abort()  # closing would wait for a client that does not read
         self._limit_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._strangers.pop(self, None)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -375,7 +441,6 @@ def _server(app: Asgi, service: Service, port: int) -> _Server:
             port=port,
             http=_Timely,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
-            limit_concurrency=_MAX_CONNECTIONS,
             ws="none",
             headers=[("X-Content-Type-Options", "nosniff")],
             forwarded_allow_ips=list(service.deployment.trusted_proxies),

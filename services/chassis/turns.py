@@ -80,7 +80,7 @@ def _is_free(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o660)
     try:
         yield file
     finally:

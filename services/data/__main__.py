@@ -17,17 +17,19 @@ from io import TextIOWrapper
 from pathlib import Path
 from secrets import token_hex
 
-from protocol.tasks import raw_lines
+from protocol.recipe import Recipe, RecipeError, load_recipe
+from protocol.tasks import raw_lines, read_tasks
 
-from services.chassis.deployment import DeploymentError, count
+from services.chassis.deployment import DeploymentError, count, model_sources
 from services.chassis.faults import WorkerFault
+from services.chassis.pool import NoWorkerError
 from services.data.check import check, examined
-from services.data.importing import held_out, import_tasks, rows_of
+from services.data.importing import held_out, import_tasks
 from services.data.integers import rewrite_all
 from services.data.mapping import RefusedError
 from services.data.presets import PRESETS, Preset, Taken
+from services.data.rows import rows_of
 from services.grader.judge.settings import OTHERS, URL, deployed_judges
-from services.grader.pool import NoWorkerError
 
 DONE, NOT_DONE = 0, 2
 
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         return given.run(given)
-    except (OSError, DeploymentError, NoWorkerError, RefusedError) as error:
+    except (OSError, DeploymentError, NoWorkerError, RecipeError, RefusedError) as error:
         print(f"weir data: {error}", file=sys.stderr)
         return NOT_DONE
 
@@ -51,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "report every problem of a task file, with its line"
     verb = verbs.add_parser("check", help=text, description=text)
     verb.add_argument("file", metavar="FILE", type=Path)
+    text = "also count the prompts that do not fit, by its model and its lengths"
+    verb.add_argument("--recipe", metavar="RECIPE", type=Path, help=text)
     verb.set_defaults(run=_check)
     text = "make a task file of a dataset: each problem once, each answer checked"
     _add_import(verbs.add_parser("import", help=text, description=text))
@@ -90,8 +94,26 @@ def _check(given: argparse.Namespace) -> int:
     for finding in findings:
         print(finding)
     num_problems = sum(not finding.is_warning for finding in findings)
+    if given.recipe and not num_problems:
+        print(_prompts(given.file, load_recipe(given.recipe)))
     print(f"{num_tasks} tasks, {num_problems} problems")
     return NOT_DONE if num_problems else DONE
+
+
+def _prompts(path: Path, recipe: Recipe) -> str:
+    """What is to be said of the prompts that a recipe's model makes of a task file."""
+    model = recipe.model
+    roots, _ = model_sources(os.environ)
+    folder = next((root / model.path for root in roots if (root / model.path).is_dir()), None)
+    if folder is None:
+        return f"the prompts were not measured: {model.path} is not here; see WEIR_MODEL_ROOTS"
+    try:
+        from services.chassis.renderer import unfit_prompts  # the grader's image has no tokenizers
+    except ModuleNotFoundError as error:
+        return f"the prompts were not measured: {error.name} is not installed; weir plan does it"
+    max_tokens = recipe.rollout.sampling.max_tokens
+    found = asyncio.run(unfit_prompts(read_tasks(path), folder, model, max_tokens))
+    return found or "all prompts fit"
 
 
 def _import(given: argparse.Namespace) -> int:

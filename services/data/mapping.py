@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ Row = dict[str, Any]
 
 _HASHES = "####"
 _TURN = "role", "content"
-_EXACT_BELOW = 2**53  # a larger number in floating point has lost digits
 _MISSING = {Taken.COLUMN: "answer", Taken.BOX: "box", Taken.HASHES: _HASHES}
 
 
@@ -38,13 +36,12 @@ def flat(row: Row, before: str = "") -> Row:
     return found
 
 
-def resolved(preset: Preset, row: Row) -> Preset:
-    """The preset with those of its columns that the first row of a dataset has, made flat.
+def resolved(preset: Preset, there: set[str]) -> Preset:
+    """The preset with those of its columns that are there.
 
     Raises:
         RefusedError: naming the column that is not there, and those that are.
     """
-    there = set(row)
     taken = dict(preset.answer)
     problem = _one_of("the problem", preset.problem, there)
     answer = _one_of("the answer", tuple(taken), there)
@@ -65,12 +62,13 @@ def task_fields(preset: Preset, row: Row) -> dict[str, Any]:
 
     Raises:
         Dropped: if the row makes no task.
+        RefusedError: if it is not known what the author wrote in a cell.
     """
     for name, wanted in preset.only.items():
-        if _text(row, name) not in wanted:
+        if _as_text(row.get(name)) not in wanted:
             raise Dropped(f"{name} is not {' or '.join(value or 'empty' for value in wanted)}")
     for name, unwanted in preset.never.items():
-        if (text := _text(row, name)) in unwanted:
+        if (text := _as_text(row.get(name))) in unwanted:
             raise Dropped(f"{name} is {text}")
     own_id = _text(row, *preset.id) if preset.id else ""
     fields: dict[str, Any] = {"id": own_id} if own_id else {}
@@ -83,7 +81,7 @@ def task_fields(preset: Preset, row: Row) -> dict[str, Any]:
 
 def _problem(preset: Preset, row: Row) -> dict[str, Any]:
     (name,) = preset.problem
-    turns = row.get(name)
+    turns = _cell(row, name)
     if not (isinstance(turns, list) and turns and isinstance(turns[0], dict)):
         turns = [{"role": "user", "content": _text(row, name)}]
     if any(turn.get(key) is None for turn in turns for key in _TURN):
@@ -101,10 +99,7 @@ def _problem(preset: Preset, row: Row) -> dict[str, Any]:
 
 def _answer(preset: Preset, row: Row) -> str:
     [(name, taken)] = preset.answer
-    value = row.get(name)
-    if isinstance(value, float) and abs(value) >= _EXACT_BELOW:
-        raise Dropped(f"a number in {name!r} that was rounded when it was read")
-    text = _as_text(value)
+    text = _text(row, name)
     if taken is Taken.BOX:
         text = (last_boxed(text) or "").strip()
     elif taken is Taken.HASHES:
@@ -120,7 +115,7 @@ def _solution(preset: Preset, row: Row) -> str:
     if not preset.solution:
         return ""
     (name,) = preset.solution
-    value = row.get(name)
+    value = _cell(row, name)
     text = _as_text(value[0] if isinstance(value, list) and value else value)
     if preset.answer == ((name, Taken.HASHES),):
         text = text.rpartition(_HASHES)[0].strip()
@@ -136,12 +131,22 @@ def _one_of(part: str, names: Sequence[str], there: set[str]) -> str:
 
 
 def _text(row: Row, name: str) -> str:
-    return _as_text(row.get(name))
+    return _as_text(_cell(row, name))
+
+
+def _cell(row: Row, name: str) -> Any:
+    value = row.get(name) if name else None  # a column of a CSV may have no name
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        remedy = "what its author wrote cannot be told; store it as text in UTF-8"
+        raise RefusedError(f"column {name!r}: {remedy}") from error
+    return value
 
 
 def _as_text(value: Any) -> str:
     """A number as it is, a list of plain values with commas, all else as JSON."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None:
         return ""
     if isinstance(value, list) and not any(isinstance(part, dict | list) for part in value):
         return ", ".join(filter(None, map(_as_text, value)))

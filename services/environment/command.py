@@ -7,26 +7,19 @@ import json
 import math
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from protocol.messages import Task
 
+from services.chassis.parent import die_with_parent
 from services.environment.door import MODEL, Session
 from services.environment.episodes import Broken
 
 _MOST_BYTES = 2**16  # of what a program says, the last are kept
 _LOOK_S = 0.2
 _DRAIN_S = 1.0
-# A program ends with this process, however that ends.
-_START = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() != int(sys.argv[1]):
-    os._exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
 
 
 async def play(
@@ -45,7 +38,8 @@ async def play(
         "WEIR_MAX_TURNS": str(max_turns),
     }
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *command),
+        *command,
+        preexec_fn=partial(die_with_parent, os.getpid()),
         env=os.environ | told,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -119,7 +119,7 @@ class Trace(BaseModel):
 class Session:
     url: str  # that agents call, without /v1
     key: str  # for calls of this session alone
-    http: httpx.AsyncClient
+    http: httpx.AsyncClient | None = None  # by which `chat` asks
 
     async def chat(self, messages: list[dict[str, str]]) -> str:
         """What the policy answers.
@@ -129,9 +129,11 @@ class Session:
             DoorShut: if the model does not answer.
             httpx.HTTPStatusError: if the call is wrong.
         """
+        assert self.http is not None
         body, url = {"model": MODEL, "messages": messages}, f"{self.url}/v1/chat/completions"
+        headers = {"Authorization": f"Bearer {self.key}"}
         try:
-            reply = await self.http.post(url, json=body, timeout=None)
+            reply = await self.http.post(url, json=body, headers=headers, timeout=None)
         except httpx.HTTPError as error:
             raise DoorShut(f"a call has no answer: {type(error).__name__}: {error}") from error
         if reply.status_code == 400 and _TOO_LONG in reply.text:
@@ -166,7 +168,7 @@ class Door:
             why = f"the gateway at {self.url} does not answer: {type(error).__name__}: {error}"
             raise DoorShut(f"{why}; see WEIR_GATEWAY_URL") from error
         if reply.is_error:
-            hint = "; see WEIR_API_KEYS" if reply.status_code in (401, 403) else ""
+            hint = "; see WEIR_ENVIRONMENT_KEY" if reply.status_code in (401, 403) else ""
             raise DoorShut(f"the gateway answers {reply.status_code}: {reply.text[:200]}{hint}")
         return reply.content
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -28,7 +29,7 @@ Play = Callable[[Task, Session, int], Awaitable[float | None]]
 _LOOK_S = 1.0
 _PARTING_S = 5.0  # for what was cancelled
 _FORGET_S = 2.0
-_MOST_WORDS = 500
+MAX_WORDS = 500
 PROBLEMS = ("episode_failed", "episode_timeout", "no_reward")
 TRIES = born_at_zero(
     Counter("weir_episodes_total", "Episodes played, each try by how it ended", ["outcome"]),
@@ -56,6 +57,10 @@ class Broken(Exception):
         self.problem, self.words = problem, words
 
 
+class EnvironmentEnded(Exception):
+    """The process that played an episode has ended; the text says how. Another one plays again."""
+
+
 class DeadlineError(Exception):
     """An episode's time is up."""
 
@@ -71,15 +76,19 @@ class Episodes:
 
     async def play(self, index: int) -> Played:
         """Play one until it ends, within the recipe's tries and time, but for the model's."""
-        left_s, number = self.settings.episode_timeout_s, 0
-        while True:
-            played = await self._try(index, number, left_s)
+        left_s = self.settings.episode_timeout_s
+        retries = self.settings.retries
+        for number in itertools.count():
+            try:
+                played = await self._try(index, number, left_s)
+            except EnvironmentEnded:  # counted by the environment, which gives up at some time
+                retries += 1
+                continue
             _count(played.episode)
             left_s -= played.episode.seconds["environment"]
-            is_over = number == self.settings.retries or left_s < _LOOK_S
-            if is_over or not played.episode.problem:
+            if not played.episode.problem or number == retries or left_s < _LOOK_S:
                 return played
-            number += 1
+        raise AssertionError("a count has no end")
 
     async def _try(self, index: int, number: int, left_s: float) -> Played:
         request, began = self.request, time.monotonic()
@@ -94,7 +103,7 @@ class Episodes:
         except DeadlineError:
             problem = "episode_timeout"
             words = f"not over in {self.settings.episode_timeout_s:g} s, without those of the model"
-        except (DoorShut, Unable, Unworkable, asyncio.CancelledError):
+        except (DoorShut, EnvironmentEnded, Unable, Unworkable, asyncio.CancelledError):
             await self._forget(session)
             raise
         except Exception as error:
@@ -154,11 +163,16 @@ def _episode(
     return Episode(
         reward=reward,
         problem=problem if is_broken else "",
-        words=" ".join(words.split())[:_MOST_WORDS] if is_broken else "",
+        words=_printable(words) if is_broken else "",
         turns=len(trace.answered),
         seconds={"model": round(of_model, 3), "environment": round(seconds - of_model, 3)},
         conversation=conversation_of(calls),
     )
+
+
+def _printable(words: str) -> str:
+    """One line that any encoding can hold."""
+    return " ".join(words.split())[:MAX_WORDS].encode(errors="replace").decode()
 
 
 def _count(episode: Episode) -> None:

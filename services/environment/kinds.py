@@ -1,42 +1,50 @@
-"""The kinds of environments, by what the recipe names."""
+"""The kinds of environments, by what the recipe names, and which of them the operator allows."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
 
 from protocol.recipe import Environment
 
 from services.chassis.faults import Unable
-from services.environment import command, openenv, taskset
+from services.environment import openenv
 from services.environment.episodes import Play
+from services.environment.hosts import Hosts
 
 
-@asynccontextmanager
-async def opened(environment: Environment, runs_commands: bool) -> AsyncIterator[Play]:
-    """An environment that is ready for episodes; `Unable` if it is none of this worker's."""
-    if not runs_commands and (why := _program_of(environment)):
-        raise Unable(
-            f"{why} is refused, since it may run a client's program on this machine; "
-            "WEIR_ENVIRONMENT_COMMANDS=on of the environment workers allows it"
-        )
-    if environment.taskset is not None:
-        async with taskset.opened(environment) as play:
-            yield play
-    elif environment.url is not None:
-        async with openenv.opened(environment) as play:
-            yield play
-    else:
-        yield partial(command.play, environment.command or (), environment.max_turns)
+@dataclass(frozen=True)
+class Kinds:
+    hosts: Hosts
+    tasksets: tuple[str, ...]  # that may be played
 
+    @asynccontextmanager
+    async def open_environment(self, environment: Environment, job_id: str) -> AsyncIterator[Play]:
+        """An environment that is ready for the episodes of a group.
 
-def _program_of(environment: Environment) -> str:
-    """The field that may name a program: a command, or settings of a taskset's parts."""
-    if environment.command is not None:
-        return "environment.command"
-    if environment.taskset is not None:  # of rewards, harnesses and runtimes, for one
-        for name, value in environment.settings.items():
-            if isinstance(value, dict | list):
-                return f"environment.settings.{name}, a table,"
-    return ""
+        Raises:
+            Unable: if it is none of this worker's, or the operator does not allow it.
+        """
+        if problem := self._refusal(environment):
+            raise Unable(problem)
+        if environment.url is not None:
+            async with openenv.open_server(environment, self.hosts.addresses) as play:
+                yield play
+        else:
+            async with self.hosts.open_group(environment, job_id) as player:
+                yield player.play
+
+    def _refusal(self, environment: Environment) -> str | None:
+        taskset = environment.taskset
+        if environment.command is not None and not self.hosts.may_run_programs:
+            return (
+                "environment.command is refused, since it runs a client's program; "
+                "WEIR_ENVIRONMENT_COMMANDS=on of the environment workers allows it"
+            )
+        if taskset is not None and taskset not in self.tasksets:
+            return (
+                f"environment.taskset = {taskset!r} is not one of WEIR_ENVIRONMENT_TASKSETS = "
+                f"{','.join(self.tasksets)}; its operator may add it there"
+            )
+        return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -21,12 +20,15 @@ from protocol.recipe import Environment
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+from services.chassis.faults import Unable
+from services.environment.addresses import Addresses, AddressRefused
 from services.environment.door import ContextFull, Session
 from services.environment.episodes import Broken, Play
 
 _PATIENCE_S = 60.0  # with a server that restarts
 _PAUSE_S = 1.0
-_MOST_BYTES = 2**26
+_MAX_BYTES = 2**24  # of a message
+_MAX_SCHEMA_BYTES = 2**20
 
 
 class Refused(Exception):
@@ -38,11 +40,23 @@ class Refused(Exception):
 
 
 @asynccontextmanager
-async def opened(environment: Environment) -> AsyncIterator[Play]:
+async def open_server(environment: Environment, addresses: Addresses) -> AsyncIterator[Play]:
+    """Play with a server of OpenEnv.
+
+    Raises:
+        Unable: if the workers may not connect to it.
+    """
     assert environment.url is not None
-    url = environment.url.rstrip("/")
-    async with httpx.AsyncClient(base_url=re.sub("^ws", "http", url)) as http:
-        yield _Game(url, http, environment).play
+    url = httpx.URL(environment.url.rstrip("/"))
+    async with httpx.AsyncClient(trust_env=False) as http:
+        game = _Game(url, http, environment, addresses)
+        try:
+            await addresses.resolve(*game.place)
+        except AddressRefused as error:
+            raise Unable(f"environment.url: {error}") from error
+        except OSError:
+            pass  # the server may come
+        yield game.play
 
 
 @dataclass(frozen=True)
@@ -59,18 +73,30 @@ class _Seen:
         told = {name: value for name, value in data["observation"].items() if name != "metadata"}
         is_text = len(told) == 1 and isinstance(next(iter(told.values())), str)
         text = next(iter(told.values())) if is_text else json.dumps(told, ensure_ascii=False)
-        return cls(text, data.get("reward"), bool(data.get("done")))
+        reward = data.get("reward")
+        return cls(text, None if reward is None else float(reward), bool(data.get("done")))
 
 
 @dataclass(frozen=True)
 class _Game:
-    url: str
+    url: httpx.URL
     http: httpx.AsyncClient
     environment: Environment
+    addresses: Addresses
 
     @property
-    def address(self) -> str:
-        return f"{re.sub('^http', 'ws', self.url)}/ws"
+    def is_safe(self) -> bool:
+        return self.url.scheme in {"https", "wss"}
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.url.host, self.url.port or (443 if self.is_safe else 80)
+
+    async def _connect(self) -> connect:
+        """A connection to an address that is allowed; a redirection is not followed from it."""
+        address = self.url.copy_with(scheme="wss" if self.is_safe else "ws")
+        connection = await self.addresses.connect(*self.place)
+        return connect(f"{address}/ws", sock=connection, max_size=_MAX_BYTES, proxy=None)
 
     async def play(self, task: Task, session: Session, seed: int) -> float | None:
         """The sum of the rewards of all steps; None if the game ended and no step had one.
@@ -102,7 +128,9 @@ class _Game:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                socket = await connect(self.address, max_size=_MOST_BYTES)
+                socket = await (await self._connect())
+            except AddressRefused as error:
+                raise Broken("episode_failed", f"environment.url: {error}") from error
             except (OSError, InvalidHandshake) as error:
                 if time.monotonic() > deadline:
                     why = f"the OpenEnv server at {self.url} does not answer: {error}"
@@ -121,12 +149,28 @@ class _Game:
             await asyncio.sleep(_PAUSE_S)
 
     async def _schema(self) -> Mapping[str, Any]:
+        host, port = self.place
+        scheme = "https" if self.is_safe else "http"
         try:
-            reply = await self.http.get("/schema")
-            return reply.raise_for_status().json()["action"]
-        except httpx.HTTPError as error:
+            address = await self.addresses.resolve(host, port)
+            path = f"{self.url.path.rstrip('/')}/schema"
+            url = self.url.copy_with(scheme=scheme, host=address, path=path)
+            headers = {"Host": self.url.netloc.decode(), "Accept-Encoding": "identity"}
+            names = {"sni_hostname": host}
+            async with self.http.stream("GET", url, headers=headers, extensions=names) as reply:
+                return json.loads(await _read(reply.raise_for_status()))["action"]
+        except (httpx.HTTPError, OSError, ValueError, LookupError, TypeError) as error:
             why = f"the OpenEnv server at {self.url} gives no schema: {error}"
             raise Broken("episode_failed", why) from error
+
+
+async def _read(reply: httpx.Response) -> bytes:
+    body = bytearray()
+    async for piece in reply.aiter_raw():
+        body += piece
+        if len(body) > _MAX_SCHEMA_BYTES:
+            raise ValueError(f"it has over {_MAX_SCHEMA_BYTES >> 20} MiB")
+    return bytes(body)
 
 
 class InvalidAction(Exception):

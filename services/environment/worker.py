@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import time
 from collections.abc import Awaitable
@@ -14,14 +15,17 @@ from typing import TypeVar
 from protocol.messages import ActiveJob, Doing, JobEvent, RolloutGroup, RolloutRequest
 from protocol.streams import EPISODES, EVAL_EPISODES, FAILED, ROLLOUTS
 
-from services.chassis.deployment import DeploymentError, Reader, switch
+from services.chassis.deployment import Deployment, Reader, home_dir
 from services.chassis.metrics import PHASES
+from services.chassis.security import allowed_names, is_allowed
 from services.chassis.service import Service
 from services.chassis.stage import Stage, work_forever
+from services.environment.addresses import Addresses
 from services.environment.door import Door, DoorShut, client_of
 from services.environment.episodes import UNDER_WAY, Episodes
 from services.environment.group import Played, group_of
-from services.environment.kinds import opened
+from services.environment.hosts import Hosts
+from services.environment.kinds import Kinds
 
 T = TypeVar("T")
 _MOST_REST_S = 15.0
@@ -36,24 +40,37 @@ async def run(service: Service) -> None:
     PHASES.name("playing", rest="idle")
     read = Reader(os.environ)
     url = read("WEIR_GATEWAY_URL", str).rstrip("/")
-    runs_commands = read("WEIR_ENVIRONMENT_COMMANDS", switch, "off")
-    key = next((each for each in service.deployment.api_keys if ":" not in each), "")
-    if not key:  # a name and a hash are no key
-        raise DeploymentError("WEIR_API_KEYS has no plain key: give one that the gateway takes")
-    _keep_secrets()
+    key = read("WEIR_ENVIRONMENT_KEY", str)
+    kinds = kinds_of(read, url, hidden=_stack_folders(service.deployment))
     _show_its_programs()
     _start_no_thread_for_a_process()
     async with client_of(key) as http:
-        worker = Worker(service, Door(url, http), runs_commands)
+        worker = Worker(service, Door(url, http), kinds)
         service.activity.at_once = lambda: sum(worker.left.values())
         service.readiness.set(True)
-        await work_forever(service, worker.stage())
+        try:
+            await work_forever(service, worker.stage())
+        finally:
+            await kinds.hosts.close()
 
 
-def _keep_secrets() -> None:
-    """Programs that environments start inherit the variables of this process."""
-    for name in [name for name in os.environ if name.startswith("WEIR_")]:
-        del os.environ[name]
+def kinds_of(read: Reader, gateway_url: str, hidden: list[str]) -> Kinds:
+    """The environments that the operator allows."""
+    hosts = Hosts(
+        gateway_url=gateway_url,
+        addresses=Addresses(allowed_names(read, "WEIR_ENVIRONMENT_HOSTS")),
+        may_run_programs=is_allowed(read, "WEIR_ENVIRONMENT_COMMANDS"),
+        hidden=hidden,
+    )
+    return Kinds(hosts, allowed_names(read, "WEIR_ENVIRONMENT_TASKSETS"))
+
+
+def _stack_folders(deployment: Deployment) -> list[str]:
+    """The stack's folders, and those of its secrets, which no environment sees."""
+    secrets = re.compile("WEIR_.*_FILE")
+    files = [Path(text) for name, text in os.environ.items() if secrets.fullmatch(name)]
+    folders = [deployment.data_dir, deployment.memory_dir, home_dir(os.environ)]
+    return [str(folder.absolute()) for folder in [*folders, *(file.parent for file in files)]]
 
 
 def _show_its_programs() -> None:
@@ -73,7 +90,7 @@ def _start_no_thread_for_a_process() -> None:
 class Worker:
     service: Service
     door: Door
-    runs_commands: bool
+    kinds: Kinds
     left: dict[int, int] = field(default_factory=dict)  # episodes of each group that have not ended
     rest_s: float = 0.0  # after a fault of the model, longer from one to the next
     rests_until: float = 0.0
@@ -102,7 +119,7 @@ class Worker:
         began, me = time.monotonic(), id(request)
         self.left[me] = request.group_size
         try:
-            async with opened(job.recipe.environment, self.runs_commands) as play:
+            async with self.kinds.open_environment(job.recipe.environment, job.job_id) as play:
                 episodes = Episodes(request, job.recipe.environment, play, self.door)
                 played = await self._all(episodes, me)
         except DoorShut as error:

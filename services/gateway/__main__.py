@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
-from services.chassis.deployment import DeploymentError
+from services.chassis.deployment import DeploymentError, variable
 from services.chassis.service import Service, run_service
 from services.gateway import errors
 from services.gateway.calls import routes as calls
@@ -15,7 +17,7 @@ from services.gateway.calls.desk import Desk
 from services.gateway.calls.sessions import Sessions
 from services.gateway.files.store import MAX_FILE_BYTES, FileStore, Uploads
 from services.gateway.jobs.service import JobService
-from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys
+from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys, with_environment_key
 from services.gateway.openai.submission import tables_of_the_deployment
 from services.gateway.page import routes as page
 from services.gateway.routes import ROUTERS
@@ -34,6 +36,7 @@ class Gateway:
         keys = parse_keys(service.deployment.api_keys)
         if not keys:
             raise DeploymentError("WEIR_API_KEYS is empty; set it to one or more keys, by commas")
+        keys = with_environment_key(keys, variable(os.environ, "WEIR_ENVIRONMENT_KEY") or "")
         app = FastAPI(
             title="Weir",
             description="Reinforcement learning for language models",
@@ -60,19 +63,22 @@ class Gateway:
         desk = Desk(service.exchange, service.deployment.claim_idle_s, rollouts)
         for router in (*ROUTERS, samples):
             app.include_router(router)
-        calls.install(app, desk, Sessions(service.deployment.sessions_dir))
+        sessions = Sessions(service.deployment.sessions_dir)
+        calls.install(app, desk, sessions)
         tinker.install(app, app.state.jobs, desk)
         page.install(app)
         errors.install(app)
         errors.describe(app)
         # The last one added is the first one passed.
         app.add_middleware(Bounded, max_file_bytes=MAX_FILE_BYTES)
-        app.add_middleware(Guarded, keys=keys)
+        app.add_middleware(Guarded, keys=keys, has_session_key=sessions.has_key)
         app.add_middleware(Measured)
         self.app = app
         return app
 
     async def watch(self, service: Service) -> None:
+        # The default is six on two cores, which a few large requests would occupy.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
         state = self.app.state
         await asyncio.gather(
             watch_forever(service),

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from protocol.operations import DamagedFile
 from protocol.recipe import explain
 from protocol.tasks import shown
 from pydantic import BaseModel, ValidationError
@@ -24,6 +25,7 @@ from starlette.exceptions import HTTPException
 T = TypeVar("T")
 PATIENCE_S = 3.0
 _RETRY_AFTER_S = 2
+NO_RETRY = {"x-should-retry": "false"}  # for the OpenAI SDK, which tries a 409 again by itself
 _MAX_DETAIL_CHARS = 10_000  # it may quote what was sent
 _PLACES = ("body.", "query.", "header.", "path.")
 # Parts of OpenAI's API that are not here, and what to do instead.
@@ -100,8 +102,7 @@ def no_model(message: str) -> Problem:
 
 
 def conflict(message: str, *, param: str) -> Problem:
-    """409 that tells the OpenAI SDK not to try again by itself."""
-    return Problem(409, message, param=param, code="conflict", headers={"x-should-retry": "false"})
+    return Problem(409, message, param=param, code="conflict", headers=NO_RETRY)
 
 
 def from_lines(lines: list[str], *, code: str, param: str | None = None) -> Problem:
@@ -121,18 +122,23 @@ async def in_time(work: Awaitable[T], wait_s: float = 0.0) -> T:
     except TimeoutError as error:
         raise Problem(
             503,
-            f"Redis did not answer within {PATIENCE_S:g} s: it is away or its memory is full; "
-            "the request may be repeated",
+            f"Redis did not answer within {PATIENCE_S:g} s: it is away, or its memory or its "
+            "disk is full; the request may be repeated",
             code="exchange_unavailable",
             headers={"Retry-After": str(_RETRY_AFTER_S)},
         ) from error
 
 
 def own_fault(error: Exception) -> Problem:
-    """500 for what nobody expected, 507 for a disk that is full."""
+    """500 for what nobody expected, 507 for a disk that is full or broken."""
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         message = "the disk below WEIR_DATA_DIR is full; make room there, and repeat the request"
         return Problem(507, message, code="disk_full")
+    if isinstance(error, OSError) and error.errno in {errno.EROFS, errno.EIO, errno.ESTALE}:
+        why = f"the disk below WEIR_DATA_DIR does not work: {error.strerror}"
+        return Problem(507, f"{why}; mend it, and repeat the request", code="disk_broken")
+    if isinstance(error, DamagedFile):
+        return Problem(500, str(error), code="damaged_file")
     message = f"the gateway failed: {type(error).__name__}; its log has the details"
     return Problem(500, message, code="internal_error")
 

@@ -9,7 +9,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client import Counter, Histogram
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.chassis.deployment import DeploymentError
 from services.chassis.logs import REQUEST_ID
+from services.chassis.security import ACCESS, ENVIRONMENT, SESSION, SESSION_NAME
 from services.gateway.errors import Problem, own_fault, respond, too_large
 
 log = logging.getLogger(__name__)
@@ -32,17 +33,15 @@ SECONDS = Histogram(
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _MAX_PATH_CHARS = 256
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-ROLES = ("read", "write", "admin")  # each may also do what those before it may
 _ENTRY = re.compile(r"([\w.@-]{1,64}):(read|write|admin):sha256:([0-9a-fA-F]{64})")
-_ROLE_FOR = {"GET": "read", "HEAD": "read", "OPTIONS": "read", "POST": "write"}
 _GUARDED = ("/v1", "/inference", "/rollout", "/api/v1/")
 _PUBLIC = "/api/v1/healthz"
-_READS = {f"/api/v1/{name}" for name in ("client/config", "client/dynamic_config", "weights_info")}
 _PREFIX = b"tml-"  # which the SDK of Tinker wants every key to have
-_BELOW_SESSION = re.compile("/rollout/([^/]+)/.")
+_BELOW_SESSION = re.compile(f"/rollout/({SESSION_NAME})/.")
 MAX_JSON_BYTES = 2**20
 _MAX_BYTES = {"/api/v1/forward_backward": 2**26, "/api/v1/asample": 2**21}
-_SILENCE_S = 30.0  # of a client in the middle of its body
+_WINDOW_S, _WINDOW_BYTES = 30.0, 2**16  # a body brings so much within so much waiting for it
+_BODY_S = 3600.0  # and all of it within this
 _FORM_BYTES = 2**16  # of a form, beside its file
 
 # ---------------------------------------------------------------------- the log
@@ -163,52 +162,74 @@ def _parse(number: int, entry: str) -> ApiKey:
     return ApiKey(match[1], match[2], match[3].lower())
 
 
+def with_environment_key(keys: tuple[ApiKey, ...], key: str) -> tuple[ApiKey, ...]:
+    """The keys, and that of the environment workers if there is one.
+
+    Raises:
+        DeploymentError: if it is one of the others, and so has two roles.
+    """
+    digest = _digest(key.encode())
+    if any(hmac.compare_digest(each.digest, digest) for each in keys):
+        raise DeploymentError(
+            "WEIR_ENVIRONMENT_KEY is one of WEIR_API_KEYS, too; give it a value of its own"
+        )
+    return (*keys, ApiKey("weir:environment", ENVIRONMENT, digest)) if key else keys
+
+
 @dataclass(frozen=True)
 class Guarded:
     """Lets requests below `_GUARDED` pass with a key whose role allows them."""
 
     app: ASGIApp
     keys: tuple[ApiKey, ...]
+    has_session_key: Callable[[str, str], Awaitable[bool]]  # a session, and a key's digest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_guarded = scope["type"] == "http" and scope["path"].startswith(_GUARDED)
         if is_guarded and scope["path"] != _PUBLIC:
             try:
-                self._admit(scope)
+                await self._admit(scope)
             except Problem as problem:
                 return await respond(problem)(scope, receive, send)
         await self.app(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> None:
+    async def _admit(self, scope: Scope) -> None:
         """Note the key in the scope; 401 or 403 if the request may not pass."""
         presented = _presented(scope)
         if presented is None:
             raise _unauthorized("no API key: send 'Authorization: Bearer KEY'")
-        path = scope["path"]
-        key = self._found(presented, path) or self._found(presented.removeprefix(_PREFIX), path)
+        candidates = (presented, presented.removeprefix(_PREFIX))
+        key = next(filter(None, map(self._find, candidates)), None)
         if key is None:
-            log.warning("a wrong API key", extra={"address": _address(scope)})
-            raise _unauthorized("wrong API key: it is not in WEIR_API_KEYS")
+            key = await self._session_key(presented, scope)
         scope["key"] = key
-        role = _ROLE_FOR.get(scope["method"], "admin") if path not in _READS else "read"
-        if ROLES.index(key.role) < ROLES.index(role):
-            message = f"{scope['method']} needs a key with the role {role}; this one has {key.role}"
-            raise Problem(403, message, param="Authorization", code="insufficient_role")
+        refuse_role(key.role, scope["method"], scope["path"])
 
-    def _found(self, presented: bytes, path: str) -> ApiKey | None:
-        digest, session = _digest(presented), _BELOW_SESSION.match(path)
-        for key in self.keys:
-            if hmac.compare_digest(key.digest, digest):
-                return key
-            own = session_key(key, session[1]).encode() if session else b""
-            if key.role == "admin" and hmac.compare_digest(own, presented):
-                return ApiKey(f"{key.name}:session", "write", digest)
-        return None
+    def _find(self, presented: bytes) -> ApiKey | None:
+        digest = _digest(presented)
+        return next((each for each in self.keys if hmac.compare_digest(each.digest, digest)), None)
+
+    async def _session_key(self, presented: bytes, scope: Scope) -> ApiKey:
+        """The key of the session that the path is below; 401 if it is another's or none."""
+        session, digest = _BELOW_SESSION.match(scope["path"]), _digest(presented)
+        if session and await self.has_session_key(session[1], digest):
+            return ApiKey(f"session:{session[1]}", SESSION, digest)
+        log.warning("a wrong API key", extra={"address": _address(scope)})
+        raise _unauthorized("wrong API key: it is not in WEIR_API_KEYS, nor of an open session")
 
 
-def session_key(key: ApiKey, session: str) -> str:
-    """The key of a session that an admin's key opens: it passes below the session's path alone."""
-    return hmac.new(key.digest.encode(), session.encode(), hashlib.sha256).hexdigest()
+def refuse_role(role: str, method: str, path: str) -> None:
+    """403 if no row of `ACCESS` lets this role pass."""
+    row = next(
+        row
+        for row in ACCESS
+        if method in (row.methods.split() or [method]) and re.fullmatch(row.paths, path, re.DOTALL)
+    )
+    if role not in row.roles:
+        needed = " or ".join(row.roles)
+        message = f"{method} {path[:_MAX_PATH_CHARS]} needs a key with the role {needed}; "
+        message += f"this one has {role}"
+        raise Problem(403, message, param="Authorization", code="insufficient_role")
 
 
 def _digest(key: bytes) -> str:
@@ -257,19 +278,28 @@ class Bounded:
         if path == "/v1/files":
             param, limit, beside = "file", self.max_file_bytes, _FORM_BYTES
         read, has_more = 0, True
+        mark, left_s, all_left_s = 0, _WINDOW_S, _BODY_S
 
         async def receive_some() -> Message:
-            nonlocal read, has_more
+            nonlocal read, has_more, mark, left_s, all_left_s
             if not has_more:
                 return await receive()  # which waits for the client to leave
+            began = time.monotonic()
             try:
-                async with asyncio.timeout(_SILENCE_S):
+                async with asyncio.timeout(min(left_s, all_left_s)):
                     message = await receive()
             except TimeoutError as error:
-                problem = f"nothing of the body came for {_SILENCE_S:g} s; send the request again"
+                problem = (
+                    f"under {_WINDOW_BYTES >> 10} KiB of the body came in {_WINDOW_S:g} s, or "
+                )
+                problem += f"not all of it in {_BODY_S:g} s; send the request again"
                 raise Problem(408, problem, code="timeout") from error
+            waited_s = time.monotonic() - began
+            left_s, all_left_s = left_s - waited_s, all_left_s - waited_s
             has_more = message.get("more_body", False)
             read += len(message.get("body", b""))
+            if read - mark >= _WINDOW_BYTES:
+                mark, left_s = read, _WINDOW_S
             if read > limit + beside:
                 raise too_large(param, limit)
             return message

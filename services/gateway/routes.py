@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -56,6 +57,7 @@ from services.gateway.openai.job_object import (
     status_of,
 )
 from services.gateway.openai.submission import JobRequest
+from services.gateway.places import TRIALS, UPLOADS, WAITING
 
 Json = dict[str, Any]
 Limit = Annotated[int, Query(ge=1, le=100)]
@@ -64,6 +66,11 @@ _DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file", "content": _BYTES},
     206: {"description": "The part of it that Range asked for", "content": _BYTES},
     416: {"description": "The file is shorter", "content": {"text/plain": {}}},
+}
+_DOWNLOADS: dict[str, Any] = {
+    "response_class": FileResponse,
+    "responses": _DOWNLOAD,
+    "dependencies": [Depends(WAITING)],
 }
 _FORM = {
     "type": "object",
@@ -128,7 +135,7 @@ def _page_of(objects: Iterable[Json], has_more: bool) -> Json:
 # ---------------------------------------------------------------------- files
 
 
-@_files.post("", openapi_extra=_UPLOAD)
+@_files.post("", openapi_extra=_UPLOAD, dependencies=[UPLOADS])
 async def upload_file(request: Request) -> StoredFile:
     """Keep a file of tasks; its id names it in a job."""
     return await request.app.state.uploads.receive(request)
@@ -157,7 +164,7 @@ async def get_file(file_id: str, jobs: Jobs) -> Json:
     return (await asyncio.to_thread(jobs.files.get, file_id)).model_dump()
 
 
-@_files.get("/{file_id}/content", response_class=FileResponse, responses=_DOWNLOAD)
+@_files.get("/{file_id}/content", **_DOWNLOADS)
 async def get_file_content(file_id: str, jobs: Jobs) -> Response:
     """The file as it was uploaded, or what a job's steps measured."""
     if job_id := result_job(file_id):
@@ -285,7 +292,17 @@ async def resume_job(job_id: str, jobs: Jobs) -> Json:
     return job_object(await jobs.ask(job_id, Requested.RUN))
 
 
-@_jobs.get("/{job_id}/events", response_model=None, responses=_EVENTS)
+async def _place_of_stream(request: Request, stream: bool = False) -> AsyncIterator[None]:
+    with WAITING.take(request) if stream else nullcontext():
+        yield
+
+
+@_jobs.get(
+    "/{job_id}/events",
+    response_model=None,
+    responses=_EVENTS,
+    dependencies=[Depends(_place_of_stream)],
+)
 async def list_events(
     job_id: str,
     jobs: Jobs,
@@ -332,7 +349,7 @@ async def validate_grader(body: GraderToValidate, jobs: Jobs) -> Json:
     return body.model_dump(mode="json", exclude_unset=True)
 
 
-@_graders.post("/run")
+@_graders.post("/run", dependencies=[TRIALS])
 async def run_grader(body: GraderToRun, jobs: Jobs) -> Json:
     """Grade one response with this grader, or those of a job, as a job would."""
     reward = None if body.job is None else (await jobs.get(body.job)).recipe.reward
@@ -376,9 +393,7 @@ async def list_model_files(job_id: str, jobs: Jobs) -> Json:
     return {"object": "list", "data": await asyncio.to_thread(model_files, folder)}
 
 
-@_models.get(
-    "/fine_tuning/jobs/{job_id}/model/{name}", response_class=FileResponse, responses=_DOWNLOAD
-)
+@_models.get("/fine_tuning/jobs/{job_id}/model/{name}", **_DOWNLOADS)
 async def get_model_file(job_id: str, name: str, jobs: Jobs) -> FileResponse:
     """One of them; ``Range`` and ``If-Range`` go on with an interrupted download."""
     folder = await _made_folder(job_id, jobs)

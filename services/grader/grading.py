@@ -10,7 +10,16 @@ from typing import NamedTuple, TypeVar
 
 from prometheus_client import Counter, Histogram
 from protocol.formula import FormulaError, read_formula
-from protocol.messages import Grade, Graded, RolloutGroup, Score, Task, Ungradable
+from protocol.messages import (
+    OPENS_THINKING,
+    Grade,
+    Graded,
+    RolloutGroup,
+    Score,
+    Task,
+    Ungradable,
+    is_right,
+)
 from protocol.rewards import Check, Reward
 from pydantic import TypeAdapter
 
@@ -36,11 +45,29 @@ class Scored(NamedTuple):
 
 async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grade, ...]:
     """One grade per response, in order; `WorkerFault` after all if there is no pool."""
-    task = group.request.task
-    return await _all(
-        grade_response(reward, task, each.text, replace(tools, episode=each.episode))
+    task, begun = group.request.task, OPENS_THINKING * group.begins_thinking
+    grades = await _all(
+        grade_response(reward, task, begun + each.text, replace(tools, episode=each.episode))
         for each in group.responses
     )
+    return tuple(_behind(grade, len(begun)) for grade in grades) if begun else grades
+
+
+def _behind(grade: Grade, begun: int) -> Grade:
+    """A grade with its marks where they are in the response, without what the prompt has begun."""
+    moved: dict[str, Score] = {}
+    for name in ("outcome", "process"):
+        score: Score | None = getattr(grade, name)
+        if isinstance(score, Graded):
+            places = [
+                (max(0, mark.start - begun), max(0, mark.end - begun)) for mark in score.marks
+            ]
+            marks = [
+                mark.model_copy(update={"start": start, "end": end})
+                for mark, (start, end) in zip(score.marks, places, strict=True)
+            ]
+            moved[name] = score.model_copy(update={"marks": tuple(marks)})
+    return grade.model_copy(update=moved)
 
 
 async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) -> Grade:
@@ -70,7 +97,7 @@ async def grade_process(
 def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
     if not isinstance(outcome, Graded):
         return ()
-    is_correct = outcome.value == 1
+    is_correct = is_right(outcome.value)
     if reward.process_for == "correct" and not is_correct:
         return ()
     return tuple(check for check in reward.process if is_correct or check.sees == "all")
@@ -105,7 +132,7 @@ async def _verified(check: Check, task: Task, text: str, tools: Tools) -> Score:
 def _verdict(score: Score) -> str:
     if not isinstance(score, Graded):
         return "ungradable"
-    return {0.0: "wrong", 1.0: "correct"}.get(score.value, "partial")
+    return "correct" if is_right(score.value) else "partial" if score.value else "wrong"
 
 
 async def _all(scoring: Iterable[Awaitable[T]]) -> tuple[T, ...]:

@@ -10,7 +10,15 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from protocol.messages import NOT_GIVEN, Graded, Score, Task, Ungradable
+from protocol.messages import (
+    CLOSES_THINKING,
+    NOT_GIVEN,
+    OPENS_THINKING,
+    Graded,
+    Score,
+    Task,
+    Ungradable,
+)
 from protocol.rewards import StringCheck, TextSimilarity
 from protocol.tasks import as_text
 from pydantic import JsonValue
@@ -20,17 +28,16 @@ from services.grader.trial_record import record_failure
 _PLACE = re.compile(r"\{\{\s*([A-Za-z_]\w*(?:\.\w+|\[\d+\])*)\s*\}\}")
 _STEP = re.compile(r"\w+")  # of a place: a key, or the number of an entry of a list
 _TEXT, _JSON = "sample.output_text", "output_json"
-_OPENS, _CLOSES = "<think>", "</think>"
 MAX_CHARS = 500_000  # of a response whose text is compared or given to a client's function
 
 
 def without_thinking(text: str) -> str:
     """The text without ``<think>…</think>``, which the prompt may have opened."""
-    before, closes, after = text.partition(_CLOSES)
-    if closes and _OPENS not in before:
+    before, closes, after = text.partition(CLOSES_THINKING)
+    if closes and OPENS_THINKING not in before:
         text = after
-    first, *thoughts = text.split(_OPENS)
-    return first + "".join(thought.partition(_CLOSES)[2] for thought in thoughts)
+    first, *thoughts = text.split(OPENS_THINKING)
+    return first + "".join(thought.partition(CLOSES_THINKING)[2] for thought in thoughts)
 
 
 def final_text(text: str) -> str:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from protocol.messages import Episode, Score, Ungradable
 from protocol.rewards import JUDGE
 
-from services.chassis.deployment import Reader, count, switch, words
+from services.chassis.deployment import Reader, count, words
+from services.chassis.pool import Pool
+from services.chassis.security import is_allowed
 from services.grader.judge.judge import Judge
-from services.grader.pool import Pool
 from services.grader.shared_work import SharedWork
 
 
@@ -50,5 +51,5 @@ class Settings:
             groups_in_flight=read("WEIR_GRADER_GROUPS_IN_FLIGHT", count, "256"),
             workers=read("WEIR_GRADER_WORKERS", count, str(spare_cores)),
             extensions=read("WEIR_GRADER_EXTENSIONS", words, ""),
-            python=read("WEIR_GRADER_PYTHON", switch, "off"),
+            python=is_allowed(read, "WEIR_GRADER_PYTHON"),
         )

@@ -26,18 +26,17 @@ from protocol.messages import (
 )
 from protocol.rewards import Reward
 from protocol.streams import GRADED, ROLLOUTS
-from pydantic import ValidationError
 
 from services.chassis.deployment import import_extensions
 from services.chassis.faults import Unable
 from services.chassis.metrics import PHASES
+from services.chassis.pool import Pool, sandbox
 from services.chassis.service import Service
 from services.chassis.stage import Stage, up_to, work_forever
-from services.grader import grading
+from services.grader import client_code, grading
 from services.grader.answers.units import measure_of
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
-from services.grader.pool import Pool, sandbox
 from services.grader.tools import Settings, Tools
 from services.grader.trial_record import recorded
 from services.grader.verifiers import VERIFIERS, equation_steps, math_answer
@@ -80,7 +79,7 @@ async def opened(settings: Settings, judges: Mapping[str, Judge]) -> AsyncIterat
         confined = None
         if settings.python:
             sandbox.keep_memory_private()
-            clients = Pool(settings.workers, warm_ups=[sandbox.WARM_UP], confined=True)
+            clients = Pool(settings.workers, warm_ups=[client_code.WARM_UP], confined=True)
             confined = await stack.enter_async_context(clients)
         for judge in judges.values():
             await stack.enter_async_context(judge)
@@ -244,12 +243,9 @@ async def tried(trial: Trial, tools: Tools, limit_s: float = _TRIAL_LIMIT_S) -> 
 
 
 async def _next_trial(exchange: Exchange) -> Trial:
-    while True:
-        try:
-            if (trial := await exchange.take_trial(_TRIAL_LOOK_S)) is not None:
-                return trial
-        except ValidationError as error:  # of another release
-            log.warning("a trial cannot be read", extra={"why": str(error)[:300]})
+    while (trial := await exchange.take_trial(_TRIAL_LOOK_S)) is None:
+        pass
+    return trial
 
 
 async def _answer_trial(exchange: Exchange, trial: Trial, tools: Tools, limit_s: float) -> None:

@@ -6,9 +6,10 @@ import os
 import signal
 import sys
 
-from services.chassis.deployment import Deployment, DeploymentError
+from services.chassis.deployment import DeploymentError
 from services.chassis.parent import die_with_parent
-from services.chassis.service import Service, check_server, run_service
+from services.chassis.renderer import PromptRenderer
+from services.chassis.service import Service, begin, check_server, run_service
 from services.chassis.turns import Turns
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -21,9 +22,13 @@ async def lead(service: Service) -> None:
     from services.learner.training.engine import leave_ranks
     from services.learner.training.ranks import Team
 
+    service.saves_work = True
     await check_server(service.exchange)
     team = Team(Turns(service))
-    await work_on_one_job(service, team)
+    async with PromptRenderer(workers=1) as prompts:
+        await work_on_one_job(service, team, prompts)
+    if team.is_busy:  # with an order that was given up
+        return team.abandon()
     # Not where that raises: then this process ends, and torchrun ends the other ranks.
     await team.leave()
     leave_ranks()
@@ -34,11 +39,12 @@ def main() -> None:
         # torchrun gives each rank a session of its own, out of reach of who kills its group.
         # Before the imports that take seconds, in which it may die.
         die_with_parent()
+    deployment = begin("learner")  # the other ranks run no service
     from services.learner.training.engine import init_ranks, leave_ranks
     from services.learner.training.ranks import Rank
 
     try:
-        Deployment.from_environment().load_extensions()
+        deployment.load_extensions()
     except DeploymentError as error:
         sys.exit(f"learner: {error}")
     init_ranks()

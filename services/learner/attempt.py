@@ -23,6 +23,10 @@ class MachineFault(RuntimeError):
     """The job has to wait until the machine is mended; the text says how."""
 
 
+class RepeatNeeded(RuntimeError):
+    """The attempt ends so that the next one does lost work again; the text says which."""
+
+
 class EnginesFault(RuntimeError):
     """No rollout starts an engine, and none did before the job came; the text has the remedy."""
 

@@ -12,8 +12,9 @@ from protocol.tasks import TaskFileError
 from protocol.weights import WeightsError
 
 from deploy.placement import PlacementError
+from services.chassis.faults import Unworkable, WorkerFault
 from services.learner.algorithms import UnknownName
-from services.learner.attempt import EnginesFault, JobFault, MachineFault
+from services.learner.attempt import EnginesFault, JobFault, MachineFault, RepeatNeeded
 from services.learner.model_source import ModelNotFound, NotOnHub
 from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.ranks import BatchTooLarge, TeamBroken
@@ -21,11 +22,12 @@ from services.learner.training.ranks import BatchTooLarge, TeamBroken
 # The first row counts that has the error. What each fault costs the job, and what people hear of
 # it, is in `Run.end_by`.
 _TABLE: tuple[tuple[Fault, tuple[type[Exception], ...]], ...] = (
-    (Fault.NOBODY, (*Disconnected, Fenced, TeamBroken)),
-    (Fault.JOB, (JobFault, NotOnHub, TaskFileError, UnknownName, UnsupportedModel)),
+    (Fault.NOBODY, (*Disconnected, Fenced, TeamBroken, RepeatNeeded)),
+    (Fault.JOB, (JobFault, NotOnHub, TaskFileError, UnknownName, UnsupportedModel, Unworkable)),
     (Fault.MEMORY, (BatchTooLarge,)),
     (Fault.ENGINES, (EnginesFault,)),
     (Fault.MACHINE, (MachineFault, ModelNotFound, PlacementError, FrameError, WeightsError)),
+    (Fault.MACHINE, (WorkerFault,)),
     (Fault.MACHINE, (MemoryError, OSError)),  # whose words lack the remedy
     (Fault.UNKNOWN, (Exception,)),
 )

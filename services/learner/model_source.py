@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
+
+from services.chassis.deployment import variable
 
 _NEEDED_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
@@ -56,8 +59,9 @@ def folder_under_roots(path: str, roots: tuple[Path, ...], field: str) -> Path |
 
 
 def _downloaded(name: str, field: str) -> Path:
+    token = variable(os.environ, "HF_TOKEN")
     try:
-        folder = Path(snapshot_download(name, allow_patterns=_NEEDED_FILES))
+        folder = Path(snapshot_download(name, allow_patterns=_NEEDED_FILES, token=token))
         return _with_safetensors(folder, field)
     except (RepositoryNotFoundError, ModelNotFound) as error:
         raise NotOnHub(f"{field}: {name!r} cannot be had from the model hub: {error}") from error

@@ -1,6 +1,7 @@
 """``weir plan RECIPE``: what a recipe means with all its defaults, and what it takes to run.
 
-Nothing is loaded, downloaded or sent. Exit status: 0, or 2 if the recipe or an option is wrong.
+Nothing is downloaded or sent; a small copy of a model that is here is tried. Exit status: 0, or 2
+if the recipe or an option is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,17 @@ from rich.text import Text
 
 from deploy.placement import PlacementError
 from services.chassis.deployment import DeploymentError
-from services.learner.planning.footprint import Item, LearnerFootprint, RolloutFootprint, total
+from services.learner.planning.footprint import (
+    Item,
+    LearnerFootprint,
+    ModelShape,
+    RolloutFootprint,
+    UnknownModel,
+    total,
+)
 from services.learner.planning.machine import Here, Options, machine_of
 from services.learner.planning.plan import ASSUMED, Plan, make_plan, size, warnings
+from services.learner.planning.prompts import prompt_remarks
 
 BAD_INPUT = 2
 _MOST_GIB = 2**20  # what is above is a mistake
@@ -42,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         recipe = load_recipe(Path(given.recipe))
         options = Options(given.gpus, given.gpu_memory, given.host_memory)
-        plan = make_plan(recipe, machine_of(options, recipe.machine, os.environ, _this_machine()))
+        machine = machine_of(options, recipe.machine, os.environ, _this_machine())
+        plan = make_plan(recipe, machine, _measured)
+        plan = replace(plan, remarks=(*plan.remarks, *_tried(plan), *prompt_remarks(plan)))
     except (RecipeError, PlacementError, DeploymentError) as error:
         print(f"weir: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -51,6 +62,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         show(plan)
     return 0
+
+
+def _measured(folder: Path) -> ModelShape:
+    try:
+        from services.learner.training.model_check import count_parameters
+    except ImportError as error:
+        raise UnknownModel(f"{error}; run weir plan where the learner is installed") from error
+    return count_parameters(folder)
+
+
+def _tried(plan: Plan) -> Iterator[str]:
+    """What a trial of the models says; nothing where they, or torch, are not here."""
+    policy, *critics = (model.folder for model in plan.models)
+    if policy is None:
+        return
+    os.environ["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed looks for GPUs, and prints what it finds
+    try:
+        from services.learner.training.model_check import UnsupportedModel
+        from services.learner.training.trial import try_models
+    except ImportError as error:
+        yield f"the model was not tried: {error}; run weir plan where the learner is installed"
+        return
+    try:
+        yield from try_models(policy, next(iter(critics), None), plan.recipe.model.max_context)
+    except UnsupportedModel as error:
+        yield f"the job would be refused: {error}"
 
 
 def show(plan: Plan) -> None:

@@ -27,7 +27,8 @@ from protocol.weights import WeightsError
 from pydantic import ValidationError
 
 from services.chassis.faults import NotNow, NotStarted, Unworkable
-from services.chassis.prompts import PromptError, Tokenizer, chat, chat_behind
+from services.chassis.prompts import PromptError
+from services.chassis.renderer import PromptRenderer
 from services.chassis.service import failure_of
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import TOKENS, EngineDied, EngineError, EngineUnfit, ParityError
@@ -249,7 +250,7 @@ class Answering:
     async def _sample(self, held: _Held) -> None:
         call = held.call
         async with self._engine_for(call) as (engine, may_leave):
-            ids = await asyncio.to_thread(prompt_of, call, engine.tokenizer)
+            ids = await prompt_of(call, engine.prompts)
             left = tokens_left(call, len(ids), engine.settings.max_context)
             await may_leave()
             with self._said(call):
@@ -327,25 +328,25 @@ def _is_over(held: _Held) -> bool:
     return held.piece is not None and held.piece.is_last
 
 
-def prompt_of(call: Call, tokenizer: Tokenizer) -> list[int]:
+async def prompt_of(call: Call, prompts: PromptRenderer) -> list[int]:
     """The token ids of a call's prompt, as those of a task are made, but for those that are known.
 
     Raises:
         CallRefused: if the messages are none of this model.
+        Unworkable: if the model's tokenizer or template fails.
     """
-    model, turns = call.served.model, call.messages or ()
+    model = call.served.model
     if call.token_ids is not None:
         return list(call.token_ids)
-    if call.text is not None:
-        return list(tokenizer(call.text).input_ids)
-    if model.prompt_template is not None:
-        text = model.prompt_template.replace("{prompt}", _problem(call))
-        return list(tokenizer(text).input_ids)
+    if call.text is not None or model.prompt_template is not None:
+        text = call.text
+        if text is None:
+            text = str(model.prompt_template).replace("{prompt}", _problem(call))
+        return await prompts.encode(text)
     options = {**model.chat_template_options, **call.chat_template_options}
-    chats = (turns, tokenizer, options, call.tools)
+    begun = (call.begun.token_ids, call.begun.num_messages) if call.begun else None
     try:
-        known = call.begun and chat_behind(call.begun.token_ids, call.begun.num_messages, *chats)
-        return known or chat(*chats)
+        return await prompts.chat(call.messages or (), options, call.tools, begun)
     except PromptError as error:
         raise CallRefused("invalid_messages", f"messages: {error}") from error
 

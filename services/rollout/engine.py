@@ -45,6 +45,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.output_processor import RequestState
 
+from services.chassis.faults import Unworkable
+from services.chassis.renderer import PromptRenderer
+from services.rollout import last_words
 from services.rollout.answers import Answer, parameters_of
 from services.rollout.samples import (
     EngineDied,
@@ -55,6 +58,7 @@ from services.rollout.samples import (
     SamplingError,
     span_of,
     spread,
+    text_of_response,
 )
 from services.rollout.scheduler import AsyncBatchingScheduler, BatchingScheduler
 from services.rollout.settings import EngineSettings
@@ -69,20 +73,25 @@ _LATELY = 64  # responses
 _GRAPHS_OF_VLLM = 512  # responses, at which its CUDA graphs end unless more are asked for ...
 _GRAPH_STEP = 16  # ... in steps of so many
 _ONE_TOKEN = Sampling(max_tokens=1)
+_DECODED = 17  # tokens of a probe
+# A load sends running requests back to wait, and not all may find room again.
+_FIRST = -1
 _LORA_RANKS = typing.get_args(MaxLoRARanks)  # that vLLM knows, in order
 
 
 class Engine:
     """One engine and the version of the weights that it samples from."""
 
-    def __init__(self, llm: AsyncLLM, settings: EngineSettings) -> None:
+    def __init__(self, llm: AsyncLLM, settings: EngineSettings, prompts: PromptRenderer) -> None:
         self.llm = llm
+        self.prompts = prompts
         self.settings = settings
         self.num_groups = 0  # being sampled
         self.num_responses = 0  # of them, not yet complete
         self.mean_tokens = settings.max_context / 2  # of responses lately, prompts included
         self._num_begun = 0  # responses, outputs of a job's calls, and loads that have ended
         self._num_seen = 1  # responses, of which the first guess counts as one
+        self.num_ids = math.inf  # of tokens
         self.label = ""
         self.dirty = False
         self.sleeps = False
@@ -93,31 +102,46 @@ class Engine:
 
     @classmethod
     async def start(
-        cls, folder: Path, label: str, settings: EngineSettings, base: Path | None = None
+        cls,
+        prompts: PromptRenderer,
+        folder: Path,
+        label: str,
+        settings: EngineSettings,
+        base: Path | None = None,
     ) -> Engine:
         """Start an engine on the folder of a model, or of an adapter for the model ``base``.
 
         It takes tens of seconds. ``label`` names the version.
 
         Raises:
-            EngineError: if vLLM cannot serve the model; the text is vLLM's own.
+            EngineError: if vLLM cannot serve the model, in vLLM's words, or its tokenizer fails.
         """
+        try:  # first: vLLM loads the tokenizer without limits
+            await prompts.open(base or folder)
+            num_ids = (await prompts.describe()).max_id + 1
+        except Unworkable as error:
+            raise EngineError(str(error)) from error
         try:
             arguments = _arguments(base or folder, settings)
             if base is not None:
                 arguments = replace(arguments, **_lora_arguments(folder, settings.lora_rank))
+            last_words.listen()
             # In a thread: the service answers its health checks meanwhile.
             llm = await asyncio.to_thread(_start_vllm, arguments)
-            engine = cls(llm, settings)
+            engine = cls(llm, settings, prompts)
+            engine.num_ids = num_ids
+            if num_ids < llm.model_config.get_vocab_size():
+                await llm.collective_rpc("use_ids", args=(num_ids,))
             if base is not None:
                 await engine._exchange(folder)
         except Exception as error:
-            raise EngineError(f"vLLM did not start: {error}") from error
+            raise EngineError(f"vLLM did not start: {last_words.said() or error}") from error
         await engine._name_version(label)
         return engine
 
     @property
     def tokenizer(self) -> Any:
+        """For text of tokens: it encodes nothing here, and `PromptRenderer` knows it to decode."""
         return self.llm.get_tokenizer()
 
     @property
@@ -207,13 +231,17 @@ class Engine:
         return self._sample(output.outputs[0], began_under)
 
     async def _output(
-        self, prompt_ids: Sequence[int], sampling: Sampling, seed: int, *, is_probe: bool = False
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        priority: int = 0,
+        **options: Any,
     ) -> RequestOutput:
         final: RequestOutput | None = None
         with _errors_named():
-            parameters = _parameters(sampling, seed, prompt_logprobs=0 if is_probe else None)
-            # First: a load sends running requests back to wait, and not all may find room again.
-            async with self._outputs(prompt_ids, parameters, priority=-is_probe) as outputs:
+            parameters = _parameters(sampling, seed, **options)
+            async with self._outputs(prompt_ids, parameters, priority=priority) as outputs:
                 async for output in outputs:
                     final = output
         if final is None:
@@ -227,6 +255,10 @@ class Engine:
         name: str = "",
         priority: int = 0,
     ) -> aclosing[AsyncGenerator[RequestOutput]]:
+        if max(prompt_ids, default=0) >= self.num_ids:
+            # vLLM takes each one that the tokenizer knows, and dies of those without a row.
+            words = f"token {max(prompt_ids)} of the prompt is none of the {self.num_ids} in use"
+            raise RequestRefused(words)
         prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
         name = name or f"response-{next(self._numbers)}"
         place = {"lora_request": self._adapter, "priority": priority}
@@ -276,14 +308,25 @@ class Engine:
     async def score(self, prompt: Sequence[int], seconds: dict[str, float]) -> list[float]:
         """Log-probs of the tokens of a prompt, but for its first, in nats at temperature 1.
 
-        They are computed anew, whatever the prefix cache has. Adds the time taken to ``seconds``.
+        They are computed anew, whatever the prefix cache has. Behind them are the gaps of tokens
+        that it decodes, to itself when it reads them. Adds the time taken to ``seconds``.
 
         Raises:
             LoadError: if that fails or passes its deadline.
             EngineDied: if the engine's processes are gone.
         """
         async with self._phase("probe", seconds):
-            output = await self._output(prompt, _ONE_TOKEN, 0, is_probe=True)
+            given = await self._read(prompt)
+            begun = prompt[: -min(_DECODED, len(prompt) // 2)]
+            sampling = Sampling(max_tokens=len(prompt) - len(begun))
+            output = await self._output(begun, sampling, 0, _FIRST, ignore_eos=True)
+            (decoded,) = output.outputs
+            read = (await self._read([*begun, *decoded.token_ids]))[len(begun) :]
+        wrote = cast(FlatLogprobs, decoded.logprobs).logprobs[1:]  # without that of the prefill
+        return [*given, *(abs(one - other) for one, other in zip(wrote, read, strict=True))]
+
+    async def _read(self, ids: Sequence[int]) -> list[float]:
+        output = await self._output(ids, _ONE_TOKEN, 0, _FIRST, prompt_logprobs=0)
         return cast(FlatLogprobs, output.prompt_logprobs).logprobs
 
     async def load(self, folder: Path | None, label: str, *, keep_kv: bool) -> dict[str, float]:
@@ -362,7 +405,7 @@ class Engine:
             limit = f"{self.settings.sync_timeout_s:g} s (WEIR_ROLLOUT_SYNC_TIMEOUT_S)"
             raise LoadError(f"{name}: no answer from the engine within {limit}") from error
         except (EngineDeadError, EngineDied) as error:
-            raise EngineDied(f"{name}: a process of the engine has ended") from error
+            raise EngineDied(f"{name}: {last_words.ended()}") from error
         except Exception as error:
             raise LoadError(f"{name}: {type(error).__name__}: {error}") from error
         seconds[name] = time.monotonic() - started
@@ -376,7 +419,12 @@ class Engine:
         return Sample(
             token_ids=np.asarray(token_ids, dtype=np.int32),
             behavior_logprobs=np.asarray(logprobs.logprobs, dtype=np.float32),
-            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            text=text_of_response(
+                self.tokenizer,
+                token_ids,
+                is_stopped=output.finish_reason == FinishReason.STOP
+                and not isinstance(output.stop_reason, str),
+            ),
             finish_reason=FinishReason(output.finish_reason),
             spans=tuple(self._spans(output.weight_versions, began_under, len(token_ids))),
         )
@@ -405,7 +453,7 @@ def _errors_named() -> Iterator[None]:
     try:
         yield
     except EngineDeadError as error:
-        raise EngineDied("a process of the engine has ended") from error
+        raise EngineDied(last_words.ended()) from error
     except (VLLMClientError, ValueError) as error:  # the latter of the types of parameters
         raise RequestRefused(f"vLLM refuses the request: {error}") from error
     except EngineGenerateError as error:  # which has no words of its own
@@ -455,6 +503,7 @@ def _arguments(folder: Path, settings: EngineSettings) -> AsyncEngineArgs:
         enable_sleep_mode=settings.takes_turns and not on_cpu,
         logprobs_mode="processed_logprobs",
         load_format="safetensors",
+        hf_overrides={"head_dtype": "float32"},  # as the learner's
         use_tqdm_on_load=False,
         worker_extension_cls=f"{Worker.__module__}.{Worker.__qualname__}",
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),

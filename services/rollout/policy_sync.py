@@ -20,11 +20,12 @@ from protocol.operations import PROBES
 from protocol.recipe import Model
 from protocol.weights import WeightsError, WeightsGone
 
-from services.chassis.faults import NotNow, NotStarted
+from services.chassis.faults import NotNow, NotStarted, Unworkable
 from services.chassis.metrics import DEVICES, born_at_zero
-from services.chassis.parity import compared, digest_of
+from services.chassis.parity import compared
 from services.chassis.service import Service
 from services.chassis.turns import Turns
+from services.rollout import last_words
 from services.rollout.demand import Asked, Demand
 from services.rollout.fetching import Fetcher, ModelShape, shape_of, verified_shape
 from services.rollout.samples import (
@@ -250,7 +251,7 @@ class PolicyFollower:
 
         Raises:
             EngineUnfit: if the policy needs another engine.
-            NotStarted: if no engine starts for the job.
+            NotStarted: if no engine starts for the job, or it dies before it has served it.
             EngineError: if the engine has died, or fails to load three times.
         """
         while not self.service.stopping.is_set():
@@ -263,13 +264,20 @@ class PolicyFollower:
 
         Raises:
             EngineDied: if the engine has died, whether or not it was at work.
+            NotStarted: if it has before it served anything.
             LoadError: if it could not sleep or wake up.
         """
         while not await self.service.pause(_POLL_S):
             if self.has_died():
-                raise EngineDied("a process of the engine has ended; see its log above")
+                raise self._death_as(EngineDied(last_words.ended()))
             if self.turns is not None and self.turns.done():
                 self.turns.result()
+
+    def _death_as(self, error: EngineDied) -> EngineDied | NotStarted:
+        """Before an engine has served anything, its job is to hear of it."""
+        if self._last_job or self._started_with is None:
+            return error
+        return NotStarted(str(error), self._started_with.policy.job_id)
 
     async def take_turns_forever(self) -> None:
         """Consumes the learner's turns on the GPU; produces an engine that sleeps during them.
@@ -384,7 +392,10 @@ class PolicyFollower:
             async with self._changed:  # it may sample meanwhile: what it makes waits to be proven
                 self.demand.serving = newest
                 self._changed.notify_all()
-            answers = await self._answers_probes(newest, job.recipe.model, seconds)
+            try:
+                answers = await self._answers_probes(newest, job.recipe.model, seconds)
+            except EngineDied as error:
+                raise self._death_as(error) from error
         if answers:
             await self._serve(serving, seconds)
         else:
@@ -426,8 +437,12 @@ class PolicyFollower:
         assert self.engine is not None
         given = await self.engine.score(probes.token_ids, seconds)
         if self._reads_as != probes.rendered:
-            read = (model.prompt_template, self.engine.tokenizer, model.chat_template_options)
-            self._reads_as = digest_of(probes.tasks, *read)
+            read = (model.prompt_template, model.chat_template_options)
+            try:
+                self._reads_as = await self.engine.prompts.digest(probes.tasks, *read)
+            except Unworkable as error:  # the learner came to an end of it
+                log.error("prompts of the probes", extra={"why": str(error)})
+                self._reads_as = ""
         report = ParityReport(
             **{"job_id": policy.job_id, "attempt": policy.attempt, "version": policy.number},
             **compared(given, probes),

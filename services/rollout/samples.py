@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from prometheus_client import Counter
 from protocol.messages import (
+    OPENS_THINKING,
     FinishReason,
     ParityReport,
     Response,
     RolloutGroup,
     RolloutRequest,
-    Task,
     VersionSpan,
 )
 
 from services.chassis.faults import Unfit, Unworkable, WorkerFault
-from services.chassis.prompts import PromptError, Tokenizer, rendered
+
+_END_TOKENS = 64  # of a prompt, that may be so many characters
 
 # Of groups and of episodes.
 TOKENS = Counter("weir_sampled_tokens_total", "Tokens sampled; its rate is the throughput")
@@ -61,31 +63,6 @@ class EngineDied(EngineError, WorkerFault):
     """A process of the engine has ended; this process must end, too, to be started anew."""
 
 
-def prompt_ids(
-    task: Task,
-    template: str | None,
-    tokenizer: Tokenizer,
-    *,
-    max_context: int,
-    max_tokens: int,
-    options: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """The prompt's token ids, by the plain template if there is one, else by the chat template.
-
-    Raises:
-        PromptError: if the task does not fit the template, or leaves no ``max_tokens``.
-    """
-    ids = rendered(task, template, tokenizer, options)
-    room = max_context - max_tokens
-    if len(ids) > room:
-        raise PromptError(
-            f"task {task.id!r}: its prompt has {len(ids)} tokens, but model.max_context "
-            f"{max_context} less sampling.max_tokens {max_tokens} leaves {room}: raise the first, "
-            "lower the second, or drop the task"
-        )
-    return ids
-
-
 @dataclass(frozen=True, eq=False)
 class Sample:
     """One response, exactly as the model sampled it."""
@@ -95,6 +72,29 @@ class Sample:
     text: str
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
+
+
+def whole_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of tokens with special ones, and a replacement character for each without text."""
+    runs = groupby(token_ids, key=lambda each: tokenizer.convert_ids_to_tokens(each) is None)
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" * len([*run])
+        if is_unknown
+        else tokenizer.decode([*run], skip_special_tokens=False)
+        for is_unknown, run in runs
+    )
+
+
+def text_of_response(tokenizer: Any, token_ids: Sequence[int], *, is_stopped: bool) -> str:
+    """The whole text, without the special token that a response ends with if it is stopped."""
+    last = token_ids[-1:]
+    ends = is_stopped and not tokenizer.decode(last, skip_special_tokens=True)
+    return whole_text(tokenizer, token_ids[: len(token_ids) - ends])
+
+
+def begins_thinking(tokenizer: Any, prompt_ids: Sequence[int]) -> bool:
+    end = whole_text(tokenizer, prompt_ids[-_END_TOKENS:])
+    return end.rstrip().endswith(OPENS_THINKING)
 
 
 def spread(seed: int) -> int:
@@ -118,6 +118,8 @@ def group_of(
     prompt_ids: Sequence[int],
     samples: Sequence[Sample],
     sampling_seconds: float,
+    *,
+    begins_thinking: bool = False,
 ) -> RolloutGroup:
     return RolloutGroup(
         request=request,
@@ -129,5 +131,6 @@ def group_of(
             Response(text=sample.text, finish_reason=sample.finish_reason, spans=sample.spans)
             for sample in samples
         ),
+        begins_thinking=begins_thinking,
         sampling_seconds=sampling_seconds,
     )

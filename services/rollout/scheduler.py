@@ -22,6 +22,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 
+from services.rollout import last_words
+
+last_words.keep()  # the engine's processes import this module before they do anything else
 _TOKENS = 64  # a held token takes half a KiB
 _LATE_S = 5.0
 

@@ -5,6 +5,7 @@ vLLM imports this file into each of its workers before it asks for the transfer 
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,7 +87,19 @@ class FolderTransfer(WeightTransferEngine[Nothing, Folder]):
 
 
 class Worker:
-    """What vLLM adds to its workers: nothing, but it imports this file for it."""
+    """What vLLM adds to its workers."""
+
+    def use_ids(self, num_ids: int) -> None:
+        """Take rows of the head beyond so many out of every softmax: they have no token."""
+        model = cast(Any, self).model_runner.get_model()
+        compute = model.compute_logits
+
+        def compute_used(*args: Any, **options: Any) -> Tensor | None:
+            if (logits := compute(*args, **options)) is not None:  # as of ranks that sample nothing
+                logits[..., num_ids:] = -math.inf
+            return logits
+
+        model.compute_logits = compute_used
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

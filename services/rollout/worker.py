@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
 from protocol.messages import ActiveJob, Doing, FinishReason, RolloutGroup, RolloutRequest
@@ -11,12 +12,14 @@ from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, FAILED, REQUESTS, ROLLOUTS
 
 from services.chassis.metrics import PHASES, born_at_zero
+from services.chassis.prompts import check_length
+from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
 from services.chassis.stage import Stage, work_forever
 from services.rollout.calls import Answering
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
-from services.rollout.samples import TOKENS, Sample, group_of, prompt_ids
+from services.rollout.samples import TOKENS, Sample, begins_thinking, group_of
 
 GROUPS = born_at_zero(Counter("weir_sampled_groups_total", "Groups sampled", ["purpose"]), *Purpose)
 RESPONSES = born_at_zero(
@@ -39,7 +42,11 @@ RESPONSE_TOKENS = Histogram(
 async def sample_groups(service: Service) -> None:
     """The rollout service: follow the policy, and sample what is asked for."""
     PHASES.name("sleeping", "loading", "sampling", rest="idle")
-    follower = PolicyFollower(service, Engine.start)
+    async with PromptRenderer() as prompts:  # it starts while there is no engine to start
+        await _sample_groups(service, PolicyFollower(service, partial(Engine.start, prompts)))
+
+
+async def _sample_groups(service: Service, follower: PolicyFollower) -> None:
     worker, answering = GroupSampler(follower), Answering(follower)
     service.activity.moved = lambda: follower.engine.moved if follower.engine else 0
     service.activity.at_once = lambda: answering.of_episodes
@@ -88,14 +95,9 @@ class GroupSampler:
         self, engine: Engine, job: ActiveJob, request: RolloutRequest
     ) -> RolloutGroup:
         sampling = request.sampling
-        prompt = prompt_ids(
-            request.task,
-            request.prompt_template,
-            engine.tokenizer,
-            max_context=job.recipe.model.max_context,
-            max_tokens=sampling.max_tokens,
-            options=job.recipe.model.chat_template_options,
-        )
+        options = job.recipe.model.chat_template_options
+        prompt = await engine.prompts.render(request.task, request.prompt_template, options)
+        check_length(request.task, prompt, job.recipe.model.max_context, sampling.max_tokens)
         started = time.monotonic()
         with SAMPLING.track_inprogress(), PHASES.during("sampling"):
             samples = await engine.generate(prompt, sampling, request.group_size, request.seed)
@@ -103,7 +105,8 @@ class GroupSampler:
         _count(request, prompt, samples)
         seconds = time.monotonic() - started
         GROUP_SECONDS.observe(seconds)
-        return group_of(request, prompt, samples, seconds)
+        is_begun = begins_thinking(engine.tokenizer, prompt)
+        return group_of(request, prompt, samples, seconds, begins_thinking=is_begun)
 
 
 def _count(request: RolloutRequest, prompt: list[int], samples: list[Sample]) -> None:

@@ -28,6 +28,7 @@ from tests.chaos.broken_disk import break_disk
 from tests.chaos.hash_team import HashTeam, exported_hash
 from tests.chaos.job import graded, sampled
 from tests.chaos.places import Place
+from tests.inline_prompts import InlinePrompts
 
 log = logging.getLogger(__name__)
 _CAPACITY = 4
@@ -59,7 +60,7 @@ async def _serve(place: Place) -> None:
 
 
 async def learn(service: Service, place: Place) -> None:
-    await work_on_one_job(service, HashTeam(place.switches))
+    await work_on_one_job(service, HashTeam(place.switches), InlinePrompts())
 
 
 @dataclass

@@ -20,9 +20,9 @@ import pytest
 from protocol.messages import Grade, Graded, RolloutGroup, Ungradable
 from protocol.rewards import Reward
 
+from services.chassis.pool import BACKLOG, Failed, Pool, Value
 from services.grader import grading
 from services.grader.judge.judge import Judge
-from services.grader.pool import BACKLOG, Failed, Pool, Value
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps, math_answer
 from tests.builders import a_group, a_request, a_task

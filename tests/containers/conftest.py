@@ -163,6 +163,7 @@ def stack(running_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> I
     port, key = free_port(), secrets.token_hex(16)
     passwords = ("redis_password", *(f"redis_{user}" for user in USERS), "grafana_password")
     of_test = {name: secrets.token_hex(16) for name in passwords}
+    of_test["environment_key"] = secrets.token_hex(16)
     for name, text in (of_test | {"api_keys": key}).items():
         (folder / name).write_text(text)
     named = {name: {"file": str(folder / name)} for name in (*of_test, "api_keys")}

@@ -21,6 +21,10 @@ from tests.containers.engines import Engine
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 
+USERS = {"gateway": 10001, "learner": 10002, "rollout": 10003, "grader": 10004}
+USERS |= {"environment": 10005}
+
+
 def is_sound(job: Json) -> bool:
     """Whether it learned, and every prompt is accounted for."""
     result = job["weir"]["result"]
@@ -50,7 +54,7 @@ def test_a_container_may_do_little_holds_its_service_alone_and_is_healthy(
 ) -> None:
     status = stack.execute(service, "cat", "/proc/1/status")
     facts = dict(line.split(":", 1) for line in status.splitlines())
-    assert facts["Uid"].split() == ["10001"] * 4
+    assert facts["Uid"].split() == [str(USERS[service])] * 4
     assert int(facts["CapEff"], 16) == int(facts["CapBnd"], 16) == 0
     assert facts["NoNewPrivs"].strip() == "1"
     mounts = [line.split() for line in stack.execute(service, "cat", "/proc/mounts").splitlines()]

@@ -22,12 +22,14 @@ from protocol.messages import (
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
 from services.chassis.deployment import Deployment
+from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
 from services.learner.job.role import work_on_one_job
 from services.learner.training.ranks import Team
 from tests.architecture.project import ROOT
 from tests.builders import a_graded_group, a_group, a_job_record, a_recipe, a_task
 from tests.contract.fake_team import FakeTeam, Stalling
+from tests.inline_prompts import InlinePrompts
 
 PATIENCE_S = 60.0
 CUDA_ERROR = "failures: RuntimeError: CUDA error"
@@ -41,6 +43,7 @@ class Learner:
     data_dir: Path
     make_team: Callable[[], FakeTeam] = FakeTeam
     models: Path = ROOT / "examples/arithmetic"
+    is_confined: bool = False  # what renders prompts, which takes a second to start
     claim_idle_s: float = 1.0
     keep_samples_bytes: int = 10**9
     services: list[Service] = field(default_factory=list)
@@ -49,7 +52,8 @@ class Learner:
         """Begin an attempt; the task's result is the team as it was in the end."""
         service = Service("learner", self._deployment, self.exchange)
         self.services.append(service)
-        return asyncio.create_task(_attempt(service, self.make_team()))
+        prompts = PromptRenderer(1) if self.is_confined else InlinePrompts()
+        return asyncio.create_task(_attempt(service, self.make_team(), prompts))
 
     async def attempt(self) -> FakeTeam:
         """One attempt, to its end."""
@@ -98,10 +102,12 @@ class Learner:
         (files / "train.jsonl").write_text("".join(lines))
         settings = {"steps": 6, "checkpoint_every": 2, "groups_per_step": 2} | training
         recipe = a_recipe(
-            model={"path": "base-model", "prompt_template": "{prompt}"},
-            tasks={"train": "train", "held_out": "train"},
-            training=settings,
-            **(tables or {}),
+            **{
+                "model": {"path": "base-model", "prompt_template": "{prompt}"},
+                "tasks": {"train": "train", "held_out": "train"},
+                "training": settings,
+                **(tables or {}),
+            }
         )
         await self.exchange.submit(a_job_record(job_id, recipe=recipe))
 
@@ -168,8 +174,9 @@ class Learner:
         return Deployment.from_environment(environment)
 
 
-async def _attempt(service: Service, team: FakeTeam) -> FakeTeam:
-    await work_on_one_job(service, cast(Team, team))
+async def _attempt(service: Service, team: FakeTeam, prompts: PromptRenderer) -> FakeTeam:
+    async with prompts:
+        await work_on_one_job(service, cast(Team, team), prompts)
     return team
 
 

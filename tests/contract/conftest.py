@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,18 @@ async def exchange(server: Server) -> AsyncIterator[Exchange]:
     """An exchange on the empty server, under the name "learner-1"."""
     async with connect(server.url, me="learner-1", patience_s=5) as exchange:
         yield exchange
+
+
+@pytest.fixture
+async def exchanges(server: Server) -> AsyncIterator[dict[str, Exchange]]:
+    """An exchange of each service, as its own user of the server."""
+    async with AsyncExitStack() as stack:
+        yield {
+            name: await stack.enter_async_context(
+                connect(server.url_of(name), me=f"{name}-1.1", patience_s=5)
+            )
+            for name in ("gateway", "learner", "rollout", "grader", "environment")
+        }
 
 
 @pytest.fixture

@@ -86,6 +86,19 @@ async def test_an_evaluation_counts_what_failed_and_what_was_accepted_stays_acce
     assert record.result["evaluated"] == 2
 
 
+async def test_the_first_prompt_that_does_not_fit_is_an_event_and_the_result_has_the_share(
+    learner: Learner, server: Server
+) -> None:
+    await learner.submit(steps=2, max_failed=1.0)
+    async with answering(server.url, "train:0", "train:3", why=TOO_LONG):
+        await learner.attempt()
+    record = await learner.record()
+    assert record.state is JobState.SUCCEEDED, record.error
+    assert record.result["unworkable"] == 0.5
+    (event,) = await learner.events(kind="unworkable")
+    assert (event.level, event.message) == ("warn", f"a group is left out, {TOO_LONG}")
+
+
 TOO_LONG = "unworkable: task 'a': its prompt has 900 tokens"
 
 

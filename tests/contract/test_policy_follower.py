@@ -7,7 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from prometheus_client import REGISTRY
@@ -24,10 +24,10 @@ from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineError, LoadError
 from tests.builders import a_job_record, a_recipe, a_request
 from tests.contract.valkey_server import Server
+from tests.inline_prompts import InlinePrompts
 from tests.unit.rollout.test_policy_sync import write_folder
 
 if TYPE_CHECKING:
-    from services.chassis.prompts import Tokenizer
     from services.rollout.engine import Engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
@@ -37,7 +37,7 @@ class SlowEngine:
     """Stands in for the engine: a load takes until it is told to end."""
 
     has_died = False
-    tokenizer = None
+    prompts = InlinePrompts()
 
     def __init__(self) -> None:
         self.loading = asyncio.Event()
@@ -225,7 +225,7 @@ async def test_who_refuses_weights_says_so_and_claims_nothing_until_others_are_s
     line.engine.end_of_load.set_result(None)
     await asyncio.wait_for(served(line.follower, min_version=1), 60)
     assert line.follower.serves(job)
-    rendered = digest_of((), None, cast("Tokenizer", None), {})
+    rendered = digest_of((), None, cast(Any, None), {})
     given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
     await _announce(line.exchange, line.deployment, 2, Probes(**given, logprobs=(-2.0,)))
     await until(lambda: line.task.done() or not line.follower.serves(job))

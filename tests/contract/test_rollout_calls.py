@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from protocol import weights
@@ -30,10 +30,8 @@ from services.rollout.worker import GroupSampler
 from tests.builders import a_job_record, a_recipe
 from tests.contract.door import Door, a_call
 from tests.contract.valkey_server import Server
+from tests.inline_prompts import InlinePrompts
 from tests.unit.rollout.test_policy_sync import write_folder
-
-if TYPE_CHECKING:
-    from services.chassis.prompts import Tokenizer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 PLACES = 16
@@ -44,7 +42,7 @@ class Sampler:
 
     has_died = sleeps = False
     places = PLACES
-    tokenizer = None
+    prompts = InlinePrompts()
     settings = SimpleNamespace(max_context=64)
 
     def __init__(self) -> None:
@@ -107,7 +105,7 @@ class Line:
 
     def sampler(self, name: str, logprob: float) -> Path:
         """As a client's session saves one: the learner's log-prob of the probe is ``logprob``."""
-        folder, rendered = self.model(name), digest_of((), None, cast("Tokenizer", None), {})
+        folder, rendered = self.model(name), digest_of((), None, cast(Any, None), {})
         given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
         probes = Probes(**given, logprobs=(logprob,))
         (folder / PROBES).write_text(probes.model_dump_json())
@@ -343,7 +341,7 @@ async def test_what_weights_sample_that_are_refused_is_no_answer(line: Line) -> 
     call = line.call("turn", terms=terms_of())
     await door.ask(call)
     await line.until(lambda: engine.under_way == ["turn"])
-    rendered = digest_of((), None, cast("Tokenizer", None), {})
+    rendered = digest_of((), None, cast(Any, None), {})
     given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
     engine.may_load.clear()
     await line.announce(1, probes=Probes(**given, logprobs=(-2.0,)))

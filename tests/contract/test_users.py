@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +9,12 @@ import pytest
 import redis
 from protocol import streams
 from protocol.calls import Pieces
-from protocol.exchange import Delivery, Exchange, connect
+from protocol.exchange import Delivery, Exchange
 from protocol.exchange.jobs import Sought
 from protocol.exchange.server import server_problems
 from protocol.messages import ActiveJob, JobRef, Requested, Trial, TrialResult
 from protocol.recipe import Purpose
-from protocol.streams import EVAL_REQUESTS, FAILED, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS
+from protocol.streams import EVAL_REQUESTS, EVENTS, FAILED, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS
 
 from services.learner.attempt import Attempt
 from services.learner.supply.intake import Intake
@@ -62,16 +60,8 @@ class Services:
 
 
 @pytest.fixture
-async def services(server: Server) -> AsyncIterator[Services]:
-    async with AsyncExitStack() as opened:
-        yield Services(
-            **{
-                name: await opened.enter_async_context(
-                    connect(server.url_of(name), me=f"{name}-1.1", patience_s=5)
-                )
-                for name in ("gateway", "learner", "rollout", "grader", "environment")
-            }
-        )
+def services(exchanges: dict[str, Exchange]) -> Services:
+    return Services(**exchanges)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +89,21 @@ async def services(server: Server) -> AsyncIterator[Services]:
                 ("ZADD", "weir:job_index", "1", "one"),
                 ("EVAL", "redis.call('HSET', ARGV[1], 'step', '9')", "0", streams.job_key("one")),
                 ("CONFIG", "GET", "*"),
+                ("XTRIM", ROLLOUTS.key("one"), "MAXLEN", "0"),
+                ("XTRIM", EVENTS.key("one"), "MAXLEN", "0"),
+                ("XGROUP", "DESTROY", ROLLOUTS.key("one"), "grader"),
+                ("HSET", streams.STARTS, "grader", "x"),
+                ("SADD", streams.STATUS, "no hash any more"),
+                ("RPUSH", streams.TRIALS, "{}"),
+                ("RPUSH", streams.CALLS, "{}"),
+                ("LRANGE", streams.answers_key("gateway-1"), "0", "-1"),
+                ("LRANGE", streams.trial_key("one"), "0", "-1"),
+                (*("EVAL", "return redis.call('LRANGE', KEYS[1], 0, -1)", "1"), "weir:answers:a"),
             )
         ],
         ("rollout", ("XREAD", "STREAMS", GRADED.key("one"), "0")),
         ("rollout", ("HSET", streams.lives_key("grader"), "me", "1")),
+        ("rollout", ("XTRIM", REQUESTS.key("one"), "MAXLEN", "0")),
         ("rollout", ("HDEL", streams.waited_for_key("gateway-1"), "call-0")),
         *[
             (service, ("LRANGE", streams.CALLS, "0", "-1"))

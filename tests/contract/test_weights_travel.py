@@ -253,3 +253,37 @@ async def test_adapters_travel_alone_behind_the_model_that_they_are_for(
     # An engine goes on with the base that it has.
     assert newest[0].base_digest == policy.base_digest
     assert (model / "manifest.json").read_text() == "of another program"
+
+
+async def test_a_number_that_is_published_again_changes_nothing_that_somebody_reads(
+    line: Line,
+) -> None:
+    first = await line.publish(0)
+    with weights.leased(line.publisher.folder_of(first)):
+        assert await line.publish(0) == first
+        await line.publish(1)
+        weights.verify(line.publisher.folder_of(first), first.digest)
+    follower = line.fetcher("elsewhere")
+    for number in range(2, 5):
+        verify(follower, await line.publish(number))
+
+
+async def test_an_evaluated_version_that_is_restored_and_published_is_one_and_the_same(
+    line: Line,
+) -> None:
+    source = line.folder / "evaluated"
+    source.mkdir()
+    (source / FILE).write_bytes(b"evaluated" * WORDS)
+    await line.publisher.restore_evaluated(cast("Team", line.team), 3, source)
+    evaluated = line.publisher.evaluated
+    assert evaluated is not None
+    assert (await line.publish(3)).digest == evaluated.digest
+    follower = line.fetcher("elsewhere")
+    for number in range(4, 7):
+        verify(follower, await line.publish(number))
+        weights.verify(line.publisher.folder_of(evaluated), evaluated.digest)
+    await line.publisher.restore_evaluated(cast("Team", line.team), 6, source)
+    newest = line.publisher.newest
+    assert newest is not None
+    assert newest.evaluated == newest.model_copy(update={"evaluated": None})
+    weights.verify(line.publisher.folder_of(newest), newest.digest)

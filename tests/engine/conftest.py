@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from services.rollout.settings import EngineSettings
 from tests.engine.ranks import Ranks
+from tests.inline_prompts import InlinePrompts
 
 if TYPE_CHECKING:
     from services.rollout.engine import Engine
@@ -156,7 +157,7 @@ def settings() -> EngineSettings:
 async def started(folders: list[Path], settings: EngineSettings) -> AsyncIterator[Engine]:
     from services.rollout.engine import Engine  # takes seconds, and training needs none of it
 
-    engine = await Engine.start(folders[0], "1.0", settings)
+    engine = await Engine.start(InlinePrompts(), folders[0], "1.0", settings)
     yield engine
     engine.shut_down()
 

@@ -23,11 +23,11 @@ from protocol.rewards import ModelJudge
 
 from deploy.launches import judge_options
 from deploy.placement import Bundle, Gpu
+from services.chassis.pool import Pool
 from services.grader.judge.chat import Chat, ChatError
 from services.grader.judge.judge import Judge
 from services.grader.judge.question import Form, NoVerdict, Question, number_within, one_of, words
 from services.grader.judge.settings import JudgeSettings
-from services.grader.pool import Pool
 from services.grader.tools import Tools
 from services.grader.verifiers.judges import model_judge
 from tests.builders import a_task

@@ -39,6 +39,7 @@ from tests.engine.ranks import Ranks
 from tests.engine.test_rollout_engine import until_sampling
 from tests.engine.told import TOLERANCE, largest_gap, metrics_of, parameters_in
 from tests.engine.train_some_steps import samples_of_step, train
+from tests.inline_prompts import InlinePrompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 LORA = Lora(rank=4, alpha=8)
@@ -86,7 +87,8 @@ def test_an_adapter_learns_as_in_plain_torch_and_the_reference_is_the_base(
     for step in range(3):
         plain.train(samples_of_step(step))
     learned = load_file(everything / "adapter_model.safetensors")
-    assert largest_gap(learned, adapter_of(plain.policy)) <= TOLERANCE
+    # An adapter's product adds up in another order, and AdamW makes little gradients as large.
+    assert largest_gap(learned, adapter_of(plain.policy)) <= 4 * TOLERANCE
     assert largest_gap(learned, load_file(first)) > 1e-3
     divergences = [metrics["divergence"] for metrics in metrics_of(everything)]
     assert divergences[2] > 3 * divergences[1] > 9 * divergences[0]  # ever further from the base
@@ -102,6 +104,13 @@ def test_an_adapter_goes_on_from_a_checkpoint_bit_for_bit_and_the_base_is_not_in
     state = torch.load(saved_state, weights_only=False)
     assert not any("base_layer" in name for name in state["module"])
     assert not state["frozen_param_fragments"]
+
+
+def test_who_may_read_a_folder_may_read_the_weights_in_it(everything: Path) -> None:
+    files = [*everything.rglob("*.safetensors")]
+    assert {file.parent.name for file in files} == {"out", "critic", "merged"}
+    for file in files:
+        assert file.stat().st_mode & 0o777 == file.parent.stat().st_mode & 0o666, file
 
 
 def moved(model: PreTrainedModel, seed: int) -> PreTrainedModel:
@@ -133,7 +142,7 @@ async def adapted(
     folders: list[Path], adapters: list[Path], settings: EngineSettings
 ) -> AsyncIterator[Engine]:
     of_rank = replace(settings, lora_rank=LORA.rank)
-    engine = await Engine.start(adapters[1], "1.0", of_rank, folders[0])
+    engine = await Engine.start(InlinePrompts(), adapters[1], "1.0", of_rank, folders[0])
     yield engine
     engine.shut_down()
 

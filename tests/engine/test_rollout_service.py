@@ -29,9 +29,12 @@ from protocol.recipe import Sampling
 from protocol.streams import REQUESTS, ROLLOUTS
 from safetensors.torch import load_file, save_file
 
+from services.chassis import tokenizer_worker
 from services.chassis.deployment import Deployment
 from services.chassis.parity import digest_of
+from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
+from services.rollout import worker
 from services.rollout.engine import Engine
 from services.rollout.samples import EngineDied, EngineUnfit
 from services.rollout.worker import sample_groups
@@ -39,6 +42,7 @@ from tests.builders import a_recipe, a_request
 from tests.contract.door import Door, a_call
 from tests.contract.valkey_server import Server
 from tests.engine.conftest import ENDLESS, MAX_CONTEXT, TOLERANCE, Reference, make_tokenizer
+from tests.inline_prompts import InlinePrompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(600)]
 
@@ -85,12 +89,14 @@ async def line(
 ) -> AsyncIterator[Line]:
     """The service starts no engine, but takes the one that is there, and leaves it."""
 
-    async def start(folder: Path, label: str, settings: object, base: Path | None) -> Engine:
-        shared = Engine(engine.llm, engine.settings)
+    async def start(prompts: PromptRenderer, folder: Path, label: str, *_: object) -> Engine:
+        await prompts.open(folder)
+        shared = Engine(engine.llm, engine.settings, prompts)
         await shared.load(folder, label, keep_kv=False)
         return shared
 
     monkeypatch.setattr(Engine, "start", start)
+    monkeypatch.setattr(worker, "PromptRenderer", InlinePrompts)
     monkeypatch.setattr(Engine, "shut_down", lambda engine: None)
     with Server(tmp_path) as server:
         deployment = Deployment.from_environment(
@@ -206,6 +212,8 @@ async def test_turns_of_an_episode_are_answered_by_the_version_of_their_terms_an
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     monkeypatch.setattr(Engine, "tokenizer", tokenizer)
+    monkeypatch.setattr(tokenizer_worker, "load", lambda _: None)
+    tokenizer_worker._tokenizer = tokenizer
     pinned = {"purpose": "eval", "min_version": 0, "version": 0}
     door, turns = line.door, [{"role": "user", "content": "1+1="}]
     async with asyncio.timeout(240):

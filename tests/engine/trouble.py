@@ -23,13 +23,16 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks import training_memory
+from services.learner.algorithms import UnknownName
+from services.learner.planning.footprint import with_token_budget
 from services.learner.sft.__main__ import main as sft_main
 from services.learner.training.attention import PACKED
-from services.learner.training.batching import collate, largest_micro_batches, with_token_budget
+from services.learner.training.batching import collate, largest_micro_batches
 from services.learner.training.engine import DTYPES, Engine, FrozenModel, init_ranks, loading
 from services.learner.training.models import Policy
 from services.learner.training.ranks import Order, Rank, Team
 from services.learner.training.samples import Measured
+from tests.builders import a_recipe
 from tests.engine.train_some_steps import recipe_of, samples_of_step
 
 SIZE, PARTS = 8, 3
@@ -91,6 +94,7 @@ def skip_updates() -> list[dict[str, Any]]:
         f"{dtype} {stage} {offload}": _left_behind(dtype, stage, offload)
         for dtype in ("float32", "bfloat16")
         for stage, offload in SPLITS
+        if dtype == "float32" or stage > 0
     }
     everywhere: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everywhere, found)
@@ -142,7 +146,12 @@ def _update(engine: Engine, dtype: str, seed: int, bad: Loss | None = None) -> b
 def _all_of(engine: Engine) -> list[Tensor]:
     """Copies of the parameters, and of whatever this rank's optimizer holds."""
     optimizer = engine._engine.optimizer.state_dict()
-    return [tensor.clone() for tensor in _tensors_in([engine.state_of(engine.module), optimizer])]
+    return [
+        tensor.clone()
+        for tensor in _tensors_in(
+            [engine.state_of(dict(engine.module.named_parameters())), optimizer]
+        )
+    ]
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
@@ -266,13 +275,17 @@ def lose_rank_1() -> list[str]:
 
 
 def fail_to_save(model: str, error_number: int) -> list[str]:
-    """What rank 0 hears, rehearsing, of a rank that could not save: no memory, room or GPU."""
+    """What rank 0 hears, rehearsing, of a rank that could not save, by one of several errors."""
 
     def fail() -> None:
         if error_number == errno.ENOMEM:
             raise MemoryError("nothing left")
         if error_number == errno.ENODEV:
             raise RuntimeError("CUDA error: the GPU is lost")
+        if error_number == errno.EDOM:
+            raise UnknownName("a formula's own mistake")
+        if error_number == errno.EILSEQ:
+            b"\xff".decode()  # by an error of more than its words
         raise OSError(error_number, "No space left", "a file")
 
     async def lead(team: Team) -> list[str]:
@@ -319,9 +332,40 @@ class _SmallRank(Rank):
 async def _errors_of(order: Any) -> list[str]:
     try:
         await order
-    except (RuntimeError, MemoryError, OSError) as error:
+    except Exception as error:
         return [f"{type(error).__name__}: {error}"]
     return []
+
+
+class Endless(Rank):
+    """A rank whose models load for ever; the folder's name is where it leaves its pid."""
+
+    def carry_out(self, order: Order) -> Measured:
+        if order.do == "open":
+            place = Path(order.folder, os.environ["RANK"])
+            place.with_suffix(".new").write_text(str(os.getpid()))
+            place.with_suffix(".new").rename(place)
+            threading.Event().wait()
+        return super().carry_out(order)
+
+
+def abandon(folder: str) -> list[str]:
+    """Rank 0 gives up an order that no rank comes to the end of."""
+
+    async def lead(team: Team) -> list[str]:
+        opening = asyncio.create_task(team.open(Path(folder), a_recipe()))
+        other = Path(folder, "1")
+        while not other.exists():
+            await asyncio.sleep(0.02)
+        opening.cancel()
+        await asyncio.wait({opening})
+        busy = team.is_busy
+        team.abandon()
+        while Path("/proc", other.read_text()).exists():
+            await asyncio.sleep(0.02)
+        return [f"busy: {busy}", "rank 1 has ended"]
+
+    return _led(lead, Endless())
 
 
 def _led(lead: Lead, rank: Rank, *, stays: bool = False) -> list[str]:
@@ -333,7 +377,7 @@ def _led(lead: Lead, rank: Rank, *, stays: bool = False) -> list[str]:
         return asyncio.run(lead(team))
     try:
         rank.follow()
-    except (RuntimeError, MemoryError, OSError):
+    except Exception:
         if stays:  # as one does that waits for another one's GPU
             signal.pause()
         raise

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,10 +153,10 @@ def start(home: Path, *command: str, **environment: str) -> Stack:
     return Stack(home, supervisor)
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    home = tmp_path_factory.mktemp("stack")
-    running = start(home)
+@contextmanager
+def a_stack(home: Path, **environment: str) -> Iterator[Stack]:
+    """A stack of processes that is up; what it has stored goes with it."""
+    running = start(home, **environment)
     try:
         running.wait_until_up()
         yield running
@@ -164,3 +164,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         running.supervisor.terminate()
         running.supervisor.wait(240)
         shutil.rmtree(home / "data", ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with a_stack(tmp_path_factory.mktemp("stack")) as stack:
+        yield stack

@@ -6,19 +6,16 @@ it, and asks again for what no rollout has. So all of it may be lost with the se
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import cast
-
-from pydantic import ValidationError
 
 from protocol import streams
 from protocol.calls import Call, Pieces
 from protocol.exchange.connection import Connection, block_ms
+from protocol.exchange.rows import readable
 
 _KEPT_S = 20
 _PIECES_AT_ONCE = 100
-log = logging.getLogger(__name__)
 
 
 class Calls(Connection):
@@ -52,12 +49,14 @@ class Calls(Connection):
         """
         keys = [streams.CALLS, streams.CALL_BODIES]
         found = await self.run("take_calls", keys, [served or "", count, patience_s])
-        return [call for body in found if (call := _readable(body)) is not None]
+        # The gateway of one that cannot be read hears nothing, and gives up.
+        return list(readable(streams.CALL_BODIES, found, Call.model_validate_json))
 
     async def waiting_calls(self) -> dict[str, int]:
         """How many of the 256 oldest calls wait for what, by its key, the oldest's first."""
         found = await self.run("take_calls", [streams.CALLS, streams.CALL_BODIES], ["", 0, 0])
-        return {key.decode(): num for key, num in zip(found[::2], found[1::2], strict=True)}
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return dict(readable(streams.CALLS, pairs, lambda pair: (pair[0].decode(), pair[1])))
 
     async def wanted_calls(self, gateway: str, calls: Iterable[Call]) -> set[str]:
         """Those that their gateway still waits for, in the same try."""
@@ -83,12 +82,5 @@ class Calls(Connection):
             count=_PIECES_AT_ONCE,
         )
         found = await cast(Awaitable[tuple[bytes, list[bytes]] | None], popped)
-        return [Pieces.model_validate_json(text) for text in (found[1] if found else ())]
-
-
-def _readable(body: bytes) -> Call | None:
-    try:
-        return Call.model_validate_json(body)
-    except ValidationError as error:  # of another release: its gateway hears nothing, and gives up
-        log.warning("call left out", extra={"why": str(error)})
-        return None
+        texts = found[1] if found else ()
+        return list(readable(streams.answers_key(self.me), texts, Pieces.model_validate_json))

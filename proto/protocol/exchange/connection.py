@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from redis import exceptions as errors
-from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
@@ -174,11 +174,11 @@ async def open_clients(
         "driver_info": None,  # which would be two more commands that a user needs the right to
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
-    # Reads block on the server, each on a connection of its own. All else takes turns: hundreds of
-    # processes share a server, which has a limit of its own.
+    # Reads may block on the server, each on a connection of its own. All else takes turns: hundreds
+    # of processes share a server, which has a limit of its own.
     pools = (
         BlockingConnectionPool.from_url(url, max_connections=3, timeout=None, **settings),
-        ConnectionPool.from_url(url, max_connections=10_000, **settings),
+        BlockingConnectionPool.from_url(url, max_connections=64, timeout=None, **settings),
         BlockingConnectionPool.from_url(url, max_connections=1, timeout=None, **settings),
     )
     clients = [cast(PatientRedis, PatientRedis.from_pool(pool)) for pool in pools]

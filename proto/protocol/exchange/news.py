@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import cast
 
-from pydantic import ValidationError
+from pydantic_core import from_json
 
 from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat
-from protocol.frames import FrameError, decode, encode
+from protocol.exchange.rows import read_count, readable
+from protocol.frames import decode, encode
 from protocol.messages import JobEvent, PolicyVersion, Status, Trial, TrialResult
 
 MAX_EVENTS = 10_000
 _TRIAL_KEPT_S = 300
 _FURTHER_PAGE = 200  # entries at least that are read at once where some could not be read
 Row = tuple[bytes, dict[bytes, bytes]]
-log = logging.getLogger(__name__)
 
 
 class News(Connection):
@@ -59,7 +58,7 @@ class News(Connection):
             reply = cast(Rows, await self.reader.xread({key: place}, count=size, block=block))
             return [row for rows in reply.values() for row in rows]
 
-        return await _read_readable(read, after, count)
+        return await _read_readable(key, read, after, count)
 
     async def events_back(
         self, job_id: str, *, before: str | None = None, count: int = 100
@@ -68,11 +67,13 @@ class News(Connection):
         if before is not None and not before.strip("0-"):
             return []  # nothing is before the least id, and Redis does not take it for a bound
 
+        key = streams.EVENTS.key(job_id)
+
         async def read(place: str, size: int, _may_wait: bool) -> list[Row]:
-            latest, key = f"({place}" if place else "+", streams.EVENTS.key(job_id)
+            latest = f"({place}" if place else "+"
             return cast(list[Row], await self.reader.xrevrange(key, max=latest, count=size))
 
-        return await _read_readable(read, before or "", count)
+        return await _read_readable(key, read, before or "", count)
 
     async def count_start(self, service: str) -> None:
         """Count a process that has started. Should the reply be lost, it may count twice."""
@@ -80,7 +81,7 @@ class News(Connection):
 
     async def starts(self) -> dict[str, int]:
         stored = cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STARTS))
-        return {service.decode(): int(count) for service, count in (await stored).items()}
+        return dict(readable(streams.STARTS, (await stored).items(), read_count))
 
     async def show_status(self, status: Status) -> None:
         """Say what this process is doing. This works when memory is full."""
@@ -88,15 +89,16 @@ class News(Connection):
         await self.run("show_status", [streams.STATUS], args, client=self.pulse)
 
     async def statuses(self) -> dict[str, Status]:
-        """What each process said last, by replica; what this release cannot read is left out."""
+        """What each process said last, by replica; what this release cannot read is left out.
+
+        What no release writes is deleted.
+        """
         stored = await cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STATUS))
-        found: dict[str, Status] = {}
-        for replica, text in stored.items():
-            try:
-                found[replica.decode()] = Status.model_validate_json(text)
-            except ValidationError:
-                continue
-        return found
+        statuses = dict(readable(streams.STATUS, stored.items(), _status))
+        if len(statuses) < len(stored) and (strays := [*filter(_is_stray, stored.items())]):
+            names = [name for name, _ in strays]
+            await cast(Awaitable[int], self.pulse.hdel(streams.STATUS, *names))
+        return statuses
 
     async def forget_status(self, replica: str) -> None:
         await cast(Awaitable[int], self.pulse.hdel(streams.STATUS, replica))
@@ -112,41 +114,51 @@ class News(Connection):
 
     async def trial_result(self, trial_id: str, wait_s: float) -> TrialResult | None:
         """The result, None if there is none within ``wait_s``, at most 20 s."""
-        text = await self._popped(streams.trial_key(trial_id), wait_s)
-        return None if text is None else TrialResult.model_validate_json(text)
+        texts = await self._popped(streams.trial_key(trial_id), wait_s)
+        return next(readable(streams.TRIALS, texts, TrialResult.model_validate_json), None)
 
     async def take_trial(self, wait_s: float) -> Trial | None:
-        text = await self._popped(streams.TRIALS, wait_s)
-        return None if text is None else Trial.model_validate_json(text)
+        texts = await self._popped(streams.TRIALS, wait_s)
+        return next(readable(streams.TRIALS, texts, Trial.model_validate_json), None)
 
     async def answer_trial(self, trial: Trial, result: TrialResult) -> None:
         args = [result.model_dump_json(), _TRIAL_KEPT_S]
         await self.run("tell", [streams.trial_key(trial.id)], args)
 
-    async def _popped(self, key: str, wait_s: float) -> bytes | None:
+    async def _popped(self, key: str, wait_s: float) -> tuple[bytes, ...]:
         popped = self.reader.blpop([key], timeout=block_ms(wait_s) / 1000)
         found = await cast(Awaitable[tuple[bytes, bytes] | None], popped)
-        return None if found is None else found[1]
+        return () if found is None else (found[1],)
 
 
 async def _read_readable(
-    read: Callable[[str, int, bool], Awaitable[list[Row]]], place: str, count: int
+    key: str, read: Callable[[str, int, bool], Awaitable[list[Row]]], place: str, count: int
 ) -> list[tuple[str, JobEvent]]:
     """Up to ``count`` events from a place on, however many between them cannot be read."""
     found: list[tuple[str, JobEvent]] = []
     size = count
     while len(found) < count:
         rows = await read(place, size, not found)
-        found += _readable(rows)
+        found += readable(key, rows, _event)
         if not rows or (found and len(rows) < size):
             break
         place, size = rows[-1][0].decode(), max(count, _FURTHER_PAGE)
     return found[:count]
 
 
-def _readable(rows: Iterable[Row]) -> Iterator[tuple[str, JobEvent]]:
-    for entry_id, fields in rows:
-        try:
-            yield entry_id.decode(), decode(JobEvent, fields)
-        except FrameError as error:
-            log.warning("event left out", extra={"entry": entry_id.decode(), "why": str(error)})
+def _event(row: Row) -> tuple[str, JobEvent]:
+    return row[0].decode(), decode(JobEvent, row[1])
+
+
+def _status(row: tuple[bytes, bytes]) -> tuple[str, Status]:
+    status = Status.model_validate_json(row[1])
+    if status.replica.encode() != row[0]:
+        raise ValueError(f"a status of {status.replica} in the place of another replica's")
+    return status.replica, status
+
+
+def _is_stray(row: tuple[bytes, bytes]) -> bool:
+    try:
+        return from_json(row[1])["replica"].encode() != row[0]
+    except Exception:  # as whoever has written it likes
+        return True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat, if_job_ended
+from protocol.exchange.rows import name_bad_row, read_count, readable
 from protocol.frames import decode, encode
 from protocol.messages import GradedGroup, Message, RolloutRequest
 from protocol.recipe import Purpose
@@ -18,6 +20,7 @@ M = TypeVar("M", bound=Message)
 Place = tuple[str, str]  # the key of a stream, and the id of an entry
 Verdict = Literal["unharmed", "failures", "deaths"]
 CLAIM_BYTES = 64 * 2**20
+_KEY = re.compile(rf"({'|'.join(Purpose)}):[0-9]{{1,18}}")
 _REPLICAS_KEPT = 4  # a replica is remembered for so many times the silence of a death
 
 
@@ -46,6 +49,11 @@ class Delivery(Generic[M]):
         """What the group was asked for, readable even if the frame is not."""
         purpose, number = self.key.split(":")
         return Purpose(purpose), int(number)
+
+    @property
+    def names_group(self) -> bool:
+        """Whether its key is one that a learner asks for."""
+        return _KEY.fullmatch(self.key) is not None
 
     def as_failed(self, reason: str) -> GradedGroup:
         purpose, number = self.purpose_and_number()
@@ -189,7 +197,7 @@ class Work(Connection):
             )
             return row and _delivery(stream, job_id, row[0], _pairs(row[1]), *row[2:])
 
-        return await _up_to(count, next_one)
+        return await self._up_to(count, next_one)
 
     async def adopt(self, stream: Stream[M], job_id: str, *, count: int) -> list[Delivery[M]]:
         """Claim up to ``count`` that anyone has claimed, for a lone reader that works on none."""
@@ -200,7 +208,7 @@ class Work(Connection):
             row = await if_job_ended(None, self.run("adopt", [key], [stream.group, self.me, after]))
             return row and _delivery(stream, job_id, row[0], _pairs(row[1]))
 
-        return await _up_to(count, next_one)
+        return await self._up_to(count, next_one)
 
     async def heartbeat(
         self,
@@ -220,13 +228,22 @@ class Work(Connection):
         keys = [streams.lives_key(group), streams.faults_key(job_id), *index_of]
         lives, lost = await self.run("heartbeat", keys, args, client=self.pulse)
         of_index = {str(number).encode(): key for key, number in index_of.items()}
+        known = dict(readable(keys[0], _pairs(lives).items(), read_count))
+        for life, beats in _pairs(lives).items() if len(known) < len(lives) // 2 else ():
+            if _as_text(life) not in known:  # no worker writes that: what it holds is free again
+                await self.bury(group, life, beats, inputs, job_id)
         return Pulse(
-            {life.decode(): int(beats) for life, beats in _pairs(lives).items()},
+            known,
             frozenset((of_index[index], entry_id.decode()) for index, entry_id in lost),
         )
 
     async def bury(
-        self, group: str, life: str, beats: int, inputs: Sequence[Stream] = (), job_id: str = ""
+        self,
+        group: str,
+        life: str | bytes,
+        beats: int | bytes,
+        inputs: Sequence[Stream] = (),
+        job_id: str = "",
     ) -> int:
         """Release what a worker held, whose death then counts against each entry.
 
@@ -282,7 +299,7 @@ class Work(Connection):
     async def backlog(self, stream: Stream, job_id: str = "") -> Backlog:
         keys, args = [stream.key(job_id)], [str(stream.group)]
         length, claimed, age_ms, key = await self.run("backlog", keys, args)
-        return Backlog(length, claimed, age_ms / 1000, key.decode())
+        return Backlog(length, claimed, age_ms / 1000, _as_text(key))
 
     async def _claim(
         self, inputs: Sequence[Stream[M]], job_id: str, count: int, wait_s: float
@@ -293,10 +310,35 @@ class Work(Connection):
                     return claimed[0]
             return None
 
-        claimed = await _up_to(count, next_one)
+        claimed = await self._up_to(count, next_one)
         if claimed or wait_s <= 0:
             return claimed
-        return await self._read(inputs, job_id, block_ms(wait_s))
+        return await self._named(await self._read(inputs, job_id, block_ms(wait_s)))
+
+    async def _up_to(
+        self,
+        count: int,
+        next_one: Callable[[Sequence[Delivery[M]]], Awaitable[Delivery[M] | None]],
+    ) -> list[Delivery[M]]:
+        """One after the other: Redis bounds a claim by number, and a group may hold megabytes."""
+        claimed: list[Delivery[M]] = []
+        num_bytes = 0
+        while len(claimed) < count and num_bytes < CLAIM_BYTES:
+            delivery = await next_one(claimed)
+            if delivery is None:
+                break
+            claimed += await self._named([delivery])
+            num_bytes += sum(map(len, delivery.fields.values()))
+        return claimed
+
+    async def _named(self, deliveries: Sequence[Delivery[M]]) -> list[Delivery[M]]:
+        """Those of groups; another one, for which nobody waits, is deleted."""
+        for each in (each for each in deliveries if not each.names_group):
+            key, group = each.place[0], str(each.stream.group)
+            name_bad_row(key, f"entry {each.entry_id} is of no group: {each.key!r}")
+            await cast(Awaitable[int], self.writer.xack(key, group, each.entry_id))
+            await cast(Awaitable[int], self.writer.xdel(key, each.entry_id))
+        return [each for each in deliveries if each.names_group]
 
     async def _read(
         self, inputs: Sequence[Stream[M]], job_id: str, block_ms: int | None
@@ -312,21 +354,6 @@ class Work(Connection):
         ]
 
 
-async def _up_to(
-    count: int, next_one: Callable[[Sequence[Delivery[M]]], Awaitable[Delivery[M] | None]]
-) -> list[Delivery[M]]:
-    """One after the other: Redis bounds a claim by number, and a group may hold megabytes."""
-    claimed: list[Delivery[M]] = []
-    num_bytes = 0
-    while len(claimed) < count and num_bytes < CLAIM_BYTES:
-        delivery = await next_one(claimed)
-        if delivery is None:
-            break
-        claimed.append(delivery)
-        num_bytes += sum(map(len, delivery.fields.values()))
-    return claimed
-
-
 def _delivery(
     stream: Stream[M],
     job_id: str,
@@ -334,9 +361,13 @@ def _delivery(
     fields: Mapping[bytes, bytes],
     *lives: bytes,
 ) -> Delivery[M]:
-    key = fields.get(b"key", b"").decode()
-    faults = (tuple(names.decode().split()) for names in lives)  # deaths, and failures
+    key = _as_text(fields.get(b"key", b""))
+    faults = (tuple(_as_text(names).split()) for names in lives)  # deaths, and failures
     return Delivery(stream, job_id, entry_id.decode(), key, fields, *faults)
+
+
+def _as_text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
 
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:

@@ -5,7 +5,7 @@
 -- KEYS: lives, faults, inputs...
 -- ARGV: group, me, '1' if we may claim, number of inputs, input names..., then input index and id of each entry
 local group, me = ARGV[1], ARGV[2]
-local beats = math.abs(tonumber(redis.call('HGET', KEYS[1], me) or '0')) + 1
+local beats = math.abs(tonumber(redis.call('HGET', KEYS[1], me) or '0') or 0) + 1
 redis.call('HSET', KEYS[1], me, ARGV[3] == '1' and beats or -beats)
 
 local function take_back(fault)

@@ -5,8 +5,10 @@ local count, now, taken = tonumber(ARGV[2]), tonumber(redis.call('TIME')[1]), {}
 local oldest, numbers, order = nil, {}, {}
 local last = count == 0 and 255 or -1  -- a look is taken a hundred times a second
 for _, entry in ipairs(redis.call('LRANGE', KEYS[1], 0, last)) do
-  local served, id, since = unpack(cjson.decode(entry))
-  if redis.call('HEXISTS', KEYS[2], id) == 0 then
+  local readable, row = pcall(cjson.decode, entry)
+  local served, id, since = unpack(readable and type(row) == 'table' and row or {})
+  local is_call = type(served) == 'string' and type(id) == 'string' and type(since) == 'number'
+  if not is_call or redis.call('HEXISTS', KEYS[2], id) == 0 then
     redis.call('LREM', KEYS[1], 1, entry)
   elseif count == 0 then
     if not numbers[served] then

@@ -89,6 +89,10 @@ class Answer:
         await self._try_ended.wait()
         return self._refusal
 
+    def end(self) -> None:
+        self.is_done = True
+        self.news.set()
+
     async def has_ended_within(self, seconds: float) -> bool:
         return await set_within(self._try_ended, seconds)
 
@@ -138,7 +142,7 @@ class Desk:
         Raises:
             Problem: of the first answer that has one.
         """
-        tasks = [asyncio.create_task(self._follow(answer, then)) for answer in answers]
+        tasks = [self._begin(answer, then) for answer in answers]
         is_over = False
         try:
             while not is_over:
@@ -153,17 +157,21 @@ class Desk:
             for task in tasks:
                 task.cancel()
 
+    def _begin(self, answer: Answer, then: Callable[[Answer], None] | None) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._follow(answer, then))
+        task.add_done_callback(lambda _: answer.end())  # also if it is cancelled before it begins
+        return task
+
     async def _follow(self, answer: Answer, then: Callable[[Answer], None] | None) -> None:
         try:
             answer.problem = await self._problem_of(answer)
             if then is not None:
                 await asyncio.to_thread(then, answer)
+        except Problem as problem:
+            answer.problem = problem
         except Exception as error:
             log.exception("what has come of a call cannot be kept")
             answer.problem = own_fault(error)
-        finally:
-            answer.is_done = True
-            answer.news.set()
 
     async def _problem_of(self, answer: Answer) -> Problem | None:
         """Why the rest of an answer will not come; None once all has."""

@@ -20,9 +20,10 @@ from services.gateway.calls.desk import Answer, Desk
 from services.gateway.calls.served import newest_of, weights_of
 from services.gateway.calls.sessions import Sessions
 from services.gateway.calls.shapes import Completion, Generated, Json, Shape
-from services.gateway.errors import Problem, openai_error
+from services.gateway.errors import Problem, not_found, openai_error
 from services.gateway.jobs.service import Jobs, JobService
-from services.gateway.middleware import session_key
+from services.gateway.middleware import ENVIRONMENT, SESSION
+from services.gateway.places import CALLS
 
 _HEAD_WITHIN_S = 5.0  # a stream's status says what is wrong with a request, if it comes so soon
 _SIGN_OF_LIFE_S = 3.0
@@ -31,6 +32,11 @@ _STREAM: dict[int | str, dict[str, Any]] = {
         "description": "The answer; with stream=true server-sent events, at last `[DONE]`",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
+}
+_ROUTE: dict[str, Any] = {
+    "response_model": None,
+    "responses": _STREAM,
+    "dependencies": [CALLS],
 }
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 SessionName = Annotated[str, Path(pattern=sessions.NAME)]
@@ -51,19 +57,19 @@ def install(app: FastAPI, desk: Desk, kept: Sessions) -> None:
     app.include_router(_sessions)
 
 
-@_calls.post("/v1/chat/completions", response_model=None, responses=_STREAM)
+@_calls.post("/v1/chat/completions", **_ROUTE)
 async def chat(body: requests.ChatRequest, request: Request, jobs: Jobs) -> Response:
     """Answer a chat by a model, or by the policy that is trained."""
     return await _answer(Shape, body, request, jobs)
 
 
-@_calls.post("/v1/completions", response_model=None, responses=_STREAM)
+@_calls.post("/v1/completions", **_ROUTE)
 async def complete(body: requests.CompletionRequest, request: Request, jobs: Jobs) -> Response:
     """Go on from a text, or from tokens."""
     return await _answer(Completion, body, request, jobs)
 
 
-@_calls.post("/inference/v1/generate", response_model=None, responses=_STREAM)
+@_calls.post("/inference/v1/generate", **_ROUTE)
 async def generate(body: requests.GenerateRequest, request: Request, jobs: Jobs) -> Response:
     """Go on from tokens, with tokens: vLLM's own route."""
     return await _answer(Generated, body, request, jobs)
@@ -72,42 +78,53 @@ async def generate(body: requests.GenerateRequest, request: Request, jobs: Jobs)
 @_sessions.put("")
 async def open_session(session: SessionName, terms: Terms, request: Request) -> Json:
     """Open a session for an episode of the job that trains, whose terms hold for all its calls."""
-    await asyncio.to_thread(request.app.state.sessions.open, session, terms)
-    key = session_key(request.scope["key"], session)
+    key = await asyncio.to_thread(request.app.state.sessions.open, session, terms)
     return {"id": session, "object": "rollout", "key": key}
 
 
 @_sessions.get("")
 async def get_session(session: SessionName, request: Request) -> JSONResponse:
     """The calls of a session, and their tokens, linked where one goes on from another."""
-    kept = request.app.state.sessions
-    return await asyncio.to_thread(lambda: JSONResponse(kept.trace(session)))
+    return await asyncio.to_thread(lambda: JSONResponse(_kept(request, session).trace(session)))
 
 
 @_sessions.delete("")
 async def delete_session(session: SessionName, request: Request) -> JSONResponse:
     """Delete what was recorded, and tell it a last time."""
-    kept = request.app.state.sessions
-    return await asyncio.to_thread(lambda: JSONResponse(kept.delete(session)))
+    return await asyncio.to_thread(lambda: JSONResponse(_kept(request, session).delete(session)))
+
+
+def _kept(request: Request, session: str) -> Sessions:
+    """The sessions; 403 if the key is the environment's, and this one is no episode's."""
+    kept: Sessions = request.app.state.sessions
+    if request.scope["key"].role == ENVIRONMENT and not kept.has_terms(session):
+        why = f"session {session} has no terms; an environment's key is for its episodes alone"
+        raise Problem(403, why, param="Authorization", code="insufficient_role")
+    return kept
 
 
 async def _answer(
     kind: type[Shape], body: requests.Request, request: Request, jobs: JobService
 ) -> Response:
     name, kept = request.path_params.get("session"), request.app.state.sessions
-    session = await asyncio.to_thread(kept.enter, name) if name else None
+    session = await asyncio.to_thread(kept.find, name) if name else None
+    key = request.scope["key"]
+    if key.role == SESSION and (session is None or session.head.key != key.digest):
+        raise not_found("session", str(name))  # it has ended, and perhaps begun anew
     terms = session.terms if session else None
     resolve = partial(weights_of, body.model, jobs)
     if terms is not None:
         resolve = partial(newest_of, terms.job_id, jobs)
     answer_id = f"{kind.PREFIX}-{secrets.token_hex(12)}"
     calls = body.calls(answer_id, jobs.exchange.me, await resolve())
+    if name and session is None:
+        session = await asyncio.to_thread(kept.begin, name)
     if session is not None:
         calls = [session.asked(call, body.sampled) for call in calls]
     news = asyncio.Event()
     answers = [Answer(call, resolve, news) for call in calls]
     if session is not None:
-        session.under_way |= {answer.call.id: answer for answer in answers}
+        session.begin(answers)
     looks = request.app.state.desk.answering(answers, partial(kept.record, name) if name else None)
     shape = kind(answer_id, body, answers)
     if not body.stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -67,10 +68,11 @@ async def sampler_of(job_id: str, name: str, jobs: JobService) -> Served:
     try:
         if not _SAMPLER.fullmatch(name):
             raise FileNotFoundError
-        await asyncio.to_thread(os.utime, folder)  # those that are used least are removed first
         version = (await asyncio.to_thread(State.of, folder)).version
-    except (OSError, ValueError) as error:
+    except FileNotFoundError as error:
         raise not_found("sampler", f"{job_id}@{name}") from error
+    with suppress(OSError):  # of a disk that takes nothing
+        await asyncio.to_thread(os.utime, folder)  # those that are used least are removed first
     return _served(f"{job_id}@{name}", record, folder, version, record.attempt)
 
 

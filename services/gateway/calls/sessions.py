@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import hashlib
 import json
 import logging
+import os
+import secrets
+import threading
 import time
 from array import array
 from collections import defaultdict
@@ -18,19 +23,38 @@ from typing import IO, Any
 
 from protocol.calls import Begun, Call, Terms
 from protocol.messages import Message, VersionSpan
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from services.gateway.calls.desk import Answer
 from services.gateway.calls.requests import Sampled
-from services.gateway.errors import Problem, conflict, not_found
+from services.gateway.errors import NO_RETRY, Problem, conflict, not_found
 
 Json = dict[str, Any]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+DAMAGED = "session_damaged"
 _KEPT_S = 7 * 24 * 3600.0
-_TERMS = b'{"terms": '
+_MAX_TERMS_BYTES = 2**20
 _MOST_KNOWN = 4096
 _MOST_BYTES = 2**26  # of a session, in which calls are asked
 log = logging.getLogger(__name__)
+
+
+class Head(Message):
+    """The first line of a session's file."""
+
+    terms: Terms | None
+    key: str = ""  # the SHA-256 of the session's key; sessions of earlier releases have none
+
+    @classmethod
+    def parse(cls, session: str, line: bytes) -> Head:
+        """What the line says; 409 if it cannot be read, since then the terms are not known."""
+        try:
+            return cls.model_validate_json(line)
+        except ValidationError as error:
+            log.warning("the record of a session is damaged", extra={"session": session})
+            why = f"the record of session {session} is damaged: its first line cannot be read, so "
+            why += "its terms are not known; DELETE it with an admin's key, and open another"
+            raise Problem(409, why, param="session", code=DAMAGED, headers=NO_RETRY) from error
 
 
 class Recorded(Message):
@@ -162,10 +186,18 @@ class Known:
 class Session:
     """What is to be known of a session for its next call."""
 
-    terms: Terms | None = None
+    head: Head
     num_calls: int = 0
     known: dict[int, Known] = field(default_factory=dict)  # by what was said in them
     under_way: dict[str, Answer] = field(default_factory=dict)  # by the call's id
+
+    @property
+    def terms(self) -> Terms | None:
+        return self.head.terms
+
+    def begin(self, answers: Iterable[Answer]) -> None:
+        all_answers = (*self.under_way.values(), *answers)
+        self.under_way = {each.call.id: each for each in all_answers if not each.is_done}
 
     def asked(self, call: Call, sampled: Sampled) -> Call:
         """A call as the session has it."""
@@ -226,65 +258,108 @@ def _turn(turn: Mapping[str, Any]) -> str:
 class Sessions:
     folder: Path
     _known: dict[str, Session] = field(default_factory=dict)  # those that were entered last
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # nobody reads half a first line
 
-    def open(self, name: str, terms: Terms) -> None:
-        """Begin a session under terms; 409 if it has begun otherwise."""
+    def open(self, name: str, terms: Terms | None) -> str:
+        """Begin a session, under terms or none; returns its key. 409 if there is one already."""
+        key = secrets.token_urlsafe(32)
+        head = Head(terms=terms, key=_digest(key.encode()))
         self.folder.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"terms": terms.model_dump(mode="json")})
         try:
-            with self._path(name).open("xb", buffering=0) as file:
-                _write(file, line)
-            self._make_room()
-            self._known[name] = Session(terms)
+            with self._lock, self._path(name).open("xb", buffering=0) as file:
+                self._write_head(file, name, head)
         except FileExistsError:
-            if self.enter(name).terms != terms:
-                why = f"session {name} has begun, and not under these terms; take another name"
-                raise conflict(why, param="session") from None
+            why = f"there is a session {name} already; take another name"
+            raise conflict(why, param="session") from None
+        return key
+
+    def _write_head(self, file: IO[bytes], name: str, head: Head) -> None:
+        try:
+            _write(file, json.dumps(head.model_dump(mode="json")))
+        except OSError:
+            self._path(name).unlink()  # half a head would be a damaged session
+            raise
+
+    async def has_key(self, name: str, digest: str) -> bool:
+        """Whether there is a session whose key has this digest."""
+        with suppress(Problem):
+            return (await asyncio.to_thread(self._head, name))[0].key == digest
+        return False
+
+    def has_terms(self, name: str) -> bool:
+        """404 if there is no such session, 409 if its record is damaged."""
+        return self._head(name)[0].terms is not None
+
+    def begin(self, name: str) -> Session:
+        """A session without terms; 409 if there is one that has them."""
+        with suppress(Problem):  # another call may have begun it
+            self.open(name, None)
+        session = self.enter(name)
+        if session.terms is not None:
+            raise conflict(f"session {name} was opened under terms meanwhile", param="session")
+        return session
+
+    def find(self, name: str) -> Session | None:
+        return self.enter(name) if self._path(name).exists() else None
 
     def enter(self, name: str) -> Session:
-        """What is known of a session, which a call begins if need be; 409 if it is full."""
-        try:
-            if self._path(name).stat().st_size > _MOST_BYTES:
-                why = f"session {name} has over {_MOST_BYTES >> 20} MiB; begin another"
-                raise conflict(why, param="session")
-        except FileNotFoundError:  # another gateway may have deleted it
-            self._known.pop(name, None)
-        if (known := self._known.get(name)) is not None:
+        """What is known of a session; 404 if there is none, 409 if it is full or damaged."""
+        head, size = self._head(name)
+        if size > _MOST_BYTES:
+            why = f"session {name} has over {_MOST_BYTES >> 20} MiB; begin another"
+            raise conflict(why, param="session")
+        return self._current(name, head) or self._remember(name, self._load(name, head))
+
+    def _head(self, name: str) -> tuple[Head, int]:
+        """What the first line of a session's file says, and the size in bytes."""
+        with self._lock, self._file(name) as file:
+            line, size = file.readline(_MAX_TERMS_BYTES), os.fstat(file.fileno()).st_size
+        return Head.parse(name, line), size
+
+    def _current(self, name: str, head: Head) -> Session | None:
+        """A session, unless another was begun later under its name, which has another key."""
+        known = self._known.get(name)
+        return known if known is not None and known.head == head else None
+
+    def _remember(self, name: str, session: Session) -> Session:
+        with self._lock:
+            for oldest in [*self._known][: max(0, len(self._known) - _MOST_KNOWN + 1)]:
+                self._known.pop(oldest, None)
+            if (known := self._current(name, session.head)) is None:  # entered meanwhile
+                known = self._known[name] = session
             return known
-        self._make_room()
-        return self._known.setdefault(name, self._found(name))
 
-    def _make_room(self) -> None:
-        for oldest in [*self._known][: max(0, len(self._known) - _MOST_KNOWN + 1)]:
-            self._known.pop(oldest, None)
-
-    def _found(self, name: str) -> Session:
+    def _load(self, name: str, head: Head) -> Session:
         """From its file, as after a restart."""
-        found = Session()
-        with suppress(FileNotFoundError), self._path(name).open("rb") as file:
-            if (first := file.readline()).startswith(_TERMS):
-                found.terms = Terms.model_validate(json.loads(first)["terms"])
-            for call in self._read(name):
-                found.num_calls += 1
-                found.learn(call, found.place(call)[0])
-        return found
+        session = Session(head)
+        for call in self._read(name):
+            session.num_calls += 1
+            session.learn(call, session.place(call)[0])
+        return session
 
     def record(self, name: str, answer: Answer) -> None:
         """Add a call, answered or failed. A line that a crash has cut stays a line by itself.
 
-        What comes of an episode after its end is left out.
+        What comes of a session after its end is left out, also if another has its name now.
         """
-        path = self._path(name)
-        if answer.call.terms is not None and not path.exists():
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        session = self._known.get(name)
+        try:
+            head, _ = self._head(name)
+            if head.terms == answer.call.terms:
+                self._append(name, self._current(name, head) or Session(head), answer)
+        except Problem as problem:
+            if problem.status_code != 404:
+                raise
+        finally:
+            if session is not None:
+                session.under_way.pop(answer.call.id, None)
+
+    def _append(self, name: str, session: Session, answer: Answer) -> None:
         recorded = Recorded.of(answer)
-        session = self._known.get(name) or Session()
         known, line = session.place(recorded)
-        with path.open("ab", buffering=0) as file:
+        with self._file(name, "ab") as file:
             _write(file, line.model_dump_json())
         session.learn(recorded, known)
-        session.under_way.pop(recorded.id, None)
 
     def trace(self, session: str) -> Json:
         """All calls of a session and the tokens that they made; 404 if there is no such session."""
@@ -305,6 +380,7 @@ class Sessions:
     def _under_way(self, session: str) -> list[Json]:
         """The calls that wait, and how long nothing has come of each."""
         known, now = self._known.get(session), time.time()
+        answers = [] if known is None else [*known.under_way.values()]
         return [
             {
                 "id": answer.call.id,
@@ -312,12 +388,18 @@ class Sessions:
                 "seconds": round(now - answer.asked_at, 3),
                 "quiet_seconds": round(time.monotonic() - answer.came_at, 3),
             }
-            for answer in ([] if known is None else [*known.under_way.values()])
+            for answer in answers
+            if not answer.is_done
         ]
 
     def delete(self, session: str) -> Json:
-        """Its trace; 404 if there is no such session."""
-        trace = self.trace(session)
+        """Its trace, of a damaged one nothing; 404 if there is no such session."""
+        trace: Json = {"id": session, "object": "rollout"}
+        try:
+            trace |= self.trace(session)
+        except Problem as problem:
+            if problem.code != DAMAGED:
+                raise
         self._path(session).unlink(missing_ok=True)
         self._known.pop(session, None)
         return trace | {"deleted": True}
@@ -333,19 +415,32 @@ class Sessions:
     def _path(self, session: str) -> Path:
         return self.folder / f"{session}.jsonl"
 
-    def _read(self, session: str) -> Iterator[Recorded]:
+    def _file(self, session: str, mode: str = "rb") -> IO[bytes]:
+        """404 if there is none: nothing but `open` begins a session."""
         try:
-            file = self._path(session).open("rb")
+            buffering = -1 if mode == "rb" else 0
+            return open(self._path(session), mode, buffering, opener=_open_existing)
         except FileNotFoundError as error:
             raise not_found("session", session) from error
-        with file:
+
+    def _read(self, session: str) -> Iterator[Recorded]:
+        """409 if the record is damaged; a call of it that cannot be read costs no others."""
+        self._head(session)
+        with self._file(session) as file:
             calls = dict[str | None, Recorded]()
+            file.readline()
             for line in filter(bytes.strip, file):
-                if line.startswith(_TERMS):
-                    continue
                 try:
                     call = Recorded.model_validate_json(line)
                     calls[call.id] = call.behind(calls[call.after]) if call.after else call
                     yield calls[call.id]
                 except (ValueError, KeyError):
                     log.warning("a call cannot be read", extra={"session": session})
+
+
+def _open_existing(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_CREAT)
+
+
+def _digest(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()

@@ -39,7 +39,6 @@ _SCRATCH = ".upload-"
 _EXPIRY = re.compile(r"expires_after\[(\w*)\]")
 _HOUR_S, _MONTH_S = 3600, 30 * 24 * 3600
 _MAX_FIELDS, _MAX_FIELD_BYTES = 8, 1024
-_RECEIVED_AT_ONCE = 8  # their files wait in the folder for temporary ones, perhaps in memory
 LOST = "was lost or changed on the disk"
 
 
@@ -185,7 +184,8 @@ def file_name(sent: str) -> str:
     """The last part of a path, as far as it can be printed, and at most 255 bytes of it."""
     name = sent.replace("\\", "/").split("/")[-1]
     name = "".join(character for character in name if character.isprintable())
-    return name.encode()[-_MAX_NAME_BYTES:].decode(errors="ignore") or "tasks.jsonl"
+    name = name.encode()[-_MAX_NAME_BYTES:].decode(errors="ignore")
+    return name if name.strip(".") else "tasks.jsonl"  # "." and ".." are folders
 
 
 # ---------------------------------------------------------------------- uploads
@@ -223,11 +223,10 @@ class UploadForm(BaseModel):
 
 
 class Uploads:
-    """Receives and checks files, eight at once; more wait."""
+    """Receives and checks files."""
 
     def __init__(self, files: FileStore) -> None:
         self.files = files
-        self._receiving = asyncio.Semaphore(_RECEIVED_AT_ONCE)
         self._check = TaskCheck()
 
     async def receive(self, request: Request) -> StoredFile:
@@ -236,7 +235,7 @@ class Uploads:
             message = "an upload is a form: Content-Type multipart/form-data"
             raise Problem(400, message, param="file", code="invalid_request")
         limits = {"max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
-        async with self._receiving, request.form(max_files=1, **limits) as fields:
+        async with request.form(max_files=1, **limits) as fields:
             form = UploadForm.read(fields)
             if (form.file.size or 0) > self.files.max_bytes:
                 raise too_large("file", self.files.max_bytes)

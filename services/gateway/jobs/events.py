@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from protocol.messages import JobEvent, JobRecord
 
@@ -20,10 +20,8 @@ from services.gateway.models.folders import JOB_ID
 from services.gateway.openai.job_object import has_results, result_id
 
 _ENTRY_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")  # of two 64-bit numbers
-_WAIT_S = 1.0
 _SIGN_OF_LIFE_S = 15.0
-# What comes sooner is sent together: hundreds may follow a job of fast steps.
-_BETWEEN_SENDS_S = 1.0
+_EVERY_S = 1.0  # what comes sooner is sent together
 _PAGE = 200  # events that are read, or sent, at once
 Order = Literal["asc", "desc"]
 RESULT_NAME = "step_metrics.csv"
@@ -63,6 +61,13 @@ async def events_page(
     return [event_object(*row) for row in rows[:limit]], len(rows) > limit
 
 
+class _Page(NamedTuple):
+    text: str
+    place: str  # of its last event
+    has_ended: bool  # the job has, and no event follows
+    is_newest: bool
+
+
 async def follow_until_ended(
     jobs: JobService, job_id: str, after: str
 ) -> AsyncGenerator[str, None]:
@@ -74,26 +79,27 @@ async def follow_until_ended(
     Raises:
         Problem: 404 or 503, if the job cannot be read.
     """
-    ended, told_at = False, time.monotonic()
+    told_at = time.monotonic()
     while not jobs.service.stopping.is_set():
-        wait_s = 0.0 if ended else _WAIT_S
-        rows = await in_time(
-            jobs.exchange.events(job_id, after=after, count=_PAGE, wait_s=wait_s), wait_s
-        )
-        if rows:
-            after, told_at = rows[-1][0], time.monotonic()
-            yield "".join(_server_sent(*row) for row in rows)
-        elif ended:
+        page = await jobs.shared(_read_page, job_id, after)
+        after = page.place
+        if page.has_ended:
             yield "data: [DONE]\n\n"
             return
-        elif time.monotonic() - told_at > _SIGN_OF_LIFE_S:
+        if page.text or time.monotonic() - told_at > _SIGN_OF_LIFE_S:
             told_at = time.monotonic()
-            yield ": still here\n\n"
-        if len(rows) < _PAGE:
-            # What an ended job had to say is in the stream before it has ended.
-            ended = (await jobs.find(job_id)).state.is_final
-            if rows and not ended:
-                await set_within(jobs.service.stopping, _BETWEEN_SENDS_S)
+            yield page.text or ": still here\n\n"
+        if page.is_newest:
+            await set_within(jobs.service.stopping, _EVERY_S)
+
+
+async def _read_page(jobs: JobService, job_id: str, after: str) -> _Page:
+    # What an ended job had to say is in the stream before it has ended.
+    has_ended = (await jobs.find(job_id)).state.is_final
+    rows = await in_time(jobs.exchange.events(job_id, after=after, count=_PAGE))
+    text = "".join(_server_sent(*row) for row in rows)
+    is_newest = len(rows) < _PAGE and not has_ended
+    return _Page(text, rows[-1][0] if rows else after, has_ended and not rows, is_newest)
 
 
 def _server_sent(entry_id: str, event: JobEvent) -> str:
@@ -169,7 +175,7 @@ def _add(rows: dict[int, dict[str, float]], event: JobEvent) -> None:
     if isinstance(evaluation, Mapping):
         told, prefix = evaluation, "evaluation_"
     elif isinstance(other, Mapping):
-        told, prefix = other, f"evaluation_{other['name']}_"
+        told, prefix = other, f"evaluation_{other.get('name')}_"
     if (event.type == "metrics" or told is other) and isinstance(step := told.get("step"), int):
         numbers = {
             f"{prefix}{k}": v for k, v in told.items() if type(v) in _NUMBERS and k != "step"

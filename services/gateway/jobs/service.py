@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from services.gateway.openai.submission import GRADER, JobRequest, build_recipe
 
 T = TypeVar("T")
 _AT_ONCE = 100
+_SHARED_S = 1.0
 _MEANWHILE = {400, 404, 409}  # of a job that has ended, gone or begun since it was found
 # The OpenAI SDK gives each of its three tries ten minutes.
 _REPEAT_WINDOW_S = 3600.0
@@ -63,6 +65,8 @@ class JobService:
     service: Service
     files: FileStore
     defaults: Mapping[str, Any] = field(default_factory=dict)  # tables of a recipe
+    waiting: Counter[str] = field(default_factory=Counter)  # requests for results, by the job
+    recent: dict[Any, asyncio.Task[Any]] = field(default_factory=dict)  # reads that are shared
     one_result: asyncio.Lock = field(default_factory=asyncio.Lock)  # for one result file at a time
     # Submitting and deleting take turns: a retry finds the job of the first try, and no file goes
     # between the look at it and the moment when its job is queued.
@@ -71,6 +75,14 @@ class JobService:
     @property
     def exchange(self) -> Exchange:
         return self.service.exchange
+
+    async def shared(self, read: Callable[..., Coroutine[Any, Any, T]], *given: str) -> T:
+        """What ``read`` returns; all who ask within a second after the first one get the same."""
+        key = (read, *given)
+        if key not in self.recent:
+            self.recent[key] = asyncio.create_task(read(self, *given))
+            asyncio.get_running_loop().call_later(_SHARED_S, self.recent.pop, key)
+        return await asyncio.shield(self.recent[key])
 
     async def submit(self, request: JobRequest, repeat: Repeat) -> JobRecord:
         """Queue a job, or return the one that an earlier try of this submission queued.

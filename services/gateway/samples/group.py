@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from protocol.samples import TOKENIZER
 from pydantic_core import to_json
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
+from services.chassis.pool import Cause, NoWorkerError, Pool, Value
+from services.gateway.errors import Problem
+from services.gateway.samples import decoding
 from services.gateway.samples.store import Row, Store
 
 _DECIMALS = 6
@@ -24,33 +25,79 @@ _OF_GROUP = (
 )
 _NUMBERS = ("reward", "advantage", "outcome_advantage", "process_advantage")
 _OF_TOKENS = ("behavior_logprobs", "logprobs", "entropies", "token_advantages")
-_MOST_OPEN = 64  # tokens in a row that end within a character; decoding them takes quadratic time
+_CPU_S = 10.0  # that a client's tokenizer may take for a response
 log = logging.getLogger(__name__)
 
 
-def group_json(store: Store, key: str) -> bytes:
+async def group_json(store: Store, key: str, pool: Pool) -> bytes:
     """A group as JSON, with every token of every response; NaN becomes null.
 
+    The tokenizer is a client's, so a worker of the ``pool`` decodes.
+
     Raises:
-        Problem: 404 if there is none of this key.
+        Problem: 404 if there is none of this key, 422 if the tokenizer takes too much, 503 if no
+            worker can be had.
     """
-    rows, tokenizer = store.group(key), tokenizer_of(store.folder)
-    head = to_json(_head(rows[0], tokenizer), inf_nan_mode="null")
+    rows = await asyncio.to_thread(store.group, key)
+    prompt, pieces = await _decode(pool, store.folder / TOKENIZER, rows)
+    return await asyncio.to_thread(_encode_group, rows, prompt, pieces)
+
+
+async def _decode(
+    pool: Pool, tokenizer: Path, rows: Sequence[Row]
+) -> tuple[str | None, list[list[str]]]:
+    """The text of the prompt, and the pieces of each row; nothing without a tokenizer."""
+    shown = [row for row in rows if row["index"] is not None]
+    if not tokenizer.exists():
+        return None, [[] for _ in shown]
+    file = str(tokenizer), tokenizer.stat().st_mtime_ns
+    prompt = None
+    if rows[0]["request"] is not None:  # as the model saw it, with its special tokens
+        prompt = "".join(await _pieces(pool, *file, rows[0]["prompt_ids"].tolist(), False)) or None
+    return prompt, [await _pieces_of(pool, row, *file) for row in shown]
+
+
+async def _pieces_of(pool: Pool, row: Row, *file: Any) -> list[str]:
+    ids = row["token_ids"].tolist()
+    plain = [] if row.get("episode") else await _pieces(pool, *file, ids, True)
+    if plain and row["text"].startswith("".join(plain)):
+        return plain
+    whole = await _pieces(pool, *file, ids, False)
+    # The special token that ends a response is not in its text.
+    return [*whole[:-1], ""] if plain and whole and not plain[-1] else whole
+
+
+async def _pieces(pool: Pool, *args: Any) -> list[str]:
+    try:
+        outcome = await pool.run(f"{decoding.__name__}:pieces", *args, deadline_s=_CPU_S)
+    except NoWorkerError as error:
+        raise Problem(503, f"the tokens cannot be decoded now: {error}; try again") from error
+    if isinstance(outcome, Value):
+        return cast("list[str]", outcome.value)
+    if outcome.cause is Cause.ERROR:
+        why = f"no tokenizer: {outcome.detail}; samples are shown without their tokens"
+        log.warning(why, extra={"file": args[0]})
+        return []
+    status = 503 if outcome.is_machines_fault else 422
+    raise Problem(status, f"the tokenizer of the job's model: {outcome.cause}, {outcome.detail}")
+
+
+def _encode_group(rows: Sequence[Row], prompt: str | None, pieces: Sequence[list[str]]) -> bytes:
+    head = to_json(_head(rows[0], prompt), inf_nan_mode="null")
     # One response after another, since making JSON lets no other thread run.
+    shown = (row for row in rows if row["index"] is not None)
     responses = [
-        to_json(_response(row, tokenizer), inf_nan_mode="null")
-        for row in rows
-        if row["index"] is not None
+        to_json(_response(row, own), inf_nan_mode="null")
+        for row, own in zip(shown, pieces, strict=True)
     ]
     return head[:-1] + b',"responses":[' + b",".join(responses) + b"]}"
 
 
-def _head(row: Row, tokenizer: Tokenizer | None) -> Row:
-    task, prompt = None, None
+def _head(row: Row, prompt: str | None) -> Row:
+    task = None
     if row["request"] is not None:
-        task, prompt = json.loads(row["request"])["task"], row["prompt"]
-        if tokenizer is not None:  # as the model saw it, with its special tokens
-            prompt = tokenizer.decode(row["prompt_ids"].tolist(), skip_special_tokens=False)
+        task = json.loads(row["request"])["task"]
+        prompt = row["prompt"] if prompt is None else prompt
     return {
         "id": row["key"],
         "object": "fine_tuning.job.sample_group",
@@ -60,7 +107,7 @@ def _head(row: Row, tokenizer: Tokenizer | None) -> Row:
     }
 
 
-def _response(row: Row, tokenizer: Tokenizer | None) -> Row:
+def _response(row: Row, pieces: list[str]) -> Row:
     return {
         "index": row["index"],
         "text": row["text"],
@@ -69,18 +116,16 @@ def _response(row: Row, tokenizer: Tokenizer | None) -> Row:
         "grade": json.loads(row["grade"]) if row["grade"] else None,
         "episode": json.loads(row["episode"]) if row.get("episode") else None,
         **{name: _rounded(row[name]) for name in _NUMBERS},
-        "tokens": _tokens(row, tokenizer),
+        "tokens": _tokens(row, pieces),
         **{name: _rounded(row[name]) for name in _OF_TOKENS},
     }
 
 
-def _tokens(row: Row, tokenizer: Tokenizer | None) -> list[str]:
+def _tokens(row: Row, pieces: list[str]) -> list[str]:
     """Those of an episode with what stands between its turns, which is not in the text."""
-    ids = row["token_ids"].tolist()
-    if tokenizer is None or not row.get("episode"):
-        return token_texts(tokenizer, ids, row["text"])
-    pieces = _decoded(tokenizer, ids, skip_special_tokens=False)
-    return pieces or token_texts(None, ids, row["text"])
+    if pieces and row.get("episode"):
+        return pieces
+    return token_texts(pieces, len(row["token_ids"]), row["text"])
 
 
 def _rounded(values: Any) -> Any:
@@ -88,48 +133,13 @@ def _rounded(values: Any) -> Any:
     return None if values is None else np.round(np.float64(values), _DECIMALS).tolist()
 
 
-def token_texts(tokenizer: Tokenizer | None, token_ids: Sequence[int], text: str) -> list[str]:
+def token_texts(pieces: Sequence[str], num_tokens: int, text: str) -> list[str]:
     """One piece of ``text`` per token, which make up the text one after another.
 
     A token that ends within a character has none, and the next one the whole character. Where the
     tokens' texts do not make up the text, the first piece is all of it.
     """
-    pieces = _decoded(tokenizer, token_ids) if tokenizer is not None else []
     made = "".join(pieces)
     if made and text.startswith(made):  # what is missing is an unfinished character at the end
         return [*pieces[:-1], pieces[-1] + text[len(made) :]]
-    return [text, *[""] * (len(token_ids) - 1)] if len(token_ids) else []
-
-
-def _decoded(
-    tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool = True
-) -> list[str]:
-    stream, pieces, num_open = DecodeStream(skip_special_tokens=skip_special_tokens), [], 0
-    for token_id in token_ids:
-        try:
-            piece = stream.step(tokenizer, token_id)
-        except Exception:  # of no narrower type: the tokenizer cannot go on from these tokens
-            return []
-        num_open = 0 if piece else num_open + 1
-        if num_open > _MOST_OPEN:
-            return []
-        pieces.append(piece or "")
-    return pieces
-
-
-def tokenizer_of(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a sample store, if it has one that can be read."""
-    path = folder / TOKENIZER
-    try:
-        return _tokenizer(path, path.stat().st_mtime_ns)
-    except FileNotFoundError:
-        return None
-
-
-@lru_cache(maxsize=2)
-def _tokenizer(path: Path, _changed_ns: int) -> Tokenizer | None:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # of no narrower type
-        log.warning("%s is no tokenizer: %s; samples are shown without their tokens", path, error)
-        return None
+    return [text, *[""] * (num_tokens - 1)] if num_tokens else []

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 from pydantic_core import to_json
 
+from services.chassis.pool import Pool
 from services.gateway.errors import Problem
 from services.gateway.jobs.service import JobService
 from services.gateway.samples.group import group_json
@@ -54,9 +55,13 @@ def list_samples(query: Annotated[SampleQuery, Query()], store: JobStore) -> Res
 
 
 @samples.get("/{key}")
-def get_sample_group(key: str, store: JobStore) -> Response:
+async def get_sample_group(key: str, store: JobStore, request: Request) -> Response:
     """One group, with the text and the numbers of every token."""
-    return Response(group_json(store, key), media_type="application/json")
+    state = request.app.state
+    if not hasattr(state, "decoders"):
+        state.decoders = Pool(2)
+    content = await group_json(store, key, state.decoders)
+    return Response(content, media_type="application/json")
 
 
 def page_json(store: Store, query: SampleQuery, patience_s: float = _PATIENCE_S) -> bytes:

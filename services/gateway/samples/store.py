@@ -19,6 +19,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+from protocol.messages import RIGHT
 from protocol.recipe import Purpose
 from protocol.samples import StepFile, step_files
 from pydantic import BaseModel, ConfigDict, Field
@@ -68,7 +69,7 @@ class Order(StrEnum):
 RANKS = {  # what each order sorts by, most important first; null in the first one: not in it
     Order.OLDEST: _PLACE,
     Order.NEWEST: ("0 - step", f"0 - ({_PURPOSE})", "0 - number", "coalesce(index, 0)"),
-    Order.WRONG: ("CASE WHEN accuracy < 1 THEN surprise END", *_PLACE),
+    Order.WRONG: (f"CASE WHEN accuracy < {RIGHT} THEN surprise END", *_PLACE),
     Order.REWARDED: ("0 - reward", "coalesce(0 - advantage, 'inf'::DOUBLE)", *_PLACE),
     Order.SURPRISING: ("0 - surprise", *_PLACE),
     Order.PARITY: ("0 - parity_gap", *_PLACE),
@@ -76,7 +77,7 @@ RANKS = {  # what each order sorts by, most important first; null in the first o
 _ANSWERS = {  # to each filter; null where there is no answer
     **{name: name for name in ("step", "purpose", "key", "fate", "truncated")},
     "task": "task_id",
-    "correct": "accuracy = 1",
+    "correct": f"accuracy >= {RIGHT}",
     "ungradable": "CASE WHEN graded THEN accuracy IS NULL END",
     "zero_advantage": "advantage = 0",
 }

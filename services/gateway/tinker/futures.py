@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from typing import Any
 
-from fastapi import Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from protocol.messages import JobRecord, JobState
 from protocol.operations import OperationLog, Result
+from starlette.requests import ClientDisconnect
 
 from services.gateway.errors import Problem, not_found
 from services.gateway.jobs.service import JobService
@@ -29,10 +33,31 @@ from services.gateway.tinker.clients import (
 from services.gateway.tinker.wire import output_of
 
 PROTOBUF = "application/x-protobuf"
-WAIT_S = 10.0  # for a result, before the SDK asks again
-_LOOK_S = 0.05
-_LOOK_AT_JOB_S = 1.0
+_LOOK_S, _LOOK_EACH_S = 0.05, 0.0025  # between two looks, and for each request that waits
+_LOOK_AT_CLIENT_S = 2.0
 _ID = re.compile(rf"({JOB_ID.pattern}):(\d{{1,10}}):(\w+)")
+
+
+def wait_s() -> float:
+    """How long a request waits for its result: hundreds that began at once end one by one."""
+    return random.uniform(5.0, 15.0)
+
+
+async def while_asked(request: Request, waits: Coroutine[Any, Any, Response]) -> Response:
+    """What comes of ``waits``, unless the client leaves: the place of a request is another's then.
+
+    Raises:
+        ClientDisconnect: if the client has left.
+    """
+    task = asyncio.create_task(waits)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=_LOOK_AT_CLIENT_S)
+            if await request.is_disconnected():
+                raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
 
 
 async def result_of(request_id: str, jobs: JobService, places: Mapping[str, int]) -> Response:
@@ -42,28 +67,56 @@ async def result_of(request_id: str, jobs: JobService, places: Mapping[str, int]
     """
     if (named := _ID.fullmatch(request_id)) is None:
         raise not_found("request", request_id)
+    jobs.waiting[named[1]] += 1
+    try:
+        return await _wait_for_result(request_id, named, jobs, places)
+    finally:
+        jobs.waiting.subtract([named[1]])
+        jobs.waiting += Counter()  # drops the jobs that have none
+
+
+async def _wait_for_result(
+    request_id: str, named: re.Match[str], jobs: JobService, places: Mapping[str, int]
+) -> Response:
     job_id, number, do = named[1], int(named[2]), named[3]
-    log, deadline, record, looked_at = log_of(jobs, job_id), time.monotonic() + WAIT_S, None, 0.0
+    log, deadline, record = log_of(jobs, job_id), time.monotonic() + wait_s(), None
     while True:
         is_known, result = await asyncio.to_thread(_look, log, number)
         if result is not None:
             return answer(job_id, do, result)
-        if not is_known:
-            raise gone(request_id)
-        if record is not None and record.state.is_final:
-            return failed(_why_ended(record), is_users=record.state is JobState.CANCELLED)
+        if not is_known or (record is not None and record.state.is_final):
+            return await asyncio.to_thread(_never_done, request_id, log, number, record)
         if time.monotonic() > deadline or jobs.service.stopping.is_set():
             return try_again(request_id, *_queue_state(record, places))
-        if time.monotonic() - looked_at > _LOOK_AT_JOB_S:
-            record, looked_at = await client_job(jobs, job_id, "request_id"), time.monotonic()
-            await wake(jobs, record)
-            await asyncio.to_thread(log.touch)
-        await asyncio.sleep(_LOOK_S)
+        record = await jobs.shared(_look_at_job, job_id)
+        await asyncio.sleep(max(_LOOK_S, jobs.waiting[job_id] * _LOOK_EACH_S))
+
+
+async def _look_at_job(jobs: JobService, job_id: str) -> JobRecord:
+    record = await client_job(jobs, job_id, "request_id")
+    await wake(jobs, record)
+    with suppress(OSError):  # of a disk that takes nothing the learner tells
+        await asyncio.to_thread(log_of(jobs, job_id).touch)
+    return record
 
 
 def _look(log: OperationLog, number: int) -> tuple[bool, Result | None]:
     is_known = log.knows(number)  # first: a result outlives its operation
-    return is_known, log.result(number)
+    return is_known, log.result_unless_damaged(number)
+
+
+def _never_done(
+    request_id: str, log: OperationLog, number: int, record: JobRecord | None
+) -> Response:
+    """The last word on an operation that nobody does; 410 if nothing is known of it."""
+    has_ended = record is not None and record.state.is_final
+    if log.was_damaged(number):
+        why = "its job has ended" if has_ended else "its operation is gone"
+        words = f"{log.result_name(number)} was damaged and cannot be made again: {why}"
+        return failed(f"{words}; restore it from a backup", is_users=False)
+    if record is None or not has_ended or not log.knows(number):
+        raise gone(request_id)
+    return failed(_why_ended(record), is_users=record.state is JobState.CANCELLED)
 
 
 def answer(job_id: str, do: str, result: Result) -> Response:

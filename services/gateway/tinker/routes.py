@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from protocol.messages import JobRecord
 from protocol.operations import Operation
 
@@ -16,9 +16,10 @@ from services.gateway.calls.desk import Desk
 from services.gateway.errors import Problem, wrong
 from services.gateway.jobs.service import Jobs, JobService
 from services.gateway.models.folders import all_models, find_folder
+from services.gateway.places import PASSES, WAITING
 from services.gateway.tinker import archive, bodies, clients, wire
 from services.gateway.tinker.bodies import Json, Sent
-from services.gateway.tinker.futures import PROTOBUF, result_of
+from services.gateway.tinker.futures import PROTOBUF, result_of, while_asked
 from services.gateway.tinker.samples import Samples, sampler_name, sampler_object, served_by
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -160,7 +161,11 @@ async def get_info(body: Sent, jobs: Jobs) -> Json:
 # ---------------------------------------------------------------------- operations
 
 
-@_tinker.post("/forward_backward", openapi_extra={"requestBody": {"content": _BINARY}})
+@_tinker.post(
+    "/forward_backward",
+    openapi_extra={"requestBody": {"content": _BINARY}},
+    dependencies=[PASSES],
+)
 async def forward_backward(request: Request, jobs: Jobs) -> Json:
     """Add the gradients of a loss to those that wait for the next step, or only compute it."""
     sent = await asyncio.to_thread(wire.read_request, await request.body())
@@ -254,14 +259,19 @@ async def cancel_future(body: Sent, request: Request) -> Json:
     return {}
 
 
-@_tinker.post("/retrieve_future", response_model=None, responses=_RESULT)
+@_tinker.post(
+    "/retrieve_future",
+    response_model=None,
+    responses=_RESULT,
+    dependencies=[Depends(WAITING)],
+)
 async def retrieve_future(body: Sent, jobs: Jobs, request: Request) -> Response:
-    """What became of an operation or of samples: wait for it, ten seconds at most."""
+    """What became of an operation or of samples: wait for it, 15 seconds at most."""
     request_id = _text(body, "request_id")
     state = request.app.state
     if ":" in request_id:
-        return await result_of(request_id, jobs, state.watchdog.places)
-    return await state.samples.result_of(request_id)
+        return await while_asked(request, result_of(request_id, jobs, state.watchdog.places))
+    return await while_asked(request, state.samples.result_of(request_id))
 
 
 # ---------------------------------------------------------------------- what there is

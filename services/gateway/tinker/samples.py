@@ -24,7 +24,7 @@ from services.gateway.errors import Problem, own_fault, wrong
 from services.gateway.jobs.service import JobService
 from services.gateway.tinker import bodies
 from services.gateway.tinker.clients import SAMPLERS, Kept, client_job, kept_at, log_of
-from services.gateway.tinker.futures import PROTOBUF, WAIT_S, failed, gone, try_again
+from services.gateway.tinker.futures import PROTOBUF, failed, gone, try_again, wait_s
 from services.gateway.tinker.wire import samples_of
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Samples:
         if (sample := self._kept.get(sample_id)) is None or sample.task is None:
             raise gone(sample_id)
         sample.asked_at = time.monotonic()
-        await asyncio.wait([sample.task], timeout=WAIT_S)
+        await asyncio.wait([sample.task], timeout=wait_s())
         sample.asked_at = time.monotonic()
         if not sample.task.done():
             return try_again(sample_id, "active", sample.doing or None)

@@ -74,6 +74,45 @@ def _messages() -> dict[str, Any]:
 
 
 _MADE = _messages()
+_MAX_FIELDS = 2**18
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def _refuse_too_many_fields(body: bytes) -> None:
+    """400 if the body has more fields than may be parsed, since each costs memory.
+
+    Only messages that are parsed are looked into. A list of numbers counts as one for each byte.
+    """
+    count = 0
+    parts = [(0, len(body), _MADE["Request"].DESCRIPTOR)]
+    while parts:
+        at, end, message = parts.pop()
+        while at < end:
+            count += 1
+            tag, at = _varint(body, at)
+            known, size = message.fields_by_number.get(tag >> 3), 0
+            if tag & 7 == _VARINT:
+                _, at = _varint(body, at)
+            elif tag & 7 == _BYTES:
+                size, at = _varint(body, at)
+            else:
+                size = {_FIXED64: 8, _FIXED32: 4}.get(tag & 7, 0)
+            if known is not None and tag & 7 == _BYTES and known.message_type is not None:
+                parts.append((at, at + size, known.message_type))
+            elif known is not None and known.is_repeated:
+                count += size
+            at += size
+            if count > _MAX_FIELDS:
+                raise wrong("body", f"more than {_MAX_FIELDS:,} fields; send fewer data at a time")
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """A number, and where the next field begins."""
+    value = shift = 0
+    while (byte := body[at]) > 127 and shift < 63:
+        value |= (byte & 127) << shift
+        shift, at = shift + 7, at + 1
+    return value | byte << shift, at + 1
 
 
 class Bounds(NamedTuple):
@@ -87,8 +126,9 @@ def read_request(body: bytes) -> Any:
     """A request for a pass; 400 if the body is none."""
     request = _MADE["Request"]()
     try:
+        _refuse_too_many_fields(body)
         request.ParseFromString(body)
-    except DecodeError as error:
+    except (DecodeError, IndexError) as error:
         why = "not the protobuf message of a forward or forward_backward request"
         raise wrong("body", why) from error
     return request

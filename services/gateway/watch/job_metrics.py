@@ -28,6 +28,7 @@ _KEPT_STEPS = 51  # of which the median is taken
 # A step measures them only if the learner's own version sampled some of it; the last ones stay,
 # or an alert would never have them for long enough.
 _OF_SOME_STEPS = ("parity_max", "parity_mean", "probe_gap")
+_MOST = 2.0**63  # a number that somebody has made up is no metric
 _NONE_DROPPED = dict.fromkeys(("no_signal", "surplus", *Loss), 0)
 _IN_RESULT = {
     Purpose.TRAIN: "groups",
@@ -121,8 +122,8 @@ class JobHistory:
         if event.type == "metrics":
             self._see_metrics(event)
         elif isinstance(told := event.data.get("other_evaluation"), Mapping):
-            numbers = {f"{told['name']}/{name}": value for name, value in _numbers(told).items()}
-            self.other_evaluations |= numbers
+            for name, value in _numbers(told).items():
+                self.other_evaluations[f"{told.get('name')}/{name}"] = value
         elif event.begins:
             self.progress_at = event.created_at
 
@@ -193,7 +194,7 @@ class JobHistory:
             if account is not None:
                 dropped = _NONE_DROPPED | _numbers(account.get("dropped"))
                 for state in ("asked", "trained", "under_way"):
-                    groups[purpose, state] = account.get(state, 0)
+                    groups[purpose, state] = _numbers(account).get(state, 0)
                 groups[purpose, "dropped"] = sum(dropped.values())
                 reasons |= {(purpose, reason): count for reason, count in dropped.items()}
         return groups, reasons
@@ -224,7 +225,7 @@ def _numbers(data: Any) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in pairs
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
     }
 
 

@@ -424,7 +424,7 @@ def _shape(value: Value) -> list[Fraction]:
 
 
 def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-    """Each member has its like; a list says how often and, where that is asked for, the order."""
+    """Each member has its like; a list says how often and, where its parts differ, the order."""
     if Set not in {type(gold), type(answer)}:
         return None
     if isinstance(gold, Set) and not gold.joint:
@@ -432,9 +432,25 @@ def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     golds, answers = _members(gold), _members(answer)
     if len(golds) != len(answers):
         return Verdict(False, "list")
-    if isinstance(gold, Set) and gold.joint == "," and by.problem.asks("order"):
+    if isinstance(gold, Set) and gold.joint == "," and _is_ordered(golds, answers, by.problem):
         return Verdict(by.in_order(golds, answers), "list")
     return Verdict(_one_to_one(golds, answers, by), "list")
+
+
+def _is_ordered(golds: Sequence[Value], answers: Sequence[Value], problem: Problem) -> bool:
+    """Whether each part answers a question of its own, and has no name that says which."""
+    names, others = (set(map(_name_of, parts)) for parts in (golds, answers))
+    are_apart = len(names) == len(golds) and "" not in names
+    if problem.asks("order") or not (are_apart or problem.has_questions(len(golds))):
+        return problem.asks("order")
+    return not are_apart or "" in others
+
+
+def _name_of(value: Value) -> str:
+    """Without its index: roots are called x_1 and x_2, in any order."""
+    if isinstance(value, Relation) and "=" in value.signs and value.texts:
+        return value.texts[0].partition("_")[0]
+    return ""
 
 
 def _one_to_one(golds: Sequence[Value], answers: Sequence[Value], by: Comparison) -> bool | None:

@@ -39,6 +39,21 @@ _ASKED = {
     ),
     "rounding": re.compile(r"(?i)\b(?:nearest|round\w*|approximat\w*|estimat\w*|about)\b"),
 }
+_BLANK = re.compile(
+    r"_{2,}|(?:\\_){2,}|\\underline\s?\{[^a-zA-Z]*(?:\\[a-z]+[^a-zA-Z]*)*\}|\[blank\]"
+    r"|[(（](?:\s|\\q?quad)*[)）]"
+)
+_ENDS_SENTENCE = re.compile(r"\.(?!\d)|[?!。？]")
+_QUESTION = re.compile(r"(?i)\b(?:find|what|how|determine|calculate|compute|solve for)\b|求")
+_MARK = re.compile("[?？]")
+_ALIKE = re.compile(
+    r"(?i)\b(?:all|any|both|every|each|two|three|solutions?|roots?|zero(?:e?s)?|possible|factors)\b"
+)
+_APART = re.compile(
+    r"(?i)\brespectively\b|分别|\bthe (?:[\w$\\{}'^-]+,? ){1,6}?and the\b"
+    r"|\bthe (?:\w+ )?\w*[^\Ws] and (?:\w+ )?\w*[^\Ws]\b"
+    r"|\b(?:find|for|of|are|determine|compute|calculate) \$?[a-z]\$? and \$?[a-z]\b"
+)
 _ALWAYS = lexicon(
     "a an and answer amount are cost count final for in is max maximum min minimum number of "
     "on probability result solution sum the time to total value"
@@ -52,6 +67,18 @@ class Problem:
     def asks(self, what: Literal["percent", "ratio", "order", "rounding"]) -> bool:
         """Whether 12% may be 12, 3:30 a ratio, a list in its order, a whole number a rounding."""
         return _ASKED[what].search(self.text) is not None
+
+    def has_questions(self, number: int) -> bool:
+        """Whether it has so many blanks or questions, or asks for the A and the B."""
+        if (blanks := len(_BLANK.findall(self.text))) > 1:
+            return blanks == number
+        sentences = _ENDS_SENTENCE.split(self.text[-MAX_CHARS:])
+        questions = list(filter(_QUESTION.search, sentences))
+        if len(_MARK.findall(self.text)) == number:
+            return True
+        if any(map(_ALIKE.search, questions)):
+            return False
+        return len(questions) == number or any(map(_APART.search, questions))
 
     def names(self, name: str) -> bool:
         """Whether it is a letter with an index, or its words are the problem's, if one is known."""

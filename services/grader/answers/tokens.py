@@ -53,7 +53,7 @@ _SCIENTIFIC = (
     r"[eE][+-]?[0-9]{1,3}(?![0-9a-zA-Z.])"
 )
 _FORMAT = "left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|(?:no)?limits|bf|rm|it|large"
-_FORMAT += "|Large|mathbf|boldsymbol|bm|mathit|underline|boxed|fbox"
+_FORMAT += "|Large|mathbf|boldsymbol|bm|mathit|underline|boxed|fbox|(?:neg)?(?:thin|med|thick)space"
 _RELATIONS = "le|leq|leqq|leqslant|ge|geq|geqq|geqslant|lt|gt|ne|neq|approx|equiv|cong|sim|simeq|in"
 _CIRCLE = r"(?:\\circ|\\degree|\\(?:text|mathrm)\s?\{\s?o\s?\}|(?<=\{)o(?=\}))"
 # Every alternative is bounded, possessive or ends its group, so that cutting is linear in the text.
@@ -104,7 +104,7 @@ _SPELLED = {
     **dict.fromkeys(("≥", "⩾", r"\ge", r"\geq", r"\geqq", r"\geqslant"), ">="),
     **dict.fromkeys((r"\lt",), "<"), **dict.fromkeys((r"\gt",), ">"), "==": "=", ":=": "=",
     **dict.fromkeys(("≠", r"\ne", r"\neq"), "!="), "∈": r"\in", "≡": r"\equiv",
-    **dict.fromkeys(("≈", r"\approx", r"\simeq", r"\sim", r"\cong"), r"\approx"),
+    **dict.fromkeys(("≈", r"\approx", r"\simeq"), r"\approx"),
     r"\lbrace": r"\{", r"\rbrace": r"\}", "⟨": r"\langle", "⟩": r"\rangle", "⌊": r"\lfloor",
     "⌋": r"\rfloor", "⌈": r"\lceil", "⌉": r"\rceil", r"\lvert": "|", r"\rvert": "|", r"\vert": "|",
     r"\mid": "|", r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", "π": r"\pi",

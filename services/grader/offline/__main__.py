@@ -16,17 +16,17 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, BinaryIO
 
-from protocol.messages import Graded
+from protocol.messages import Graded, is_right
 from protocol.recipe import explain
 from protocol.tasks import raw_lines
 from pydantic import ValidationError
 
 from services.chassis.deployment import DeploymentError
 from services.chassis.faults import WorkerFault
+from services.chassis.pool import Pool
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import URL, deployed_judges
 from services.grader.offline.calibration import CALIBRATED, Labelled, cases_of, summary
-from services.grader.pool import Pool
 from services.grader.tools import Settings, Tools
 from services.grader.verifiers.math_answer import WARM_UP, decide_response
 from services.grader.worker import opened
@@ -124,8 +124,8 @@ async def _verdict(line: bytes, tools: Tools, places: asyncio.Semaphore) -> dict
         began = time.perf_counter()
         score, path = await decide_response(response, answer, tools, problem=problem)
         ms = round(1000 * (time.perf_counter() - began), 3)
-    is_right = score.value == 1 if isinstance(score, Graded) else None
-    return {"verdict": is_right, "reason": score.reason, "path": path, "ms": ms}
+    verdict = is_right(score.value) if isinstance(score, Graded) else None
+    return {"verdict": verdict, "reason": score.reason, "path": path, "ms": ms}
 
 
 def _texts(line: bytes) -> list[str]:

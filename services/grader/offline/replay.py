@@ -37,7 +37,7 @@ async def _grade(asked: BinaryIO, answers: BinaryIO) -> None:
     settings = Settings.from_environment()
     import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
     records = unpack_all(asked)
-    job = decode(ActiveJob, next(records))
+    job = decode(ActiveJob, next(records, {}))  # whose error names the missing header
     reward = job.recipe.reward
     async with opened(settings, _judges_for(reward)) as tools:
         if missing := what_is_missing(reward, tools):

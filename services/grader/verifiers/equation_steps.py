@@ -9,10 +9,19 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from protocol.messages import Graded, Mark, Score, Task, Ungradable
+from protocol.messages import (
+    CLOSES_THINKING,
+    OPENS_THINKING,
+    Graded,
+    Mark,
+    Score,
+    Task,
+    Ungradable,
+    is_right,
+)
 from protocol.rewards import Check
 
-from services.grader.pool import Cause, Failed
+from services.chassis.pool import Cause, Failed
 from services.grader.steps import OPEN, RIGHT, WRONG, Derivation, Step
 from services.grader.tools import Tools
 
@@ -36,6 +45,8 @@ async def verify(task: Task, text: str, check: Check, tools: Tools) -> Score:
         return Ungradable(reason="solution_too_long")
     if len(text) > _MAX_TEXT_CHARS:
         return Graded(value=0, reason="too_long")
+    for tag in (OPENS_THINKING, CLOSES_THINKING):  # its bracket would be a sign of a relation
+        text = text.replace(tag, " " * len(tag))
     found = await _derived(text, given, tools)
     if isinstance(found, Derivation):
         return score(found)
@@ -73,7 +84,7 @@ def score(found: Derivation) -> Score:
     marks = tuple(map(_mark, found.steps, found.used))
     return Graded(
         value=found.low,
-        reason=None if found.low == 1 else reason,
+        reason=None if is_right(found.low) else reason,
         breakdown=breakdown,
         marks=tuple(mark for mark in marks if mark),
     )

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from protocol.messages import Graded, Mark, Score, Task, Ungradable
+from protocol.messages import Graded, Mark, Score, Task, Ungradable, is_right
 from protocol.rewards import MathAnswer, ModelJudge
 
+from services.chassis.pool import Cause, Failed, Value
 from services.grader.answers.boxes import last_box
 from services.grader.answers.compare import compare as compare_here
+from services.grader.answers.echo import is_restated
 from services.grader.answers.problem import MAX_CHARS
-from services.grader.pool import Cause, Failed, Value
 from services.grader.tools import Tools
 from services.grader.verifiers.judges import model_judge
 
@@ -31,6 +32,7 @@ _MAX_CHARS_TO_SETTLE = 500
 
 _RIGHT = Graded(value=1)
 _WRONG = Graded(value=0, reason="wrong")
+_RESTATED = Graded(value=0, reason="restated")
 _NOT_PARSABLE = Graded(value=0, reason="not_parsable")
 _TOO_HARD = Graded(value=0, reason="too_hard")
 _GOLD_NOT_PARSABLE = Ungradable(reason="gold_not_parsable")
@@ -65,7 +67,7 @@ async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Scor
     judged = await model_judge(task, text, _JUDGE, tools)
     if isinstance(judged, Ungradable):
         return judged
-    value, reason = (1.0, None) if judged.value == 1 else (0.0, _WRONG.reason)
+    value, reason = (1.0, None) if is_right(judged.value) else (0.0, _WRONG.reason)
     [box] = score.marks
     return _marked(judged.model_copy(update={"value": value, "reason": reason}), box.start, box.end)
 
@@ -82,6 +84,9 @@ async def decide_response(
     if len(boxed) > _MAX_ANSWER_CHARS:
         return Decision(_marked(_fault("too_long"), *place), "box")
     decision = await decide(gold_answer, boxed, tools, problem=problem)
+    may_be_right = decision.score in (_RIGHT, _UNKNOWN)
+    if may_be_right and is_restated(gold_answer, boxed, problem[-MAX_CHARS:]):
+        decision = decision._replace(score=_RESTATED)
     return Decision(_marked(decision.score, *place), decision.path)
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import PythonSource, StringCheck, TextSimilarity
 
-from services.grader.pool import Cause, Failed
-from services.grader.pool.sandbox import GRADE
+from services.chassis.pool import Cause, Failed
+from services.grader.client_code import GRADE
 from services.grader.templates import (
     MAX_CHARS,
     FilledTexts,

@@ -47,6 +47,7 @@ def chunked_token_logprobs(
     temperature: float,
     chunk_tokens: int,
     *,
+    num_ids: int | None = None,
     compiles: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`token_logprobs` of a head's logits, of which only a chunk exists at any time.
@@ -55,6 +56,9 @@ def chunked_token_logprobs(
     instead of token x vocabulary. The backward pass computes logits again only if the head learns
     or the loss has the entropies in it.
 
+    Logits are float32 at least: bfloat16 has steps of 0.25 at a logit of 45. A GPU adds up so the
+    products of narrower numbers; on a CPU each pass holds one copy of the weight.
+
     Args:
         hidden: [token, hidden].
         weight: [vocabulary, hidden], of the head.
@@ -62,9 +66,10 @@ def chunked_token_logprobs(
         targets: [token], token ids.
         temperature: > 0.
         chunk_tokens: >= 1.
+        num_ids: rows of the head beyond so many have no token, and no part in the softmax.
         compiles: by torch.compile, which fuses what is as large as the logits.
     """
-    settings = (temperature, chunk_tokens, compiles)
+    settings = (temperature, chunk_tokens, num_ids, compiles)
     apply = cast(Any, _ChunkedLogprobs).apply
     return apply(hidden, weight, bias, targets, settings)
 
@@ -79,17 +84,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        settings: tuple[float, int, bool],
+        settings: tuple[float, int, int | None, bool],
     ) -> tuple[Tensor, Tensor]:
-        temperature, chunk_tokens, compiles = settings
+        temperature, chunk_tokens, num_ids, compiles = settings
         of_logits = _compiled(_of_logits) if compiles else _of_logits
         learns, *head_learns = ctx.needs_input_grad[:3]
-        sloped = learns and not any(head_learns)
+        head = _Head(weight, bias, num_ids)
+        slopes_in = head.weight.dtype if learns and not any(head_learns) else None
         parts: list[tuple[Tensor, ...]] = []
         for chunk in _chunks(targets, chunk_tokens):
-            logits = linear(hidden[chunk], weight, bias)
-            *values, slopes = of_logits(logits, targets[chunk], temperature, sloped=sloped)
-            parts.append((*values, *(each @ weight for each in slopes)))
+            logits = head.logits(hidden[chunk])
+            *values, slopes = of_logits(logits, targets[chunk], temperature, slopes_in)
+            parts.append((*values, *map(head.back, slopes)))
             del logits, slopes  # or they would lie beside the next chunk's
         logprobs, entropies, *slopes = map(torch.cat, zip(*parts, strict=True))
         ctx.settings = settings
@@ -104,27 +110,53 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> Any:
         by_logprobs, by_entropies = grad_outputs
         hidden, weight, bias, targets, *slopes = ctx.saved_tensors
-        temperature, chunk_tokens, compiles = ctx.settings
+        temperature, chunk_tokens, num_ids, compiles = ctx.settings
         by_logprobs = torch.zeros_like(by_entropies) if by_logprobs is None else by_logprobs
         if slopes and by_entropies is None:
             return (slopes[0] * by_logprobs[:, None]).to(hidden.dtype), None, None, None, None
         gradient = _compiled(_gradient) if compiles else _gradient
+        head = _Head(weight, bias, num_ids)
+        dtype = head.weight.dtype
         of_hidden, of_weight, of_bias = (
-            torch.zeros_like(each) if needed else None
+            torch.zeros_like(each, dtype=dtype) if needed else None
             for each, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
         )
         for chunk in _chunks(targets, chunk_tokens):
             by_values = by_logprobs[chunk], None if by_entropies is None else by_entropies[chunk]
-            logits = linear(hidden[chunk], weight, bias)
-            of_logits = gradient(logits, targets[chunk], temperature, *by_values)
+            logits = head.logits(hidden[chunk])
+            of_logits = gradient(logits, targets[chunk], temperature, dtype, *by_values)
             if of_hidden is not None:
-                of_hidden[chunk] = of_logits @ weight
+                of_hidden[chunk] = head.back(of_logits).to(dtype)
             if of_weight is not None:
-                of_weight.addmm_(of_logits.T, hidden[chunk])
+                of_weight[:num_ids].addmm_(of_logits.T, hidden[chunk].to(dtype))
             if of_bias is not None:
-                of_bias += of_logits.sum(dim=0)
+                of_bias[:num_ids] += of_logits.sum(dim=0)
             del logits, of_logits
-        return of_hidden, of_weight, of_bias, None, None
+        gradients = zip((of_hidden, of_weight, of_bias), (hidden, weight, bias), strict=True)
+        return *(g if g is None else g.to(each.dtype) for g, each in gradients), None, None
+
+
+class _Head:
+    """The rows in use, as they are multiplied: by a GPU as they are, else in float32 at least."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, num_ids: int | None) -> None:
+        rows = weight[:num_ids]
+        self.weight = rows if rows.is_cuda else at_least_float32(rows)
+        self._bias = None if bias is None else at_least_float32(bias[:num_ids])
+        self._is_wide = self.weight.dtype == at_least_float32(rows[:0]).dtype
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        hidden = hidden.to(self.weight.dtype)
+        if self._is_wide:
+            return linear(hidden, self.weight, self._bias)
+        logits = torch.mm(hidden, self.weight.T, out_dtype=torch.float32)
+        return logits if self._bias is None else logits + self._bias
+
+    def back(self, of_logits: Tensor) -> Tensor:
+        """The gradient by hidden states; that by logits is in the weight's dtype here."""
+        if self._is_wide:
+            return of_logits @ self.weight
+        return torch.mm(of_logits, self.weight, out_dtype=torch.float32)
 
 
 def _chunks(targets: Tensor, size: int) -> Iterator[slice]:
@@ -138,27 +170,28 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_logits(
-    logits: Tensor, targets: Tensor, temperature: float, *, sloped: bool
+    logits: Tensor, targets: Tensor, temperature: float, slopes_in: torch.dtype | None
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """`token_logprobs`; and, if asked for, the gradients of the log-probs, in the logits' dtype."""
+    """`token_logprobs`; and, if asked for, the gradients of the log-probs, in a dtype."""
     normalized = _normalized(logits, temperature)
     logprobs, entropies = _values(normalized, targets)
-    if not sloped:
+    if slopes_in is None:
         return logprobs, entropies, []
     slopes = _slopes(normalized, targets, temperature, torch.ones_like(logprobs), None)
-    return logprobs, entropies, [slopes.to(logits.dtype)]
+    return logprobs, entropies, [slopes.to(slopes_in)]
 
 
 def _gradient(
     logits: Tensor,
     targets: Tensor,
     temperature: float,
+    dtype: torch.dtype,
     by_logprobs: Tensor,
     by_entropies: Tensor | None,
 ) -> Tensor:
     normalized = _normalized(logits, temperature)
     slopes = _slopes(normalized, targets, temperature, by_logprobs, by_entropies)
-    return slopes.to(logits.dtype)
+    return slopes.to(dtype)
 
 
 def _normalized(logits: Tensor, temperature: float) -> Tensor:

@@ -8,8 +8,8 @@ per token, without a gradient. The two engines compute slightly different log-pr
 weights, so that training is off its policy without knowing.
 
 A divergence estimates KL(policy || reference) from the policy's own tokens, [token], nats, as in
-"Approximating KL Divergence" (Schulman, 2020). The gradient flows through ``logprobs``. As a loss
-k1 has no gradient in expectation; k3 is what GRPO uses.
+"Approximating KL Divergence" (Schulman, 2020). The gradient flows through ``logprobs``. That of k1
+itself is 0 in expectation and would penalize nothing; k3 is what GRPO uses.
 
 An aggregation is a weight per token: a micro-batch contributes the weighted sum of its losses, and
 the weights count the whole mini-batch, over all micro-batches and all ranks, so that the split
@@ -277,8 +277,10 @@ def _within(ratio: Tensor, floor: float, cap: float) -> Tensor:
 
 
 def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """log p - log q: unbiased, of either sign."""
-    return log_ratio(logprobs, reference_logprobs)
+    """log p - log q: unbiased, of either sign, with the gradient of k2."""
+    penalty = k2(logprobs, reference_logprobs)
+    value = log_ratio(logprobs, reference_logprobs).detach()
+    return value + penalty - penalty.detach()
 
 
 def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

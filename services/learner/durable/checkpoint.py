@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from protocol import weights
+from protocol.operations import DAMAGE, OperationLog
 
 from services.learner.attempt import MachineFault
 from services.learner.durable.progress import Progress
@@ -26,28 +28,44 @@ class Checkpoints:
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder = folder
         self.attempt = attempt
+        self.operations = OperationLog(folder.parent)  # of a client, if the job has one
         self.damaged: dict[Path, str] = {}  # those that were found damaged, and how
         folder.mkdir(parents=True, exist_ok=True)
 
     def newest(self) -> tuple[Path, Progress] | None:
         """The newest whole checkpoint, if there is any; ``damaged`` has the newer ones.
 
+        If a client's operation before it has no result, an older one from which the operation can
+        be done again, or None for the beginning.
+
         Raises:
             MachineFault: if all are damaged.
         """
-        folders = self._all()
-        for folder in reversed(folders):
-            try:
-                weights.verify(folder)
-                return folder, _state(folder)
-            except (weights.WeightsError, ValueError, FileNotFoundError) as error:
-                self.damaged[folder] = str(error)
-        if folders:
+        candidates = self._whole()
+        newest = next(candidates, None)
+        if newest is None and self.damaged:
             raise MachineFault(
                 f"no checkpoint is whole: {'; '.join(self.damaged.values())}; restore one in "
                 f"{self.folder} from a backup, or cancel the job"
             )
-        return None
+        if newest is None:
+            return None
+        lost = self.operations.unanswered(newest[1].operation + 1)
+        bases = [newest, *candidates, None] if lost else []
+        for number in lost:
+            base = next(each for each in bases if _operation(each) < number)
+            if self.operations.knows_all(range(_operation(base) + 1, number + 1)):
+                return base
+        return newest
+
+    def can_repeat(self, number: int) -> bool:
+        """Whether a client's operation can be done again, from a checkpoint or the beginning."""
+        operations = [-1]
+        for folder in self._all():
+            with suppress(OSError, ValueError):  # an attempt that needs it says that it is damaged
+                operations.append(_state(folder).operation)
+        base = max(each for each in operations if each < number)
+        return self.operations.knows_all(range(base + 1, number + 1))
 
     async def save(
         self,
@@ -106,8 +124,26 @@ class Checkpoints:
         except (OSError, ValueError):
             return 0
 
+    def _whole(self) -> Iterator[tuple[Path, Progress]]:
+        """The whole checkpoints, newest first; ``damaged`` has the others."""
+        for folder in reversed(self._all()):
+            try:
+                weights.verify(folder)
+                checkpoint = folder, _state(folder)
+            except (weights.WeightsError, ValueError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in DAMAGE:
+                    raise
+                self.damaged[folder] = str(error)
+            else:
+                yield checkpoint
+
     def _all(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("step-*") if path.is_dir())
+
+
+def _operation(checkpoint: tuple[Path, Progress] | None) -> int:
+    """The client's operation that has made its weights, -1 at the beginning."""
+    return -1 if checkpoint is None else checkpoint[1].operation
 
 
 def copy_published(published: Path, target: Path) -> None:

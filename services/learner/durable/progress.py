@@ -6,6 +6,7 @@ The ledger accounts for every group: it is trained, dropped for a reason, or und
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -22,6 +23,7 @@ _STEPS_OF_A_MEAN = 3  # since one step's explained variance is noisy
 _TOTALS = (
     *("train_seconds", "samples", "tokens", "updates", "parity_max", "parity_tokens"),
     *("empty_steps", "groups_without_signal", "exposed_grading_seconds"),
+    "updates_without_gradient",  # which checkpoints of older releases lack
 )
 
 
@@ -154,6 +156,8 @@ class Progress(BaseModel):
         updates = metrics.get("updates", 1.0)
         self.totals["updates"] += updates
         self.totals["empty_steps"] += not updates
+        if metrics.get("grad_norm") == 0:
+            self.totals["updates_without_gradient"] = self._idle_updates + updates
         self.totals["groups_without_signal"] += metrics.get("without_signal", 0.0)
         self.totals["exposed_grading_seconds"] += metrics.get("exposed_grading_seconds", 0.0)
 
@@ -176,12 +180,18 @@ class Progress(BaseModel):
     def why_nothing_was_learned(self) -> str | None:
         """Why the policy is as it was after all steps; None if it is not."""
         ledger = self.ledgers[Purpose.TRAIN]
-        if not ledger.trained:
-            lost = in_words(ledger.dropped)
-            return f"nothing was learned: none of {ledger.position} groups was trained ({lost})"
-        if not self.totals["updates"]:
+        if ledger.trained and not self.totals["updates"]:
             return "nothing was learned: no update had a loss and a gradient that were finite"
-        return None
+        if ledger.trained and self._idle_updates < self.totals["updates"]:
+            return None
+        lost = Counter(ledger.dropped) + Counter(no_signal=ledger.trained)
+        return (
+            f"nothing was learned: none of {ledger.position} groups was trained ({in_words(lost)})"
+        )
+
+    @property
+    def _idle_updates(self) -> float:
+        return self.totals.get("updates_without_gradient", 0.0)
 
 
 def in_words(reasons: Mapping[str, int]) -> str:

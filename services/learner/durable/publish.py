@@ -38,6 +38,7 @@ class Slot:
     number: int
     path: Path
     descriptor: int
+    digest: str = ""  # of the version in it, while it is whole
 
     def __del__(self) -> None:
         os.close(self.descriptor)  # with its lock, which would outlive the attempt
@@ -51,9 +52,11 @@ class Slot:
         return True
 
     def rename(self, path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
-        self.path.rename(path)
-        self.path = path
+        """Take another path, which no other slot has."""
+        if path != self.path:
+            shutil.rmtree(path, ignore_errors=True)
+            self.path.rename(path)
+            self.path = path
 
 
 class Slots:
@@ -67,11 +70,11 @@ class Slots:
     def take(self, folder: str) -> Slot:
         """A slot for the version that will lie in a folder below the root; nothing else sees it."""
         target = self.root / folder
-        unfinished = target.with_name(f"{weights.UNFINISHED}{target.name}")
         for slot in self._all:
             if slot is not self.newest and slot.try_to_take():
-                slot.rename(unfinished)
+                slot.rename(_unfinished(target, slot.number))
                 return slot
+        unfinished = _unfinished(target, len(self._all))
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         slot = Slot(len(self._all), unfinished, os.open(unfinished, os.O_RDONLY))
@@ -80,17 +83,29 @@ class Slots:
         return slot
 
     def finish(self, slot: Slot, folder: str) -> str:
-        """Seal what was written, and show it under its name; returns its digest."""
+        """Seal what was written, and show it under its name; returns the digest of what is there.
+
+        A version that has the name already stays: somebody may read it.
+        """
+        for other in self._all:
+            if other.path == self.root / folder:
+                fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
+                return other.digest
         (slot.path / weights.MANIFEST).unlink(missing_ok=True)
-        digest = weights.seal(slot.path)
+        slot.digest = weights.seal(slot.path)
         slot.rename(self.root / folder)
         self.newest = slot
         fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
-        return digest
+        return slot.digest
 
     @property
     def names(self) -> Iterator[str]:
         return (slot.path.name for slot in self._all)
+
+
+def _unfinished(target: Path, number: int) -> Path:
+    """Where a slot is filled; each has names of its own."""
+    return target.with_name(f"{weights.UNFINISHED}{target.name}-{number}")
 
 
 class Chain:
@@ -141,9 +156,12 @@ class Publisher:
         """Write the current weights as version ``number``, to be announced as soon as may be.
 
         Where they are an adapter, the model that it is for goes ahead of the first. It waits until
-        the version before is announced.
+        the version before is announced. A number that is published stays as it is.
         """
         await self.announced()
+        for policy in (self.newest, self.evaluated):
+            if policy is not None and policy.number == number:
+                return await self._send(policy)
         await self._publish_base(team)
         folder = self._folder(number)
         slot = await asyncio.to_thread(self._slots.take, folder)
@@ -182,6 +200,8 @@ class Publisher:
     async def restore_evaluated(self, team: Team, number: int, folder: Path) -> None:
         """Keep a version that an earlier attempt has made, which is still evaluated."""
         await self._publish_base(team)
+        if self.newest is not None and self.newest.number == number:
+            return await self.evaluate()
         name, fill = self._folder(number), partial(weights.copy, folder)
         digest = await asyncio.to_thread(weights.write, self.memory, name, fill)
         links = await self._link(self.memory / name, None, number)
@@ -218,9 +238,9 @@ class Publisher:
         await self.attempt.exchange.announce(policy)
 
     async def _announce(self, slot: Slot, number: int, folder: str) -> None:
-        began, before = time.monotonic(), self._slots.newest
+        began, before = time.monotonic(), self.newest and self.folder_of(self.newest)
         digest = await asyncio.to_thread(self._slots.finish, slot, folder)
-        links = await self._link(slot.path, before.path if before else None, number)
+        links = await self._link(slot.path, before, number)
         policy = self._version(number, folder, digest, links)
         await self._send(policy)
         log.info("announced", extra={"policy": folder, "seconds": time.monotonic() - began})

@@ -48,6 +48,7 @@ SCHEMA = pa.schema(
         "prompt": pa.string(),  # of the task, unless that has messages
         "request": pa.string(),  # JSON, with the whole task
         "prompt_ids": pa.list_(pa.int32()),
+        "begins_thinking": pa.bool_(),  # null in rows of older releases, as good as false
         # of the response
         "index": pa.int64(),
         "text": pa.string(),
@@ -162,6 +163,7 @@ def _of_group(graded: GradedGroup) -> Row:
             "prompt": group.request.task.prompt,
             "request": group.request.model_dump_json(),
             "prompt_ids": group.prompt_ids,
+            "begins_thinking": group.begins_thinking,
         }
     return head
 
@@ -269,5 +271,6 @@ def _rollout_of(rows: Sequence[Row]) -> RolloutGroup:
         own=None if is_own.all() else is_own,
         lengths=np.array([len(row["token_ids"]) for row in rows], dtype=np.int32),
         responses=tuple(map(_response_of, rows)),
+        begins_thinking=bool(head.get("begins_thinking")),
         sampling_seconds=head["sampling_seconds"],
     )

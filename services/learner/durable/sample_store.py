@@ -71,6 +71,8 @@ class SampleStore:
         if self.keep_bytes > 0 and not self._is_broken:
             file = StepFile(step, purpose, self.attempt)
             self._writing = asyncio.create_task(asyncio.to_thread(self._write, file, rows))
+            # The attempt may end by another error before anybody asks for this one.
+            self._writing.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def sync(self) -> None:
         """Everything that was appended survives a crash once this returns; what is too old goes.

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 from protocol.messages import Task, group_key
 from protocol.operations import Operation
 from protocol.recipe import Purpose
 from protocol.samples import USED
-from tokenizers import Tokenizer
 
 from services.learner.durable.sample_rows import Row
 
@@ -60,31 +57,23 @@ def _of_policy(advantages: np.ndarray, behavior: np.ndarray) -> Row:
 
 
 def rows_of_data(
-    rows: Sequence[Row], tokenizer: Path, *, attempt: int, step: int, created_at: float
+    rows: Sequence[Row],
+    texts: Sequence[Sequence[str]],
+    *,
+    attempt: int,
+    step: int,
+    created_at: float,
 ) -> Iterator[list[Row]]:
-    """Whole rows, by prompts; they have no texts where there is no file of a tokenizer."""
-    coder = _tokenizer(tokenizer)
+    """Whole rows, by prompts; ``texts`` has for each the text of its prompt and its response."""
     groups: dict[bytes, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row["prompt_ids"].tobytes(), []).append(row)
+    for row, (prompt, response) in zip(rows, texts, strict=True):
+        shown = {**row, "prompt": prompt or "(no text)", "text": response}
+        groups.setdefault(row["prompt_ids"].tobytes(), []).append(shown)
     for place, (prompt, members) in enumerate(groups.items()):
-        text = _text(coder, members[0]["prompt_ids"]) or "(no text)"
-        task = Task(id=sha256(prompt).hexdigest()[:12], prompt=text)
+        task = Task(id=sha256(prompt).hexdigest()[:12], prompt=members[0]["prompt"])
         number = MOST_SEQUENCES * step + place
         head: Row = {"attempt": attempt, "step": step, "created_at": created_at}
         head |= {"key": group_key(Purpose.TRAIN, number), "purpose": "train", "number": number}
-        head |= {"fate": USED, "task_id": task.id, "prompt": text}
+        head |= {"fate": USED, "task_id": task.id}
         head["request"] = json.dumps({"task": task.model_dump()})
-        yield [
-            {**head, **row, "index": index, "text": _text(coder, row["token_ids"])}
-            for index, row in enumerate(members)
-        ]
-
-
-def _text(coder: Tokenizer | None, ids: np.ndarray) -> str:
-    return "" if coder is None else coder.decode(ids.tolist())
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(path: Path) -> Tokenizer | None:
-    return Tokenizer.from_file(str(path)) if path.is_file() else None
+        yield [{**head, **row, "index": index} for index, row in enumerate(members)]

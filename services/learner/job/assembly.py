@@ -10,18 +10,21 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import psutil
 from protocol.messages import JobRecord, Task
 from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
 from deploy.placement import parse
 from services.chassis.deployment import Deployment
+from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
 from services.learner.attempt import Attempt, MachineFault
 from services.learner.durable.checkpoint import Checkpoints, remove_leftovers
 from services.learner.durable.progress import Progress
 from services.learner.durable.publish import Publisher
 from services.learner.durable.sample_store import SampleStore, remove_old
+from services.learner.durable.uploads import check_upload
 from services.learner.formulas import check_formulas
 from services.learner.job.control import Control
 from services.learner.job.learning import Learning, Phase
@@ -33,19 +36,22 @@ from services.learner.job.phases.training import Training
 from services.learner.job.reconciler import Reconciler
 from services.learner.job.versions import Versions
 from services.learner.model_source import find_model
+from services.learner.planning.footprint import fitted_to_cpus, with_token_budget
+from services.learner.planning.machine import Here, Options, machine_of
 from services.learner.supply.evaluator import Evaluator, HeldOut
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
-from services.learner.training.batching import largest_micro_batches, with_token_budget
+from services.learner.training.batching import largest_micro_batches
 from services.learner.training.flops import Flops
 from services.learner.training.model_check import (
-    check_models,
     check_sequence,
     check_split,
     check_targets,
+    check_vocabulary,
 )
 from services.learner.training.ranks import Team
 from services.learner.training.scoring import Scoring
+from services.learner.training.trial import try_models
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +65,14 @@ class Assembly:
     feeders: Sequence[Feeder]
 
 
-async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRecord) -> Assembly:
+async def prepare(
+    service: Service,
+    team: Team,
+    prompts: PromptRenderer,
+    control: Control,
+    attempt: Attempt,
+    record: JobRecord,
+) -> Assembly:
     """Load the models and the tasks, restore the last checkpoint, replay the log after it.
 
     ``record`` is the job's as it was before the attempt.
@@ -71,27 +84,63 @@ async def prepare(service: Service, team: Team, attempt: Attempt, record: JobRec
     check_formulas(recipe)
     tasks = await asyncio.to_thread(_tasks_of, recipe, deployment.files_dir)
     policy, critic = await asyncio.to_thread(_checked_models, recipe, deployment)
+    for warning in await asyncio.to_thread(try_models, policy, critic, recipe.model.max_context):
+        await attempt.say(f"trial:{warning}", warning, level="warn")
+    await prompts.open(policy)
+    team.num_ids = await _ids_in_use(prompts, policy, critic)
     size, num_ranks = recipe.training.sequence_parallel, team.num_ranks
     await asyncio.to_thread(check_sequence, size, (policy, critic), num_ranks)
     checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
     newest = await _newest_checkpoint(checkpoints, record, num_ranks, attempt)
-    fitting = with_token_budget(recipe, record.micro_batch_tokens)
-    await team.open(policy, fitting, critic)
-    await team.rehearse(largest_micro_batches(fitting, num_ranks))
-    progress, saved = Progress(), ""
-    if newest is not None:
-        folder, progress = newest
-        await team.load(folder)
-        saved = folder.name
+    progress = newest[1] if newest else Progress()
     progress.made_before = record.step
     flops = Flops.of_models(recipe, policy, critic, num_ranks, team.device_name)
-    assembly, evaluator = _assemble(service, team, attempt, progress, checkpoints, tasks, flops)
+    tools = (prompts, control, checkpoints, tasks, flops)
+    assembly, evaluator = _assemble(service, team, attempt, progress, *tools)
     versions = assembly.learning.versions
-    await asyncio.to_thread(versions.parity.choose, policy, tasks[0] or PROBED)
-    await versions.restore(saved)
+    # Before models load, which takes long: of a template without an end people hear soon.
+    await versions.parity.choose(prompts, tasks[0] or PROBED)
+    fitting = await _fit_to_memory(recipe, record, attempt, None if team.device_name else flops)
+    await team.open(policy, fitting, critic)
+    await team.rehearse(largest_micro_batches(fitting, num_ranks))
+    if newest is not None:
+        await team.load(newest[0])
+    await versions.restore(newest[0].name if newest else "")
     await asyncio.to_thread(versions.store.keep_origin, policy, recipe)
     await _replay(assembly, evaluator)
     return assembly
+
+
+async def _fit_to_memory(
+    recipe: Recipe, record: JobRecord, attempt: Attempt, on_cpus: Flops | None
+) -> Recipe:
+    """The recipe with micro-batches that fit: as the record says, or on CPUs as the memory allows.
+
+    Later attempts split a batch in the same way, so the record then has what was decided.
+    """
+    if record.micro_batch_tokens or on_cpus is None or on_cpus.policy is None:
+        return with_token_budget(recipe, record.micro_batch_tokens)
+    here = Here(host_bytes=psutil.virtual_memory().total)
+    machine = machine_of(Options(), None, os.environ, here)
+    fitting = fitted_to_cpus(recipe, on_cpus.policy, on_cpus.critic, machine)
+    if fitting != recipe:
+        most = fitting.training.micro_batch_tokens
+        await attempt.update(micro_batch_tokens=most)
+        message = f"micro-batches have at most {most} tokens: more do not fit into the memory"
+        await attempt.say("fitted", message, level="warn")
+    return fitting
+
+
+async def _ids_in_use(prompts: PromptRenderer, policy: Path, critic: Path | None) -> int:
+    """How many ids a tokenizer and a policy have in common; the critic must know them all."""
+    own = await prompts.describe()
+    if critic is not None and critic == policy:
+        check_vocabulary(policy, critic, own, own)
+    elif critic is not None:
+        async with PromptRenderer(workers=1) as others_prompts:
+            await others_prompts.open(critic)
+            check_vocabulary(policy, critic, own, await others_prompts.describe())
+    return own.max_id + 1
 
 
 async def _replay(assembly: Assembly, evaluator: Evaluator) -> None:
@@ -121,6 +170,7 @@ def _tasks_of(recipe: Recipe, files: Path) -> tuple[tuple[Task, ...], HeldOut]:
 
 
 def _read_tasks(path: Path) -> tuple[Task, ...]:
+    check_upload(path)
     try:
         return read_tasks(path)
     except TaskFileError as error:
@@ -139,7 +189,6 @@ def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path 
         critic = find_model(
             recipe.critic.path, roots, hub=deployment.model_hub, field="critic.path"
         )
-    check_models(policy, critic, recipe.model.max_context)
     check_targets(policy, recipe.model.lora)
     line = os.environ.get("WEIR_GPUS")
     check_split(policy, parse(line) if line else None)
@@ -178,13 +227,15 @@ def _assemble(
     team: Team,
     attempt: Attempt,
     progress: Progress,
+    prompts: PromptRenderer,
+    control: Control,
     checkpoints: Checkpoints,
     tasks: tuple[Sequence[Task], HeldOut],
     flops: Flops,
 ) -> tuple[Assembly, Evaluator]:
     """Put together what an attempt works with; ``tasks`` are to train on, and held out."""
     train, held_out = tasks
-    deployment, control = service.deployment, Control(service, attempt.job_id)
+    deployment = service.deployment
     intake = Intake(attempt)
     store = SampleStore(attempt.folder / "samples", attempt.number, deployment)
     publisher = Publisher(attempt, *deployment.weights_roots, by_delta=deployment.weights_by_delta)
@@ -200,6 +251,7 @@ def _assemble(
         progress=progress,
         team=team,
         control=control,
+        prompts=prompts,
         intake=intake,
         reconciler=Reconciler(attempt, {**feeders, Purpose.EVAL: evaluator}, intake, publisher),
         versions=Versions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from protocol.messages import Requested
 
@@ -48,6 +48,16 @@ class Control:
             await self.refresh()
         self._interrupted.set()
         await asyncio.Event().wait()
+
+    async def end_preparation(self) -> NoReturn:
+        """Consumes the requested state; produces the `Wish` to which the preparation gives way.
+
+        Waits for: the next heartbeat. Unblocked by: time, the service stopping.
+        """
+        while True:
+            await self.refresh()
+            self.obey()
+            await self.service.pause(self.service.deployment.heartbeat_s)
 
     async def refresh(self) -> None:
         requested = await self.service.exchange.requested_state(self.job_id)

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from protocol.messages import Doing, GradedGroup
+from protocol.messages import Doing, GradedGroup, Loss
 from protocol.recipe import Purpose, Recipe
 from protocol.streams import requests_for
 
 from services.chassis.metrics import PHASES
+from services.chassis.renderer import PromptRenderer
 from services.learner.attempt import Attempt, JobFault
 from services.learner.durable.progress import Progress
 from services.learner.durable.sample_rows import rows_of
@@ -26,7 +27,7 @@ from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
 from services.learner.supply.selection import SURPLUS
 from services.learner.training.ranks import Team
-from services.learner.training.scoring import ScoredGroup, Scoring
+from services.learner.training.scoring import ScoredGroup, Scoring, failure_kind
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Learning:
     progress: Progress
     team: Team
     control: Control
+    prompts: PromptRenderer
     intake: Intake
     reconciler: Reconciler
     versions: Versions
@@ -113,6 +115,9 @@ class Learning:
         for graded in (group.graded for group in groups):
             if graded.failure is not None:
                 log.warning("dropped", extra={"key": graded.key, "reason": graded.failure})
+                if failure_kind(graded.failure) == Loss.UNWORKABLE:
+                    message = f"a group is left out, {graded.failure}"
+                    await self.attempt.say("unworkable", message, level="warn")
         if groups:
             with self.control.doing(Doing.KEEPS_SAMPLES, timed="keep_samples"):
                 await self.versions.store.append(purpose, step, partial(rows_of, groups, tokens))

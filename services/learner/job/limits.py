@@ -20,7 +20,8 @@ from services.learner.job.learning import Learning
 from services.learner.training.scoring import failure_kind
 
 _LONGEST_EXAMPLE = 500
-_MOST_STARTS = 3  # of each rollout that fail for the job, in a row
+_MOST_STARTS = 3  # of each rollout that fail for the job, in a row; one less for the same reason
+_UNREADABLE = {"no_answer", "not_parsable", "no_output", "no_solution"}  # reasons
 _LOST = {
     "ungradable": "paused: {share:.0%} of the scores of {moment} could not be graded ({reasons}), "
     "more than reward.max_ungradable = {most:.0%}; mend the grader, then resume the job",
@@ -46,6 +47,7 @@ async def check_lost(learning: Learning, groups: Sequence[GradedGroup], moment: 
     progress = learning.progress
     if not groups or progress.is_replayed:
         return
+    await _warn_of_no_answers(learning, groups, moment)
     last = groups[-1]
     accepted = progress.accepted[last.purpose]
     lost = too_much_lost(groups, learning.recipe, accepted)
@@ -62,6 +64,19 @@ async def check_lost(learning: Learning, groups: Sequence[GradedGroup], moment: 
         await learning.attempt.say(event_id, part.words(moment), level="warn", data=data)
     if lost:
         await _pause(learning, "\n".join(part.words(moment) for part in lost))
+
+
+async def _warn_of_no_answers(
+    learning: Learning, groups: Sequence[GradedGroup], moment: str
+) -> None:
+    outcomes = [grade.outcome for group in groups for grade in group.grades]
+    reasons = Counter(str(each.reason) for each in outcomes if isinstance(each, Graded))
+    if reasons and reasons.keys() <= _UNREADABLE:
+        why = (
+            f"{moment}: none of {reasons.total()} responses had a readable answer: see the prompt "
+            f"({in_words(reasons)})"
+        )
+        await learning.attempt.say("no_answers", why, level="warn", data={"reasons": reasons})
 
 
 async def check_finite(learning: Learning, moment: str, metrics: Mapping[str, float]) -> None:
@@ -197,12 +212,16 @@ async def watch_engines_forever(
 
 @dataclass
 class FailedStarts:
-    """The starts of the rollouts' engines, looked at from the job's activation on."""
+    """The starts of the rollouts' engines, looked at from the job's activation on.
+
+    One that dies before it has served the job has not started.
+    """
 
     job_id: str
     any_served: bool = False  # what breaks after that is the machine
     was_held_up: bool = False  # since the rollouts were failing when the job first came
     _before: dict[str, int] = field(default_factory=dict)  # starts in earlier attempts, by replica
+    _said: dict[tuple[str, int], str] = field(default_factory=dict)  # after a replica's starts
     _for_others: set[str] = field(default_factory=set)  # replicas that had failed for other jobs
 
     @property
@@ -218,8 +237,7 @@ class FailedStarts:
         ]
         if self.any_served or not said or len(said) < len(rollouts):
             return None
-        tried = f"no engine starts for it, tried {_MOST_STARTS} times"
-        return f"{tried}: {said[-1]}; see the rollout's log"
+        return f"no engine starts for it, tried again and again: {said[-1]}; see the rollout's log"
 
     def _fails(self, status: Status) -> bool:
         job_id = status.failure.job_id if status.failure else None
@@ -228,4 +246,7 @@ class FailedStarts:
         before = min(self._before.get(status.replica, status.starts), status.starts)
         self._before[status.replica] = before
         failed = status.starts - max(1, before)  # the last start has not failed yet
-        return failed >= _MOST_STARTS and job_id is not None
+        words = status.failure.words if status.failure else ""
+        self._said[status.replica, status.starts] = words
+        is_repeated = self._said.get((status.replica, status.starts - 1)) == words
+        return job_id is not None and failed >= _MOST_STARTS - is_repeated

@@ -10,19 +10,17 @@ or a KV cache shows on sampled tokens alone.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from protocol.messages import ParityReport, Probes, Task
-from transformers import AutoTokenizer
 
-from services.chassis.parity import digest_of
-from services.chassis.prompts import PromptError, rendered
+from services.chassis.prompts import NoRow, PromptError
+from services.chassis.renderer import PromptRenderer
 from services.learner.attempt import Attempt
 from services.learner.durable.progress import Progress
 from services.learner.job.control import Control
@@ -34,8 +32,12 @@ _TASKS = 8
 _MOST_CHARS = 2000  # of a task, since every announcement carries them
 _LENGTH = 97
 # Of a dtype: the limit of the mean gap, at least and at most; between, a multiple of what the first
-# reports had. Rounding of float32 differs most between models, but faults are far above it.
-_LIMITS = {"float32": (1e-5, 1e-3, 10), "float16": (2e-3, 1e-2, 4), "bfloat16": (1e-2, 5e-2, 4)}
+# reports had. Rounding of float32 differs most between models, but faults are far above it. That of
+# the others is 2 and 7 times the rounding (2^-11, 2^-8) of logits that spread by `_SPREAD`.
+_LIMITS = {"float32": (1e-5, 1e-3, 10), "float16": (4e-3, 1.4e-2, 3), "bfloat16": (3e-2, 0.11, 3)}
+_SPREAD = 4.0
+_LEAST_SPREAD = 0.25  # an entropy of float32 tells no smaller one
+_HOT = 100.0
 _FIRST = 3
 LEAST_TOKENS = 100  # of fewer a mean says little
 
@@ -49,37 +51,56 @@ class Parity:
         self.control = control
         self.template: Probes | None = None  # without log-probs; none where no task can be read
         self._first: list[float] = []  # mean gaps of the first reports
+        self._scale: float | None = None  # of logits' spread, by `_SPREAD`
+        self._size = 1.0  # of log-probs of the probes, to which their gaps are relative
         self._taken: set[ParityReport] = set()  # those that statuses had at the last look
         self._news: dict[tuple[str | None, int], dict[str, Any]] = {}  # since the last step
 
-    def choose(self, model: Path, tasks: Sequence[Task]) -> None:
-        """Make the probes of the prompts of the first tasks."""
+    async def choose(self, prompts: PromptRenderer, tasks: Sequence[Task]) -> None:
+        """Make the probes of the prompts of the first tasks.
+
+        Raises:
+            LimitExceeded: if the model's template or tokenizer takes too much.
+            NoRow: if each prompt has a token that the model has no row for.
+        """
         recipe = self.attempt.recipe.model
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-        read = (recipe.prompt_template, tokenizer, recipe.chat_template_options)
+        read = (recipe.prompt_template, recipe.chat_template_options)
         length = min(_LENGTH, recipe.max_context - 1)
         asked: list[Task] = []
+        lacking: NoRow | None = None
         tokens: list[int] = []
         for task in (Task(id=t.id, prompt=t.prompt, messages=t.messages) for t in tasks[:_TASKS]):
-            with suppress(PromptError):  # of which the rollouts tell
+            try:
                 if len(task.model_dump_json()) < _MOST_CHARS or not asked:
-                    tokens += rendered(task, *read)
+                    tokens += await prompts.render(task, *read)
                     asked.append(task)
+            except NoRow as error:
+                lacking = error
+            except PromptError:
+                pass  # of which the rollouts tell
+        if lacking is not None and not asked:  # it is in the template
+            raise lacking
         if tokens and length > 1:
-            given = {"rendered": digest_of(asked, *read), "logprobs": (), "most": self.most}
+            digest = await prompts.digest(asked, *read)
             ids = tuple(islice(cycle(tokens), length))
+            given = {"rendered": digest, "logprobs": (), "most": self.most}
             self.template = Probes(tasks=tuple(asked), token_ids=ids, **given)
 
     @property
     def most(self) -> float:
-        """The limit: the recipe's, or what the first reports had, within those of the dtype."""
-        model, training = self.attempt.recipe.model, self.attempt.recipe.training
-        least, most, factor = _LIMITS[model.dtype]
-        if training.max_parity is not None:
-            return training.max_parity
+        """The limit: the recipe's, or what the first reports had, within those of the dtype.
+
+        Gaps of healthy models are as large as the rounding of their logits, which grows with how
+        far these spread over the ids (a standard deviation): 3.5 times 2^-8 of it in bfloat16, of
+        the probes of SmolLM2 and of the demo's model. So the limits grow with it as well.
+        """
+        least, most, factor = _LIMITS[self.attempt.recipe.model.dtype]
+        if self.attempt.recipe.training.max_parity is not None:
+            return self.attempt.recipe.training.max_parity
+        scale = (self._scale or 1.0) / self._size
         if len(self._first) < _FIRST:
-            return most
-        return min(most, max(least, factor * min(self._first)))
+            return scale * most
+        return min(scale * most, max(scale * least, factor * min(self._first)))
 
     async def score(self, team: Team, version: int) -> None:
         """Score the probes under the weights as they are, which are of this version."""
@@ -89,6 +110,17 @@ class Parity:
         logprobs = scored.tokens.get("logprobs", np.array([np.nan]))
         if np.isfinite(logprobs).all():  # a loss that is not has words of its own
             self.progress.note_probes(version, logprobs.astype(float).round(7).tolist())
+            if self._scale is None:
+                await self._measure(team, logprobs)
+
+    async def _measure(self, team: Team, logprobs: np.ndarray) -> None:
+        """Find out how far logits spread: an entropy when hot is log(ids) - (spread / hot)² / 2."""
+        assert self.template is not None
+        scored = await team.score([_sample_of(self.template.token_ids)], _HOT)
+        if (entropies := scored.tokens.get("entropies")) is not None:
+            lack = max(0.0, math.log(team.num_ids or 1) - float(entropies.mean()))
+            self._scale = max(_LEAST_SPREAD, _HOT * math.sqrt(2 * lack)) / _SPREAD
+            self._size = max(1.0, float(np.abs(logprobs).mean()))
 
     def of(self, version: int) -> Probes | None:
         """The probes of a version that was scored, None if it was not."""
@@ -139,7 +171,7 @@ class Parity:
         return (
             f"{who} answers as no version; {at}; the gap is {gap}, above {report.most:.1e}; its "
             "engine did not take all of the weights, has some in the wrong place (a layer, the "
-            "head), or computes otherwise (kernels, another release of vLLM)"
+            "head), or computes otherwise (kernels, how it decodes, another release of vLLM)"
         )
 
     async def check_sampled(self, measured: Measured, version: int, temperature: float) -> None:
@@ -151,17 +183,22 @@ class Parity:
         if mean is None or not tokens or tokens < LEAST_TOKENS:
             return
         model, training = self.attempt.recipe.model, self.attempt.recipe.training
-        most = training.max_parity or _LIMITS[model.dtype][1]
+        most = training.max_parity or (self._scale or 1.0) * _LIMITS[model.dtype][1]
         largest, agrees = measured.metrics.get("parity_max"), mean * min(1.0, temperature) <= most
         row = {"rollout": None, "version": version, "mean": mean, "max": largest, "most": most}
         self._news[None, version] = row = {**row, "agrees": agrees}
         if agrees:
             return
+        causes = ["the engine computes this model differently"]
+        if temperature != 1:
+            causes.append(f"temperature {temperature:g} is applied twice or not at all")
+        if version > 0:
+            causes.append("the KV cache is of other weights")
         words = (
             f"tokens sampled by version {version} have log-probs that differ from those of its "
-            f"weights by {mean:.1e} on average, above {most:.1e}, though the probes agree: "
-            f"temperature {temperature:g} applied twice or not at all, or a KV cache of other "
-            "weights; see to the rollouts, then resume the job"
+            f"weights by {mean:.1e} on average, above {most:.1e}"
+            f"{', though the probes agree' if self._first else ''}: {', or '.join(causes)}; see to "
+            "the rollouts, then resume the job"
         )
         await self._stop(f"tokens:{version}", words, row)
 

@@ -25,6 +25,7 @@ from protocol.exchange.connection import Refused
 from protocol.messages import Doing, JobRef, JobState
 
 from services.chassis.metrics import DEVICES, PHASES
+from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
 from services.learner.durable.publish import sweep
 from services.learner.job.control import first_to_end
@@ -39,7 +40,7 @@ _PHASES = (
 )
 
 
-async def work_on_one_job(service: Service, team: Team) -> None:
+async def work_on_one_job(service: Service, team: Team, prompts: PromptRenderer) -> None:
     """Consumes JOBS; produces one attempt at a job.
 
     Waits for: the learner's role, then a job. Unblocked by: the end of another learner, the
@@ -47,19 +48,19 @@ async def work_on_one_job(service: Service, team: Team) -> None:
     """
     PHASES.name(*_PHASES, rest="other")
     DEVICES.set(team.num_ranks)
-    await first_to_end(_work_in_role(service, team), team.keep_alive_forever())
+    await first_to_end(_work_in_role(service, team, prompts), team.keep_alive_forever())
 
 
-async def _work_in_role(service: Service, team: Team) -> None:
+async def _work_in_role(service: Service, team: Team, prompts: PromptRenderer) -> None:
     role = Role(service)
     if await role.acquire():
         service.readiness.set(True)
         service.activity.rests(Doing.WAITS_FOR_JOB)
-        await first_to_end(_take_up_one_job(service, team), role.hold_forever())
+        await first_to_end(_take_up_one_job(service, team, prompts), role.hold_forever())
         await role.release()
 
 
-async def _take_up_one_job(service: Service, team: Team) -> None:
+async def _take_up_one_job(service: Service, team: Team, prompts: PromptRenderer) -> None:
     await sweep(service.exchange, service.deployment)
     while not service.stopping.is_set():
         with PHASES.during("idle"):
@@ -73,7 +74,7 @@ async def _take_up_one_job(service: Service, team: Team) -> None:
             continue
         if record is None or record.state.is_final:  # since just now
             continue
-        await run(service, team, delivery, record)
+        await run(service, team, prompts, delivery, record)
         return
 
 

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from protocol.exchange import Delivery
-from protocol.messages import Doing, Fault, JobRecord, JobRef, JobState, Requested
+from protocol.messages import Doing, Fault, JobRecord, JobRef, JobState, Loss, Requested
+from protocol.operations import SILENT
 from protocol.recipe import Purpose, Recipe
 
+from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
 from services.learner.attempt import Attempt
 from services.learner.durable.checkpoint import write_whole
@@ -27,6 +29,7 @@ from services.learner.faults import cause_of, fault_of, words_of
 from services.learner.job.assembly import prepare
 from services.learner.job.control import (
     CancelRequested,
+    Control,
     PauseRequested,
     StopRequested,
     Wish,
@@ -35,7 +38,7 @@ from services.learner.job.control import (
 from services.learner.job.learning import Learning
 from services.learner.job.limits import watch_engines_forever
 from services.learner.ordering import order_warnings
-from services.learner.training.batching import smaller_token_budget, with_token_budget
+from services.learner.planning.footprint import smaller_token_budget, with_token_budget
 from services.learner.training.models import write_merged
 from services.learner.training.ranks import Team, machine_errors
 
@@ -51,13 +54,19 @@ _NO_SMALLER = (
 )
 
 
-async def run(service: Service, team: Team, delivery: Delivery[JobRef], record: JobRecord) -> None:
+async def run(
+    service: Service,
+    team: Team,
+    prompts: PromptRenderer,
+    delivery: Delivery[JobRef],
+    record: JobRecord,
+) -> None:
     """Make an attempt at a job, until it ends or the process must; the end leaves its reason."""
     number = await service.exchange.begin_attempt(record.id)
     log.info("attempt begins", extra={"job": record.id, "attempt": number})
     folder = service.deployment.job_dir(record.id)
     attempt = Attempt(service.exchange, record.id, number, record.recipe, folder)
-    this = Run(service, team, delivery, record, attempt)
+    this = Run(service, team, prompts, delivery, record, attempt)
     try:
         await this.work()
     except Exception as error:
@@ -70,6 +79,7 @@ class Run:
 
     service: Service
     team: Team
+    prompts: PromptRenderer
     delivery: Delivery[JobRef]
     record: JobRecord
     attempt: Attempt
@@ -82,7 +92,9 @@ class Run:
         activity = self.service.activity
         activity.rests(Doing.WORKS)
         with activity.during(Doing.LOADS_MODEL):
-            assembly = await prepare(self.service, self.team, self.attempt, self.record)
+            control = Control(self.service, self.attempt.job_id)
+            given = (self.service, self.team, self.prompts, control, self.attempt, self.record)
+            assembly = await first_to_end(prepare(*given), control.end_preparation())
             await self._activate(assembly.learning)
         learning = assembly.learning
         try:
@@ -96,8 +108,8 @@ class Run:
                 watch_engines_forever(self.service, learning, self.record.fault),
             )
             await self._succeed(learning)
-        except PauseRequested:
-            await learning.versions.save()
+        except PauseRequested as wish:
+            await self.save_to_pause(learning, wish)
             raise
         except StopRequested:
             await learning.versions.save_if_ahead()
@@ -108,6 +120,18 @@ class Run:
         finally:
             await learning.versions.give_up()
             await learning.versions.publisher.stop()
+
+    async def save_to_pause(self, learning: Learning, wish: PauseRequested) -> None:
+        """Write a checkpoint; if a client's silence was the reason and it fails, end the pause.
+
+        The job is held up then, and a pause would keep it from going on by itself.
+        """
+        try:
+            await learning.versions.save()
+        except Exception:
+            if str(wish).startswith(SILENT):
+                await self.service.exchange.request_state(self.record.id, Requested.RUN)
+            raise
 
     async def _warn_of_silence(self) -> None:
         silent = self.record.attempts_since_checkpoint
@@ -268,7 +292,7 @@ def _writers(
 
 async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, Any]:
     progress, versions = learning.progress, learning.versions
-    totals = progress.totals
+    totals, ledger = progress.totals, progress.ledgers[Purpose.TRAIN]
     evaluations = [result for result in progress.evaluations if "name" not in result]
     seconds = max(totals["train_seconds"], 1e-9)
     result: dict[str, Any] = {
@@ -281,6 +305,7 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
         "trained_tokens": int(totals["tokens"]),
         "parity_max_abs": totals["parity_max"],
         "parity_tokens": int(totals["parity_tokens"]),
+        "unworkable": ledger.dropped.get(Loss.UNWORKABLE, 0) / max(1, ledger.position),
         "groups": await learning.account_of(Purpose.TRAIN),
         "evaluation_groups": await learning.account_of(Purpose.EVAL),
         "evaluated": progress.evaluated,

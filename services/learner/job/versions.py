@@ -76,6 +76,8 @@ class Versions:
             copied = asyncio.Event()
             copying = asyncio.create_task(copied.wait())
             self._writing = asyncio.create_task(self._save(copied.set))
+            # The attempt may end by another error before anybody asks for this one.
+            self._writing.add_done_callback(lambda task: task.cancelled() or task.exception())
             await asyncio.wait({copying, self._writing}, return_when=asyncio.FIRST_COMPLETED)
             copying.cancel()
             if self._writing.done():

@@ -38,7 +38,7 @@ class UnknownModel(ValueError):
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A dense decoder as the Llama and Qwen families build it."""
+    """A decoder as the Llama and Qwen families build it."""
 
     hidden: int
     layers: int
@@ -51,6 +51,7 @@ class ModelShape:
     tied: bool = False  # the head is the embedding
     attention_bias: bool = False  # of queries, keys and values
     query_key_norm: bool = False
+    counted: int | None = None  # parameters but the head's, of a model of another family
 
     @property
     def query_width(self) -> int:
@@ -64,6 +65,8 @@ class ModelShape:
     @property
     def body_parameters(self) -> int:
         """All but the head's."""
+        if self.counted is not None:
+            return self.counted
         inputs = self.query_width + 2 * self.key_width
         attention = self.hidden * (inputs + self.query_width) + inputs * self.attention_bias
         norms = 2 * self.hidden + 2 * self.head_size * self.query_key_norm
@@ -275,6 +278,38 @@ def longest_micro_batch(recipe: Recipe) -> int:
     return max(recipe.model.max_context, min(budget, mini_batch))
 
 
+def with_token_budget(recipe: Recipe, micro_batch_tokens: int | None) -> Recipe:
+    if micro_batch_tokens is None:
+        return recipe
+    training = recipe.training.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+    return recipe.model_copy(update={"training": training})
+
+
+def smaller_token_budget(recipe: Recipe) -> int | None:
+    """A rank's part of half the largest micro-batch; None if that is one sample of full length."""
+    largest, longest = longest_micro_batch(recipe), recipe.model.max_context
+    share = math.ceil(max(largest // 2, longest) / recipe.training.sequence_parallel)
+    return share if largest > longest else None
+
+
+def fitted_to_cpus(
+    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, machine: Machine
+) -> Recipe:
+    """The recipe with micro-batches halved as far as ranks on CPUs need it to fit into the memory.
+
+    A kernel kills a process that takes too much; it gives no error that a smaller one could follow.
+    """
+    smaller, ranks = recipe, machine.placement.num_ranks
+    engine = rollout_footprint(recipe, policy, machine).weights.bytes + machine.engine_cache_bytes
+    usable_bytes = machine.usable_host_bytes - len(machine.placement.rollouts) * engine
+    while (tokens := smaller_token_budget(smaller)) is not None:
+        footprint = learner_footprint(smaller, policy, critic, ranks)
+        if ranks * footprint.peak + total(footprint.host) <= usable_bytes:
+            break
+        smaller = with_token_budget(smaller, tokens)
+    return smaller
+
+
 def rollout_footprint(recipe: Recipe, shape: ModelShape, machine: Machine) -> RolloutFootprint:
     """One GPU of the smallest engine, where all engines have an equal share of the work."""
     num_gpus, size = machine.gpus_per_engine, DTYPE_BYTES[recipe.model.dtype]
@@ -352,7 +387,7 @@ class Trained:
     @property
     def sums_in_float32(self) -> bool:
         """Whether gradients are added up in another dtype than they come in."""
-        return self.dtype == "bfloat16" and self.stage >= 1
+        return self.dtype == "bfloat16"
 
     @property
     def sums_apart(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations
@@ -34,6 +34,7 @@ from services.learner.planning.footprint import (
     RolloutFootprint,
     Trained,
     UnknownModel,
+    fitted_to_cpus,
     learner_footprint,
     rollout_footprint,
     sequence_problem,
@@ -115,6 +116,7 @@ class Plan:
     learner: LearnerFootprint | None = None
     rollout: RolloutFootprint | None = None
     seconds: tuple[Span, ...] = ()  # the parts of a step, the step, the run
+    remarks: tuple[str, ...] = ()  # of the models, their prompts and the memory
 
     @property
     def shapes(self) -> tuple[ModelShape | None, ModelShape | None]:
@@ -184,23 +186,37 @@ class Plan:
         return worst_case_bytes(self.recipe, self.held_out)
 
 
-def make_plan(recipe: Recipe, machine: Machine) -> Plan:
-    """Look for what the recipe needs, and compute what it takes."""
-    plan = Plan(recipe, machine, tuple(_models(recipe, machine)), tuple(_tasks(recipe)))
+def make_plan(
+    recipe: Recipe, machine: Machine, measure: Callable[[Path], ModelShape] | None = None
+) -> Plan:
+    """Look for what the recipe needs, and compute what it takes.
+
+    Args:
+        measure: for models of another family than Llama and Qwen; raises ValueError.
+    """
+    models = tuple(_models(recipe, machine, measure))
+    plan = Plan(recipe, machine, models, tuple(_tasks(recipe)))
     policy, critic = plan.shapes
     if policy is None or (recipe.critic is not None and critic is None):
         return plan
+    if machine.on_cpus and (fitting := fitted_to_cpus(recipe, policy, critic, machine)) != recipe:
+        most = fitting.training.micro_batch_tokens
+        text = f"micro-batches will have at most {most:,} tokens: more do not fit into the memory"
+        recipe, plan = fitting, replace(plan, recipe=fitting, remarks=(text,))
     gpus, on_node = machine.placement.num_ranks, machine.ranks_of_node
     rollout = rollout_footprint(recipe, policy, machine)
     learner = learner_footprint(recipe, policy, critic, gpus, on_node)
     plan = replace(plan, learner=learner, rollout=rollout)
-    if machine.on_cpus or recipe.model.dtype == "float32" or not plan.works:
+    is_counted = any(shape is not None and shape.counted for shape in plan.shapes)
+    if machine.on_cpus or recipe.model.dtype == "float32" or not plan.works or is_counted:
         return plan
     models = trained_models(recipe, policy, critic, gpus, on_node)
     return replace(plan, seconds=seconds_of(recipe, models, machine, rollout, plan.held_out))
 
 
-def _models(recipe: Recipe, machine: Machine) -> Iterator[ModelFiles]:
+def _models(
+    recipe: Recipe, machine: Machine, measure: Callable[[Path], ModelShape] | None
+) -> Iterator[ModelFiles]:
     """The policy's model, and the critic's if the recipe has one, as the job would find them."""
     wanted = [("policy", "model.path", recipe.model.path)]
     if recipe.critic is not None:
@@ -214,7 +230,7 @@ def _models(recipe: Recipe, machine: Machine) -> Iterator[ModelFiles]:
         except (OSError, ValueError) as error:
             problem = str(error)
         if folder is not None:
-            yield ModelFiles(role, path, folder, *_shape_in(folder))
+            yield ModelFiles(role, path, folder, *_shape_in(folder, measure))
         elif path in BUILT_IN:
             yield ModelFiles(role, path, shape=BUILT_IN[path], problem=problem)
         else:
@@ -222,13 +238,20 @@ def _models(recipe: Recipe, machine: Machine) -> Iterator[ModelFiles]:
             yield ModelFiles(role, path, shape_source=why, problem=problem)
 
 
-def _shape_in(folder: Path) -> tuple[ModelShape | None, str]:
+def _shape_in(
+    folder: Path, measure: Callable[[Path], ModelShape] | None
+) -> tuple[ModelShape | None, str]:
     """The shape and where it comes from, or why it is not known."""
     config = folder / "config.json"
     try:
         return shape_of_config(json.loads(config.read_bytes())), "its config.json"
     except UnknownModel as error:
-        return None, f"{config}: {error}"
+        if measure is None:
+            return None, f"{config}: {error}"
+        try:
+            return measure(folder), "its parameters, counted; all else as of a Llama of its size"
+        except ValueError as problem:
+            return None, f"{config}: {problem}"
     except (OSError, ValueError, RecursionError) as error:
         return None, f"{config} is not valid JSON: {error}"
 
@@ -503,7 +526,8 @@ def _offloading(recipe: Recipe, models: Sequence[Trained]) -> Iterator[Span]:
 def warnings(plan: Plan) -> list[str]:
     """What will not work, or not as one may expect, each with the setting that helps."""
     checks = (_of_settings, _of_files, _of_learner, _of_heads, _of_engine)
-    return [*order_warnings(plan.recipe), *(text for check in checks for text in check(plan))]
+    found = (text for check in checks for text in check(plan))
+    return [*order_warnings(plan.recipe), *plan.remarks, *found]
 
 
 def _of_settings(plan: Plan) -> Iterator[str]:
@@ -557,7 +581,7 @@ def _of_learner(plan: Plan) -> Iterator[str]:
     if not plan.host_fits:
         advice = "offload less (optimizer.offload), or take nodes with more memory"
         if machine.on_cpus:
-            advice = "lower training.micro_batch_tokens, or see what it takes on GPUs: --gpus 8"
+            advice = "lower training.logprob_chunk_tokens, or see what it takes on GPUs: --gpus 8"
         needed, usable = total(plan.host) / GIB, machine.usable_host_bytes / GIB
         yield f"a node's memory is not enough: {needed:.1f} of {usable:.1f} usable GiB; {advice}"
 

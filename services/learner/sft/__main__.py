@@ -20,6 +20,7 @@ from protocol.tasks import TaskFileError, read_tasks
 
 from deploy.placement import PlacementError
 from services.chassis.deployment import DeploymentError, model_sources
+from services.chassis.faults import Unworkable
 from services.chassis.parent import die_with_parent
 from services.learner.model_source import ModelNotFound, NotOnHub, find_model
 from services.learner.sft.recipe import SftRecipe, load_sft_recipe
@@ -61,10 +62,13 @@ def _train(recipe: SftRecipe, target: Path) -> int:
 
     from services.learner.sft.run import FolderTaken, Imitation, NothingLearned
     from services.learner.training.model_check import UnsupportedModel
+    from services.learner.training.trial import try_models
 
     try:
+        for warning in try_models(folder, None, recipe.model.max_context):
+            _refuse(f"warning: {warning}")
         Imitation.prepared(recipe, folder, train, held_out).run(target)
-    except (UnsupportedModel, PlacementError, FolderTaken) as error:
+    except (UnsupportedModel, PlacementError, FolderTaken, Unworkable) as error:
         return _refuse(error)
     except NothingLearned as error:
         return _complain(FAILED, error)

@@ -7,7 +7,15 @@ from typing import Self
 
 from protocol import recipe as jobs
 from protocol.names import Table
-from protocol.recipe import Model, Optimizer, RecipeError, Tasks, explain, load_tables
+from protocol.recipe import (
+    Model,
+    Optimizer,
+    RecipeError,
+    Tasks,
+    check_sums,
+    explain,
+    load_tables,
+)
 from pydantic import Field, ValidationError, model_validator
 
 
@@ -36,6 +44,11 @@ class SftRecipe(Table):
     tasks: Tasks
     training: Training = Training()
     optimizer: DecayingOptimizer = DecayingOptimizer()
+
+    @model_validator(mode="after")
+    def _sums_are_exact(self) -> Self:
+        check_sums(self.model, self.optimizer)
+        return self
 
     @model_validator(mode="after")
     def _merge_is_not_asked(self) -> Self:

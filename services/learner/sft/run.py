@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import math
 import os
@@ -11,20 +12,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from protocol.messages import Task
 from protocol.recipe import Model
 from protocol.tasks import TaskFileError
-from transformers import AutoTokenizer
 
-from services.chassis.prompts import PromptError, rendered
+from services.chassis.prompts import PromptError
+from services.chassis.renderer import PromptRenderer
 from services.learner.sft.recipe import SftRecipe
-from services.learner.training.batching import largest_micro_batches
 from services.learner.training.engine import init_ranks, leave_ranks
-from services.learner.training.model_check import check_models, check_sequence, check_targets
+from services.learner.training.model_check import check_sequence, check_targets
 from services.learner.training.models import write_merged
 from services.learner.training.ranks import Order, Rank, machine_errors
 from services.learner.training.samples import Sample
@@ -49,6 +48,7 @@ class Imitation:
     folder: Path  # of the model to start from
     train: list[Sample]
     held_out: list[Sample]
+    num_ids: int | None = None
 
     @classmethod
     def prepared(
@@ -61,15 +61,12 @@ class Imitation:
             PlacementError: if so many ranks cannot share its samples.
             TaskFileError: if a task has no solution, or does not fit the model.
         """
-        check_models(folder, None, recipe.model.max_context)
         check_targets(folder, recipe.model.lora)
         num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
         check_sequence(recipe.training.sequence_parallel, (folder,), num_ranks)
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-        samples, others = (samples_of(t, recipe.model, tokenizer) for t in (train, held_out))
-        return cls(recipe, folder, samples, others)
+        files = (train, held_out)
+        num_ids, samples, others = asyncio.run(_read_samples(recipe.model, folder, files))
+        return cls(recipe, folder, samples, others, num_ids)
 
     def run(self, target: Path) -> None:
         """Join the ranks, learn, and write the model; it is renamed to the target when it is whole.
@@ -96,9 +93,10 @@ class Imitation:
 
     def _learn(self, rank: Rank, *, prints: bool) -> None:
         settings = self.recipe.training
-        recipe, num_ranks = self.recipe.for_trainer(), torch.distributed.get_world_size()
-        rank.carry_out(Order(do="open", folder=str(self.folder), recipe=recipe))
-        largest = largest_micro_batches(recipe, num_ranks)
+        recipe = self.recipe.for_trainer()
+        rank.carry_out(Order("open", str(self.folder), recipe=recipe, num_ids=self.num_ids))
+        longest = sorted(self.train, key=lambda s: len(s.prompt_ids) + len(s.token_ids))
+        largest = longest[-settings.batch_size :]
         rank.carry_out(Order(do="rehearse", batch=largest))
         assert rank.trainer is not None
         policy = rank.trainer.models.policy
@@ -186,17 +184,30 @@ class Progress:
             print(text, flush=True)
 
 
-def samples_of(tasks: Sequence[Task], model: Model, tokenizer: Any) -> list[Sample]:
+async def _read_samples(
+    model: Model, folder: Path, files: Sequence[Sequence[Task]]
+) -> tuple[int, *tuple[list[Sample], ...]]:
+    async with PromptRenderer(workers=1) as prompts:
+        await prompts.open(folder)
+        num_ids = (await prompts.describe()).max_id + 1
+        return num_ids, *[await samples_of(tasks, model, prompts) for tasks in files]
+
+
+async def samples_of(tasks: Sequence[Task], model: Model, prompts: PromptRenderer) -> list[Sample]:
     """A sample of each task: its prompt as a rollout reads it, its solution and the end token.
 
     Raises:
         TaskFileError: naming up to 20 tasks that have no solution or do not fit the model.
+        Unworkable: if the model's template or tokenizer takes too much.
     """
+    end_id = (await prompts.describe()).end_id
+    if end_id is None:
+        raise PromptError("the model's tokenizer has no eos_token, so that no response would end")
     samples: list[Sample] = []
     problems: list[str] = []
     for task in tasks:
         try:
-            samples.append(_sample_of(task, model, tokenizer))
+            samples.append(await _sample_of(task, model, prompts, end_id))
         except PromptError as error:
             problems.append(str(error))
             if len(problems) == _MAX_PROBLEMS:
@@ -219,16 +230,14 @@ def batches(
         yield [samples[i] for i in shuffled[start : start + batch_size]]
 
 
-def _sample_of(task: Task, model: Model, tokenizer: Any) -> Sample:
+async def _sample_of(task: Task, model: Model, prompts: PromptRenderer, end_id: int) -> Sample:
     if not task.solution:
         raise PromptError(
             f"task {task.id!r}: no 'solution' to learn from: give it one, or drop the task"
         )
-    if tokenizer.eos_token_id is None:
-        raise PromptError("the model's tokenizer has no eos_token, so that no response would end")
-    prompt = rendered(task, model.prompt_template, tokenizer, model.chat_template_options)
-    solution = tokenizer(task.solution, add_special_tokens=False).input_ids
-    response = np.array([*solution, tokenizer.eos_token_id], dtype=np.int32)
+    prompt = await prompts.render(task, model.prompt_template, model.chat_template_options)
+    solution = await prompts.encode(task.solution, add_special_tokens=False)
+    response = np.array([*solution, end_id], dtype=np.int32)
     length = len(prompt) + len(response)
     if length > model.max_context:
         raise PromptError(

@@ -8,7 +8,6 @@ samples run out, a micro-batch is empty and weighs nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -220,20 +219,6 @@ def blank_sample(length: int, response: int) -> Sample:
         correct=True,
         group=0,
     )
-
-
-def with_token_budget(recipe: Recipe, micro_batch_tokens: int | None) -> Recipe:
-    if micro_batch_tokens is None:
-        return recipe
-    training = recipe.training.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
-    return recipe.model_copy(update={"training": training})
-
-
-def smaller_token_budget(recipe: Recipe) -> int | None:
-    """A rank's part of half the largest micro-batch; None if that is one sample of full length."""
-    largest, longest = longest_micro_batch(recipe), recipe.model.max_context
-    share = math.ceil(max(largest // 2, longest) / recipe.training.sequence_parallel)
-    return share if largest > longest else None
 
 
 def totals_of(samples: Sequence[Sample]) -> Totals:

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -212,25 +212,24 @@ class Engine:
             for moment in state.values():
                 moment.zero_()
 
-    def gathered(self, part: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
-        """What is trained of a part of the module, bucket by bucket, each whole on every rank.
+    def gathered(self, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Weights of the module, bucket by bucket, each whole on every rank.
 
         Under ZeRO-3 only until the next one is asked for. Every rank has to ask for all of them.
         """
         sharded = self.settings.zero_stage == 3
-        trained = {name: p for name, p in part.named_parameters() if p.requires_grad}
-        for bucket in buckets(trained):
+        for bucket in buckets(weights):
             gathering = deepspeed.zero.GatheredParameters([*bucket.values()], enabled=sharded)
             with gathering if sharded else nullcontext():
                 yield bucket
 
-    def state_of(self, part: nn.Module) -> dict[str, Tensor]:
-        """What is trained of a part of the module, in full on the CPU of rank 0; elsewhere none."""
+    def state_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of the module, in full on the CPU of rank 0; elsewhere none."""
         state: dict[str, Tensor] = {}
-        for bucket in self.gathered(part):
+        for bucket in self.gathered(weights):
             if torch.distributed.get_rank() == 0:
                 # The gathered storage is freed with the bucket, so the copy is needed.
-                state |= {name: p.detach().to("cpu", copy=True) for name, p in bucket.items()}
+                state |= {name: w.detach().to("cpu", copy=True) for name, w in bucket.items()}
         return state
 
     def _set_learning_rate(self) -> None:
@@ -356,9 +355,6 @@ def _with_deepspeed(module: nn.Module, settings: Optimizer, model: Model) -> Any
 
 
 def _config(settings: Optimizer, model: Model) -> dict[str, Any]:
-    # In bfloat16 many micro-batches would add up to less than few; DeepSpeed has no other sum
-    # without ZeRO.
-    sums_in_float32 = model.dtype == "bfloat16" and settings.zero_stage > 0
     zero: dict[str, Any] = {"stage": settings.zero_stage}
     host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if settings.offload != "none":
@@ -377,7 +373,8 @@ def _config(settings: Optimizer, model: Model) -> dict[str, Any]:
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "fp16": {"enabled": model.dtype == "float16"},
         "data_types": {
-            "grad_accum_dtype": "fp32" if sums_in_float32 else None,
+            # Or many micro-batches of bfloat16 would add up to less than few.
+            "grad_accum_dtype": "fp32" if model.dtype == "bfloat16" else None,
             "keep_in_fp32_modules": ["*"],  # buffers: loading under ZeRO-3 rounds a rotation's
         },
         "steps_per_print": 10**9,
@@ -403,6 +400,7 @@ def _for_any_ranks(checkpoint: Path) -> Iterator[Path]:
     place, name = checkpoint.parent, [""]
     if torch.distributed.get_rank() == 0:
         made = tempfile.mkdtemp(prefix=f"{_UNFINISHED}{place.name}-", dir=place.parent)
+        Path(made).chmod(place.stat().st_mode)  # a gateway of the group may have to remove it
         name = [Path(made).name]
     torch.distributed.broadcast_object_list(name, src=0)
     folder = place.parent / name[0]

@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import torch
 from protocol.recipe import Lora
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from services.learner.training.folders import write_tensors
 
 _ADAPTER = "default"
 
@@ -76,7 +77,7 @@ def save_adapter(model: PreTrainedModel, state: dict[str, Tensor], folder: Path)
     folder.mkdir(parents=True, exist_ok=True)
     weights = get_peft_model_state_dict(model, state, save_embedding_layers=False)
     named = {f"base_model.model.{name}": weight for name, weight in weights.items()}
-    save_file(named, folder / "adapter_model.safetensors", {"format": "pt"})
+    write_tensors(named, folder / "adapter_model.safetensors")
     cast(Any, model).peft_config[_ADAPTER].save_pretrained(folder)
 
 

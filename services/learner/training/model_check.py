@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from protocol.recipe import Lora
@@ -13,75 +14,146 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import (
     AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PretrainedConfig,
 )
 
 from deploy.placement import Placement, PlacementError
 from services.chassis.positions import most_positions
-from services.learner.planning.footprint import sequence_problem, split_problems
+from services.chassis.renderer import Vocabulary
+from services.learner.planning.footprint import ModelShape, sequence_problem, split_problems
 from services.learner.training.lora import linear_layers
 
-_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-_EFFECTS = {
-    **dict.fromkeys(_AFTER_HEAD, "changes the logits after the head"),
-    # In bfloat16 no probe tells it from rounding.
-    "quantization_config": "has engines compute otherwise than the learner",
-}
+SAFELY = {"local_files_only": True, "trust_remote_code": False}
 VALUE_HEAD = "value_head.safetensors"
 _REWARD_HEAD = "score.weight"  # of transformers' models for sequence classification, [1, hidden]
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL = "full_attention"
 
 
 class UnsupportedModel(ValueError):
     """A model that Weir cannot train exactly; the text says why."""
 
 
-def check_models(policy: Path, critic: Path | None, max_context: int) -> None:
-    """Check the folders of a job's models; the context is prompt and response, in tokens.
+def read_config(field: str, folder: Path) -> PretrainedConfig:
+    """Read the config of a model.
+
+    Args:
+        field: where the recipe names the folder.
 
     Raises:
-        UnsupportedModel: if the policy is quantized, its logits are not just hidden states times a
-            weight, the critic reads other token ids than the policy writes, or attention is not
-            causal over the whole context, which is longer than a model can read.
+        UnsupportedModel: if it needs code of the folder, transformers cannot read it, or the
+            weights cannot be of so many layers.
     """
-    written = _config(policy)
-    _check_context("model.path", policy, max_context)
-    _check_attention("model.path", policy, written, max_context)
-    for setting, effect in _EFFECTS.items():
-        value = getattr(written, setting, None)
-        if value not in (None, 1):
-            raise UnsupportedModel(
-                f"model.path: {policy / 'config.json'} has {setting} = {value}, which {effect}; "
-                "choose a model without it"
-            )
-    if critic is None:
-        return
-    read = _config(critic)
-    _check_context("critic.path", critic, max_context)
-    _check_attention("critic.path", critic, read, max_context)
-    if critic != policy and _tokens(critic) != _tokens(policy):
+    path = folder / "config.json"
+    written: Any = None
+    try:
+        written = json.loads(path.read_bytes())
+        _check_depth(field, folder, written)
+        return _config(folder)
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # whatever transformers says of somebody's file
+        if is_of_machine(error):
+            raise
+        problem = " ".join(str(error).split())[:300]
+        if "auto_map" in (written or ()):
+            problem = "it needs code of its folder (auto_map), which is never run"
+        raise UnsupportedModel(
+            f"{field}: {path} cannot be read: {problem}; choose a model that transformers has "
+            "built in"
+        ) from error
+
+
+def count_parameters(folder: Path) -> ModelShape:
+    """The shape of a model of any type: only its parameters are exact, the rest is a Llama's.
+
+    Raises:
+        UnsupportedModel: if transformers cannot build it, or its config does not say its size.
+    """
+    config = read_config("model.path", folder).get_text_config()
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        heads, experts = config.num_attention_heads, getattr(config, "num_experts_per_tok", 1) or 1
+        inner = getattr(config, "moe_intermediate_size", None)
+        inner = experts * inner if inner else getattr(config, "intermediate_size", None)
+        return ModelShape(
+            hidden=config.hidden_size,
+            layers=config.num_hidden_layers,
+            heads=heads,
+            key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            intermediate=inner or 4 * config.hidden_size,
+            vocabulary=config.vocab_size,
+            max_positions=config.max_position_embeddings,
+            tied=config.tie_word_embeddings,
+            counted=sum(tensor.numel() for tensor in model.base_model.parameters()),
+        )
+    except Exception as error:  # of somebody's config
+        raise UnsupportedModel(f"its memory is not known: {error}") from error
+
+
+def is_of_machine(error: Exception) -> bool:
+    """Whether an error that a library raises of somebody's files is the machine's."""
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
+
+
+def check_context(field: str, folder: Path, config: PretrainedConfig, context: int) -> None:
+    """Check that a model reads the whole context, and that engines compute what the learner does.
+
+    Raises:
+        UnsupportedModel: naming the setting of the config, or the recipe's.
+    """
+    most = most_positions(json.loads((folder / "config.json").read_bytes()))
+    if most is not None and context > most:
+        raise UnsupportedModel(
+            f"{field}: {folder} reads at most {most} tokens; lower model.max_context = {context}"
+        )
+    for problem in _problems(config.get_text_config(), context):
+        raise UnsupportedModel(f"{field}: {folder / 'config.json'} has {problem}")
+
+
+def check_critic(folder: Path) -> None:
+    """Check that a critic's folder has one value for each position.
+
+    Raises:
+        UnsupportedModel: if it is a classifier, or a reward model without its head.
+    """
+    config = read_config("critic.path", folder)
+    labels = config.num_labels if _scores(config) else 1
+    if labels != 1:
+        raise UnsupportedModel(
+            f"critic.path: {folder} is a classifier with {labels} labels; choose a reward model, "
+            "which has one, or a language model"
+        )
+    if _scores(config) and not head_in(folder):
+        raise UnsupportedModel(
+            f"critic.path: {folder} is a reward model without {_REWARD_HEAD}; choose one that has "
+            "that head, or a language model, which gets a new one"
+        )
+
+
+def check_vocabulary(policy: Path, critic: Path, own: Vocabulary, others: Vocabulary) -> None:
+    """Check that a critic reads the token ids that the policy writes.
+
+    Args:
+        own: of the policy.
+        others: of the critic.
+
+    Raises:
+        UnsupportedModel: if it does not.
+    """
+    size, rows = (_config(each).get_text_config().vocab_size for each in (critic, policy))
+    in_use = min(rows, own.max_id + 1)
+    if others.digest != own.digest:
         raise UnsupportedModel(
             f"critic.path: {critic} has another vocabulary than the policy, {policy}; choose a "
             "critic with the policy's tokenizer"
         )
-    if read.vocab_size < max(_tokens(policy).values()) + 1:
+    if size < in_use:
         raise UnsupportedModel(
-            f"critic.path: {critic} knows {read.vocab_size} tokens, fewer than its tokenizer has; "
-            "its config.json does not fit it"
-        )
-    labels = read.num_labels if _scores(read) else 1
-    if labels != 1:
-        raise UnsupportedModel(
-            f"critic.path: {critic} is a classifier with {labels} labels; choose a reward model, "
-            "which has one, or a language model"
-        )
-    if _scores(read) and not head_in(critic):
-        raise UnsupportedModel(
-            f"critic.path: {critic} is a reward model without {_REWARD_HEAD}; choose one that has "
-            "that head, or a language model, which gets a new one"
+            f"critic.path: {critic} knows {size} tokens, fewer than the {in_use} of the policy, "
+            f"{policy}; choose a critic with as many rows"
         )
 
 
@@ -103,44 +175,48 @@ def check_targets(policy: Path, lora: Lora | None) -> None:
         )
 
 
-def _check_context(setting: str, folder: Path, context: int) -> None:
-    most = most_positions(json.loads((folder / "config.json").read_bytes()))
-    if most is not None and context > most:
+def stored_names(folder: Path) -> Iterator[str]:
+    """The names of the tensors in a folder's safetensors files."""
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            yield from file.keys()
+
+
+def _check_depth(field: str, folder: Path, config: dict[str, Any]) -> None:
+    """Refuse more layers than the weights can have: to make them would never end."""
+    layers = (config.get("text_config") or config).get("num_hidden_layers") or 0
+    tensors = sum(1 for _ in stored_names(folder))
+    if 0 < tensors < layers:
         raise UnsupportedModel(
-            f"{setting}: {folder} reads at most {most} tokens; lower model.max_context = {context}"
+            f"{field}: {folder / 'config.json'} has num_hidden_layers = {layers}, but its "
+            f"weights are {tensors} tensors; choose a model whose files belong together"
         )
 
 
-def _check_attention(setting: str, folder: Path, config: PretrainedConfig, context: int) -> None:
-    """Samples lie in one row, so attention must be one that is told where each begins and ends."""
-    problem = next(_problems_of_attention(config.get_text_config(), context), None)
-    if problem is not None:
-        raise UnsupportedModel(
-            f"{setting}: {folder / 'config.json'} has {problem}; choose a model with causal "
-            "attention over the whole context"
+def _problems(config: PretrainedConfig, context: int) -> Iterator[str]:
+    if (value := getattr(config, "quantization_config", None)) is not None:
+        # In bfloat16 no probe tells it from rounding.
+        yield (
+            f"quantization_config = {value}, which has engines compute otherwise than the "
+            "learner; choose a model without it"
         )
-
-
-def _problems_of_attention(config: PretrainedConfig, context: int) -> Iterator[str]:
-    model = AutoModel._model_mapping.get(type(config), None)
     window = getattr(config, "sliding_window", None) or context
     # A model that does not name its layers has the window in all of them.
-    layers = set(getattr(config, "layer_types", None) or [_SLIDING])
-    if not getattr(model, "_supports_attention_backend", False):
-        yield f"model_type = {config.model_type}, whose attention is its own"
-    if getattr(config, "block_types", None) is not None:
-        yield "block_types, some of them recurrent"
-    if others := layers - {_FULL, _SLIDING}:
-        yield f"layers of {', '.join(sorted(others))}"
-    if window < context and layers != {_FULL}:
-        yield f"sliding_window = {window}, shorter than model.max_context = {context}"
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        yield f"attn_logit_softcapping = {config.attn_logit_softcapping}"
+    if window < context and set(getattr(config, "layer_types", None) or [""]) != {_FULL}:
+        yield (
+            f"sliding_window = {window}, shorter than model.max_context = {context}; lower that, "
+            "or choose a model with attention over the whole context"
+        )
     # Frequencies that change with the longest position of a row, whichever sample has it.
     rope = getattr(config, "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+    original = rope.get(
+        "original_max_position_embeddings", getattr(config, "max_position_embeddings", context)
+    )
     if rope.get("rope_type") in ("dynamic", "longrope") and context > original:
-        yield f"rope_type = {rope['rope_type']} beyond {original} positions"
+        yield (
+            f"rope_type = {rope['rope_type']} beyond {original} positions; lower "
+            f"model.max_context = {context}, or choose another model"
+        )
 
 
 def check_sequence(size: int, models: Iterable[Path | None], num_ranks: int) -> None:
@@ -184,14 +260,7 @@ def head_in(folder: Path) -> dict[str, Tensor]:
 
 
 def _config(folder: Path) -> PretrainedConfig:
-    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-def _tokens(folder: Path) -> dict[str, int]:
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
-    return tokenizer.get_vocab()
+    return AutoConfig.from_pretrained(folder, **SAFELY)
 
 
 def _scores(config: PretrainedConfig) -> bool:

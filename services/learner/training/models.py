@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from protocol.recipe import Recipe
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
@@ -21,7 +19,6 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.core_model_loading import revert_weight_conversion
 
 from services.learner.algorithms.logprobs import chunked_token_logprobs
 from services.learner.training.attention import PACKED, use_flash_attention
@@ -34,11 +31,18 @@ from services.learner.training.engine import (
     name_of_device,
     uses_parameters_of,
 )
+from services.learner.training.folders import (
+    is_stored_otherwise,
+    weights_of,
+    write_folder,
+    write_settings,
+    write_tensors,
+)
 from services.learner.training.host_copies import HeldWeights, HostCopies
 from services.learner.training.lora import add_adapter, merged, save_adapter, without_adapter
-from services.learner.training.model_check import VALUE_HEAD, UnsupportedModel, head_in
+from services.learner.training.model_check import SAFELY, VALUE_HEAD, UnsupportedModel, head_in
 from services.learner.training.sequence import ALONE, RankGroup, Slice, attention_over
-from services.learner.training.shares import Shape, Shares, shape_of
+from services.learner.training.shares import Shares, shape_of
 
 
 class Policy(nn.Module):
@@ -50,13 +54,14 @@ class Policy(nn.Module):
         chunk_tokens: int,
         group: RankGroup = ALONE,
         *,
+        num_ids: int | None = None,
         compiles: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.group = group
         head = cast(nn.Linear, model.get_output_embeddings())
-        self.logprobs = _LogprobHead(head, chunk_tokens, compiles)
+        self.logprobs = _LogprobHead(head, chunk_tokens, num_ids, compiles)
 
     def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """([token] log-probs, [token] entropies), both in nats, of the batch's targets."""
@@ -73,10 +78,13 @@ class _LogprobHead(nn.Module):
     weights on all ranks, but the ranks have different numbers of chunks.
     """
 
-    def __init__(self, head: nn.Linear, chunk_tokens: int, compiles: bool) -> None:
+    def __init__(
+        self, head: nn.Linear, chunk_tokens: int, num_ids: int | None, compiles: bool
+    ) -> None:
         super().__init__()
         self._head = (head,)  # a tuple, so that it is no submodule
         self._chunk_tokens = chunk_tokens
+        self._num_ids = num_ids
         self._compiles = compiles
         uses_parameters_of(self, head)
 
@@ -89,6 +97,7 @@ class _LogprobHead(nn.Module):
             targets,
             temperature,
             self._chunk_tokens,
+            num_ids=self._num_ids,
             compiles=self._compiles,
         )
 
@@ -129,7 +138,13 @@ class BaseModel:
 
 
 class Models:
-    def __init__(self, recipe: Recipe, policy_folder: Path, critic_folder: Path) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        policy_folder: Path,
+        critic_folder: Path,
+        num_ids: int | None = None,
+    ) -> None:
         """Load them, the critic and the reference only where the recipe needs them.
 
         Raises:
@@ -142,6 +157,7 @@ class Models:
         use_flash_attention(recipe.training.flash_attention)
         self.recipe = recipe
         self.policy_folder, self.critic_folder = policy_folder, critic_folder
+        self.num_ids = num_ids
         self.group = RankGroup.of(recipe.training.sequence_parallel)
         self.policy = Engine(self._load_policy(), recipe.optimizer, recipe.model)
         self.held = HeldWeights(self.policy.own_weights)
@@ -180,11 +196,14 @@ class Models:
         Of a policy with an adapter this is the adapter alone.
         """
         model = cast(Policy, self.policy.module).model
-        state = self.policy.state_of(model)
-        if self.recipe.model.lora is None:
-            self._export(model, state, self.policy_folder, folder)
-        elif state:
+        weights = weights_of(model)
+        if self.recipe.model.lora is not None:
+            weights = {name: weight for name, weight in weights.items() if weight.requires_grad}
+        state = self.policy.state_of(weights)
+        if state and self.recipe.model.lora is not None:
             save_adapter(model, state, folder)
+        elif state:
+            write_folder(model, state, self.policy_folder, folder)
 
     def publish(self, folder: Path, slot: int) -> None:
         """Write the policy as `export` does, but each rank a share of it, into a slot of `Shares`.
@@ -192,17 +211,15 @@ class Models:
         What a version before has left in the folder is replaced.
         """
         model = cast(Policy, self.policy.module).model
-        shapes = {name: shape_of(parameter) for name, parameter in model.named_parameters()}
-        if self.recipe.model.lora is not None or _is_stored_otherwise(model, shapes):
+        weights = weights_of(model)
+        shapes = {name: shape_of(weight) for name, weight in weights.items()}
+        if self.recipe.model.lora is not None or is_stored_otherwise(model, shapes):
             self.export(folder)
             return
         if torch.distributed.get_rank() == 0 and not (folder / "config.json").exists():
-            _copy_all_but_weights(self.policy_folder, folder)
-            model.config.save_pretrained(folder)
-            if model.can_generate():
-                model.generation_config.save_pretrained(folder)
+            write_settings(model, self.policy_folder, folder)
         own = self._shares.of(slot, folder, shapes)
-        for bucket in self.policy.gathered(model):
+        for bucket in self.policy.gathered(weights):
             for name in own.keys() & bucket.keys():
                 own[name].copy_(bucket[name].detach(), non_blocking=True)
             if torch.cuda.is_available():  # before what was gathered is let go
@@ -213,32 +230,28 @@ class Models:
         """Write the critic as a folder that can be a recipe's ``critic.path``; as `export` does."""
         assert self.critic is not None, "the recipe has no critic"
         critic = cast(Critic, self.critic.module)
-        head = self.critic.state_of(critic.head)
-        self._export(critic.model, self.critic.state_of(critic.model), self.critic_folder, folder)
-        if head:
-            save_file(head, folder / VALUE_HEAD)
-
-    def _export(
-        self, model: PreTrainedModel, state: dict[str, Tensor], source: Path, folder: Path
-    ) -> None:
+        head = self.critic.state_of(weights_of(critic.head))
+        state = self.critic.state_of(weights_of(critic.model))
         if state:
-            _copy_all_but_weights(source, folder)
-            model.save_pretrained(folder, state_dict=state)
+            write_folder(critic.model, state, self.critic_folder, folder)
+            write_tensors(head, folder / VALUE_HEAD)
 
     def _engines(self) -> dict[str, Engine]:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
 
     def _load_policy(self) -> Policy:
         with loading(self.recipe.optimizer, self.recipe.model):
-            model = AutoModelForCausalLM.from_pretrained(
-                self.policy_folder, **self._settings(self.policy_folder)
-            )
-        model, lora = self._for_training(model), self.recipe.model.lora
-        if lora is not None:
+            model = self._read(AutoModelForCausalLM, self.policy_folder)
+        if (lora := self.recipe.model.lora) is not None:
             add_adapter(model, lora, self.recipe.model.path, self.recipe.training.seed)
         training = self.recipe.training
-        compiles = training.compile_layers
-        return Policy(model, training.logprob_chunk_tokens, self.group, compiles=compiles)
+        return Policy(
+            model,
+            training.logprob_chunk_tokens,
+            self.group,
+            num_ids=self.num_ids,
+            compiles=training.compile_layers,
+        )
 
     def _load_reference(self) -> FrozenModel | BaseModel | None:
         if self.recipe.algorithm.divergence_weight == 0:
@@ -251,32 +264,13 @@ class Models:
         """One that `export_critic` wrote, a reward model, or a language model with a new head."""
         assert self.recipe.critic is not None
         with loading(self.recipe.critic.optimizer, self.recipe.model):
-            model = AutoModel.from_pretrained(
-                self.critic_folder, **self._settings(self.critic_folder)
-            )
-        critic = Critic(self._for_training(model), self.group)
+            model = self._read(AutoModel, self.critic_folder)
+        critic = Critic(model, self.group)
         critic.head.load_state_dict(head_in(self.critic_folder), strict=False)
         return critic
 
-    def _settings(self, folder: Path) -> dict[str, Any]:
-        safely = {"local_files_only": True, "trust_remote_code": False}
-        config = AutoConfig.from_pretrained(folder, **safely)
-        _without_dropout(config)
-        dtype = DTYPES[self.recipe.model.dtype]
-        attention = PACKED if self.group.size == 1 else attention_over(self.group, config)
-        return {
-            "config": config,
-            "dtype": dtype,
-            "use_safetensors": True,
-            "attn_implementation": attention,
-            **safely,
-        }
-
-    def _for_training(self, model: PreTrainedModel) -> PreTrainedModel:
-        model.train()
-        for module in model.modules():
-            if isinstance(module, _DropoutNd):  # one whose share is not from the config
-                module.p = 0.0
+    def _read(self, loader: Any, folder: Path) -> PreTrainedModel:
+        model = read_model(loader, folder, self.group, DTYPES[self.recipe.model.dtype])
         if self.recipe.training.recompute_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if self.recipe.training.compile_layers:
@@ -287,33 +281,38 @@ class Models:
         return model
 
 
+def read_model(loader: Any, folder: Path, group: RankGroup, dtype: torch.dtype) -> PreTrainedModel:
+    """Read a folder as it is trained: for samples that lie in one row, and without randomness."""
+    config = AutoConfig.from_pretrained(folder, **SAFELY)
+    _without_randomness(config)
+    model = loader.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        attn_implementation=PACKED if group.size == 1 else attention_over(group, config),
+        **SAFELY,
+    )
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):  # one whose share is not from the config
+            module.p = 0.0
+    return model
+
+
 def write_merged(base: Path, adapter: Path, dtype: str, folder: Path) -> None:
     """Write the model of a folder with an adapter merged into its weights.
 
     On the CPU, by one rank alone; it takes the memory of one model.
     """
     model = merged(base, adapter, DTYPES[dtype])
-    _copy_all_but_weights(base, folder)
-    model.save_pretrained(folder)
+    write_folder(model, weights_of(model), base, folder)
 
 
-def _is_stored_otherwise(model: PreTrainedModel, shapes: Mapping[str, Shape]) -> bool:
-    """Whether a folder has other tensors than the model, as of experts that it computes as one."""
-    empty = {name: torch.empty(s.dimensions, device="meta") for name, s in shapes.items()}
-    return revert_weight_conversion(model, dict(empty)).keys() != empty.keys()
-
-
-def _without_dropout(config: PretrainedConfig) -> None:
+def _without_randomness(config: PretrainedConfig) -> None:
     """Switch it off: a policy that drops out at random is not the one that sampled."""
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
-            _without_dropout(value)
-        elif "drop" in name and isinstance(value, float):
+            _without_randomness(value)
+        elif ("drop" in name or "jitter" in name) and isinstance(value, float):
             setattr(config, name, 0.0)
-
-
-def _copy_all_but_weights(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        if path.is_file() and ".safetensors" not in path.name and path.suffix != ".bin":
-            shutil.copy(path, target / path.name)

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
+import os
+import pickle
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal
 
 import torch
@@ -71,6 +74,7 @@ class Order:
     ]
     folder: str = ""
     critic_folder: str = ""
+    num_ids: int | None = None
     slot: int = 0
     recipe: Recipe | None = None
     temperature: float = 1.0
@@ -97,7 +101,8 @@ class Rank:
         with machine_errors(folder):
             if order.do == "open":
                 assert order.recipe is not None
-                models = Models(order.recipe, folder, Path(order.critic_folder))
+                critic = Path(order.critic_folder)
+                models = Models(order.recipe, folder, critic, order.num_ids)
                 self.trainer = Trainer(order.recipe, models)
             elif order.do == "free":
                 torch.cuda.empty_cache()  # for the engine, whose turn it is next
@@ -146,23 +151,18 @@ class Rank:
 
     def follow(self) -> None:
         notes, rank = _notes(), torch.distributed.get_rank()
+        Thread(target=_end_when_abandoned, daemon=True).start()
         while (order := _receive()).do != "leave":
             try:
                 self.carry_out(order)
                 if order.do == "save":
                     tell = partial(_tell_of_written, notes, _written_by(rank, order.folder))
                     self.written.add_done_callback(tell)
-            except MemoryError as error:
-                word = f"rank {rank}: {error}"
-                note = _NOTES[BatchTooLarge if order.computes else MemoryError]
-                notes.compare_set(note, "", word)  # which waits until it is there
-                raise
-            except OSError as error:
-                notes.compare_set(_BROKEN_DISK, "", _as_note(error))
-                raise
-            except RuntimeError as error:
-                if not _tells_of_lost_rank(error):
-                    notes.compare_set(_NOTES[TeamBroken], "", f"rank {rank}: {error}")
+            except Exception as error:
+                is_too_large = isinstance(error, MemoryError) and order.computes
+                own = BatchTooLarge(str(error)) if is_too_large else error
+                if not _tells_of_lost_rank(own):
+                    notes.compare_set(_FAILURE, "", _as_note(own))  # which waits until it is there
                 raise
 
 
@@ -188,9 +188,8 @@ class TeamBroken(RuntimeError):
     """A rank has gone, or the ranks no longer do the same thing; only a new start helps."""
 
 
-# What a rank that ends by an error leaves word under: rank 0 may hear it during a later order.
-_NOTES = {kind: f"weir/{kind.__name__}" for kind in (BatchTooLarge, MemoryError, TeamBroken)}
-_BROKEN_DISK = "weir/broken_disk"  # the same of one that could not read or write
+_FAILURE = "weir/failure"  # of the first rank to end by an error; rank 0 may hear it later
+_ABANDONED = "weir/abandoned"  # the order that is under way
 
 
 class Team:
@@ -204,15 +203,18 @@ class Team:
         self.num_ranks = torch.distributed.get_world_size()
         self.device_name = name_of_device()
         self.adapts: Path | None = None  # the model whose adapter is trained, and exported
+        self.num_ids: int | None = None  # of tokens, which the model has rows for
         self._others = self.num_ranks > 1
         self._notes = _notes() if self._others else None
+        self._order: Future[Measured] | None = None  # the last one
         self._is_sound = True  # False while an order is carried out, and for good if that failed
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         """Load the models from their folders, on every rank; the critic starts as the policy."""
         self.adapts = folder if recipe.model.lora is not None else None
-        critic = str(critic_folder or folder)
-        await self._give(Order(do="open", folder=str(folder), critic_folder=critic, recipe=recipe))
+        critic, num_ids = str(critic_folder or folder), self.num_ids
+        order = Order("open", str(folder), critic, recipe=recipe, num_ids=num_ids)
+        await self._give(order)
 
     async def rehearse(self, samples: Sequence[Sample]) -> None:
         """Train on samples without learning from them: whether a step fits into the memory."""
@@ -304,6 +306,15 @@ class Team:
             await self._give(Order(do="leave"))
         self._thread.shutdown(wait=True)
 
+    @property
+    def is_busy(self) -> bool:
+        return self._order is not None and not self._order.done()
+
+    def abandon(self) -> None:
+        """Have the other ranks end, whatever they do; this one's thread goes on."""
+        if self._notes is not None:
+            self._notes.set(_ABANDONED, "")
+
     async def keep_alive_forever(self) -> None:
         """Consumes nothing; produces idle orders, unless an order is or has failed under way.
 
@@ -312,7 +323,7 @@ class Team:
         while True:
             await asyncio.sleep(_KEEP_ALIVE_S)
             if self._others and self._is_sound:
-                with suppress(TeamBroken, MemoryError):  # the next real order meets it too
+                with suppress(Exception):  # the next real order meets it too
                     await self._give(Order(do="idle"))
 
     async def _give(self, order: Order) -> Measured:
@@ -329,8 +340,8 @@ class Team:
             return await self._give_now(order)
 
     async def _give_now(self, order: Order) -> Measured:
-        loop = asyncio.get_running_loop()
-        carried_out = loop.run_in_executor(self._thread, self._lead, order)
+        self._order = self._thread.submit(self._lead, order)
+        carried_out = asyncio.wrap_future(self._order)
         try:
             while not (await asyncio.wait({carried_out}, timeout=_LISTEN_S))[0]:
                 self._listen()  # rank 0 may wait for a rank that is lost
@@ -340,6 +351,7 @@ class Team:
 
     def _lead(self, order: Order) -> Measured:
         if not self._is_sound:
+            self._listen()
             # The others may wait in a collective, and would take the order for its next part.
             raise TeamBroken("an order failed on rank 0; its process has to end")
         self._is_sound = False
@@ -363,16 +375,20 @@ class Team:
         if self._notes is None:
             return
         with suppress(torch.distributed.DistError):  # torchrun itself has gone, and all ends
-            for kind, note in _NOTES.items():
-                if self._notes.check([note]):
-                    raise kind(self._notes.get(note).decode())
-            if self._notes.check([_BROKEN_DISK]):
-                raise _noted(self._notes.get(_BROKEN_DISK).decode())
+            if self._notes.check([_FAILURE]):
+                raise _noted(self._notes.get(_FAILURE).decode())
 
 
-def _tells_of_lost_rank(error: RuntimeError) -> bool:
+def _tells_of_lost_rank(error: Exception) -> bool:
     # gloo has no error type of its own.
-    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+    is_gloos = isinstance(error, RuntimeError) and "gloo" in str(error)
+    return is_gloos or isinstance(error, torch.distributed.DistError)
+
+
+def _end_when_abandoned() -> None:
+    with suppress(torch.distributed.DistError):  # torchrun has gone, and the parent's end is ours
+        _notes().wait([_ABANDONED], timedelta(days=1000))
+    os._exit(1)
 
 
 def _written_by(rank: int, folder: str) -> str:
@@ -385,15 +401,20 @@ def _tell_of_written(notes: Store, key: str, written: Future[None]) -> None:
 
 
 def _as_note(error: BaseException) -> str:
-    """An error of this rank, of which `_noted` makes one for rank 0."""
-    number, place = getattr(error, "errno", None), getattr(error, "filename", None)
-    words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-    words = f"rank {torch.distributed.get_rank()}: {words}"
-    return json.dumps([number or errno.EIO, words, place], default=str)
+    """An error of this rank, which `_noted` makes again, of the same type, for rank 0."""
+    rank = f"rank {torch.distributed.get_rank()}: "
+    if isinstance(error, OSError):
+        words = rank + (error.strerror or f"{type(error).__name__}: {error}")
+        return pickle.dumps(OSError(error.errno or errno.EIO, words, error.filename)).hex()
+    with suppress(Exception):  # of an extension's type it may not be possible
+        note = pickle.dumps(type(error)(f"{rank}{error}")).hex()
+        if type(_noted(note)) is type(error):
+            return note
+    return pickle.dumps(RuntimeError(f"{rank}{type(error).__name__}: {error}")).hex()
 
 
-def _noted(note: str) -> OSError:
-    return OSError(*json.loads(note))
+def _noted(note: str) -> Exception:
+    return pickle.loads(bytes.fromhex(note))
 
 
 def _notes() -> Store:

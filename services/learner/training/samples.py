@@ -168,7 +168,7 @@ def _samples_of_group(
                 on_version=on_version[kept],
                 advantage=float(group.advantages[i]),
                 reward=float(group.rewards[i]),
-                correct=grades[i].accuracy == 1.0,
+                correct=grades[i].is_right,
                 group=index,
                 own=own,
             )
@@ -208,7 +208,7 @@ def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
         if isinstance(grade.outcome, Ungradable):
             facts.dropped_responses[grade.outcome.reason] += 1
             continue
-        is_correct = grade.outcome.value == 1.0
+        is_correct = grade.is_right
         facts.responses += 1
         facts.correct += is_correct
         facts.correct_tokens += length * is_correct

@@ -84,7 +84,7 @@ class Scoring:
         process = [math.nan if g.process_score is None else g.process_score for g in grades]
         return GroupScores(
             outcome=outcome_rewards(accuracy, self.reward.values),
-            correct=accuracy == 1.0,
+            correct=torch.tensor([grade.is_right for grade in grades], dtype=torch.bool),
             process=torch.tensor(process, dtype=torch.float64),
             penalty=self._penalty(torch.tensor(lengths, dtype=torch.float64)),
             checks=tuple(self._checks(grades)),

@@ -17,12 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 log = logging.getLogger(__name__)
 _GATHER_ELEMENTS = 500_000_000
 _FILE_BYTES = 256 * 2**20  # many files are read, and their checksums made, side by side
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @dataclass(frozen=True)
@@ -65,26 +74,26 @@ class Shares:
         return self._mapped[slot]
 
 
-def shape_of(parameter: nn.Parameter) -> Shape:
-    """The shape of all of a parameter, of which ZeRO-3 leaves a rank a part."""
-    return Shape(parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
+def shape_of(weight: Tensor) -> Shape:
+    """The shape of all of a weight, of which ZeRO-3 leaves a rank a part."""
+    return Shape(weight.dtype, tuple(getattr(weight, "ds_shape", weight.shape)))
 
 
-def size_of(parameter: nn.Parameter) -> int:
-    """Numbers in all of a parameter, of which ZeRO-3 leaves a rank a part."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+def size_of(weight: Tensor) -> int:
+    """Numbers in all of a weight, of which ZeRO-3 leaves a rank a part."""
+    return int(getattr(weight, "ds_numel", weight.numel()))
 
 
-def buckets(named: dict[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
-    """Parameters by name, in parts that a rank has room to gather under ZeRO-3."""
-    parts: list[dict[str, nn.Parameter]] = [{}]
+def buckets(named: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Weights by name, in parts that a rank has room to gather under ZeRO-3."""
+    parts: list[dict[str, Tensor]] = [{}]
     elements = 0
-    for name, parameter in named.items():
-        size = size_of(parameter)
+    for name, weight in named.items():
+        size = size_of(weight)
         if parts[-1] and elements + size > _GATHER_ELEMENTS:
             parts.append({})
             elements = 0
-        parts[-1][name] = parameter
+        parts[-1][name] = weight
         elements += size
     return parts
 

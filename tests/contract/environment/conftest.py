@@ -16,6 +16,7 @@ from tests.contract.gateway.stack import KEY, Stack, a_gateway
 from tests.contract.valkey_server import Server
 
 PYTHON = os.environ.get("WEIR_ENVIRONMENT_PYTHON") or str(ROOT / ".venv-environment/bin/python")
+TASKSET = "tests.contract.environment.tasksets"
 StartWorker = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -53,10 +54,15 @@ def start_worker(
 
     def start(**variables: str) -> subprocess.Popen[bytes]:
         environment = os.environ | {
-            **{"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(tmp_path)},
-            **{"WEIR_PORT": worker_port, "WEIR_API_KEYS": KEY, "WEIR_GATEWAY_URL": stack.url},
+            **{"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(tmp_path / "data")},
+            **{
+                "WEIR_PORT": worker_port,
+                "WEIR_ENVIRONMENT_KEY": KEY,
+                "WEIR_GATEWAY_URL": stack.url,
+            },
             **{"WEIR_HEARTBEAT_S": "0.3", "WEIR_CLAIM_IDLE_S": "3", "WEIR_DRAIN_S": "0"},
             **{"WEIR_ENVIRONMENT_COMMANDS": "on", "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}"},
+            **{"WEIR_ENVIRONMENT_TASKSETS": TASKSET, "WEIR_ENVIRONMENT_HOSTS": "127.0.0.1:*"},
             **variables,
         }
         started.append(subprocess.Popen([PYTHON, "-m", "services.environment"], env=environment))

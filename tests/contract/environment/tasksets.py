@@ -2,6 +2,7 @@
 """A taskset of `verifiers` for the tests, whose tasks say how their episodes end."""
 
 import asyncio
+import gc
 from collections.abc import Iterable
 
 import httpx
@@ -21,6 +22,9 @@ class Counting(vf.Task[Data]):
     async def counted(self, trace: vf.Trace) -> float | dict[str, float]:
         if self.data.ends == "raises":
             raise KeyError("no such row")
+        if self.data.ends == "alone":
+            clients = [each for each in gc.get_objects() if isinstance(each, httpx.AsyncClient)]
+            return float(sum(not each.is_closed for each in clients) == 1)
         return {} if self.data.ends == "unpaid" else float(trace.last_reply == self.data.answer)
 
 

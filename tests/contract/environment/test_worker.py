@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,14 @@ from protocol.tasks import read_tasks
 from deploy.processes import free_ports
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe, a_request, a_task
-from tests.contract.environment.conftest import PYTHON, StartWorker
+from tests.contract.environment.conftest import PYTHON, TASKSET, StartWorker
 from tests.contract.exchange_steps import begin
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout
 from tests.contract.gateway.stack import KEY, Stack
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 JOBS = (f"ftjob-{number}" for number in count())
-TASKSET = "tests.contract.environment.tasksets"
+_NAP_S = "1000.0625"  # a number that no other process has
 COUNTS = "0 1 2 3 4 "  # what the model says
 _AGENT = """
 import json, os, sys, time
@@ -48,7 +50,7 @@ def ask(text):
 
 def an_agent(*lines: str) -> list[str]:
     """A program of these lines, which may ``ask`` a text and find in ``said`` what was replied."""
-    return [sys.executable, "-c", _AGENT + "\n".join(lines)]
+    return ["python", "-c", _AGENT + "\n".join(lines)]
 
 
 async def ask(
@@ -91,6 +93,16 @@ async def played(exchange: Exchange, **asked: Any) -> Episode:
     """The only episode of the only group."""
     (episode,) = episodes_of(await group_of(exchange, await ask(exchange, **asked)))
     return episode
+
+
+def naps() -> list[int]:
+    """The processes of this machine that take such a nap."""
+    found = list[int]()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if _NAP_S.encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def full_behind_a_reply(call: Call) -> Refusal | None:
@@ -182,10 +194,10 @@ async def test_what_breaks_is_tried_again_and_then_has_a_problem_and_no_tokens(
 
 
 async def test_an_episode_that_ends_at_a_later_try_is_as_good(
-    exchange: Exchange, start_worker: StartWorker, tmp_path: Path
+    exchange: Exchange, start_worker: StartWorker
 ) -> None:
     start_worker()
-    once = f"os.mkdir('{tmp_path}/tried') if not os.path.exists('{tmp_path}/tried') else print(1)"
+    once = "os.mkdir('/tmp/tried') if not os.path.exists('/tmp/tried') else print(1)"
     assert (await played(exchange, command=an_agent("ask('a')", once))).reward == 1
 
 
@@ -198,15 +210,15 @@ async def test_a_program_has_ended_when_what_it_leaves_running_holds_its_output_
 
 
 async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_count(
-    exchange: Exchange, start_worker: StartWorker, worker_port: str, tmp_path: Path
+    exchange: Exchange, start_worker: StartWorker, worker_port: str
 ) -> None:
     """Its program has started one of its own, which ends with it."""
     start_worker()
     agent = an_agent(
-        f"is_first = not os.path.exists('{tmp_path}/first')",
-        f"os.makedirs('{tmp_path}/first', exist_ok=True)",
+        "is_first = not os.path.exists('/tmp/first')",
+        "os.makedirs('/tmp/first', exist_ok=True)",
         "ask('a')",
-        f"is_first and os.system('echo $$ > {tmp_path}/pid; sleep 1000')",
+        f"is_first and os.system('sleep {_NAP_S}')",
         "print(1)",
     )
     job_id = await ask(exchange, size=2, command=agent, episode_timeout_s=10, concurrency=1)
@@ -218,9 +230,8 @@ async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_c
     metrics = httpx.get(f"http://127.0.0.1:{worker_port}/metrics").text
     for outcome, number in (("episode_timeout", 1), ("ended", 1), ("no_reward", 0)):
         assert f'weir_episodes_total{{outcome="{outcome}"}} {number}.0' in metrics
-    program = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cmdline")
     async with asyncio.timeout(60):
-        while program.exists() and program.read_bytes():
+        while naps():
             await asyncio.sleep(0.05)
 
 
@@ -240,21 +251,38 @@ async def test_a_taskset_is_played_by_its_own_agent(
         assert problem in (await played(exchange, taskset=TASKSET, task=task)).words
 
 
+async def test_a_taskset_keeps_no_connection_of_an_episode_that_has_ended(
+    exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
+) -> None:
+    start_worker()
+    asked = {"taskset": TASKSET, "max_turns": 2, "concurrency": 1}
+    task = {"metadata": {"task": {"prompt": "Count.", "ends": "alone"}}}
+    job_id = await ask(exchange, groups=3, task=task, **asked)
+    groups = await found(exchange, ROLLOUTS, job_id, 3)
+    assert [each.reward for group in groups for each in episodes_of(group)] == [1, 1, 1]
+
+
 async def test_a_taskset_that_a_network_keeps_from_loading_is_tried_again(
     exchange: Exchange, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    (tmp_path / "passing.py").write_text(
+    folder = tmp_path / "tasksets"
+    folder.mkdir()
+    os.mkfifo(folder / "hub")
+    (folder / "passing.py").write_text(
         "import pathlib\n"
-        "if not (tried := pathlib.Path(__file__).with_name('tried')).exists():\n"
-        "    tried.touch()\n"
+        "if pathlib.Path(__file__).with_name('hub').read_text() == 'away':\n"
         "    raise ConnectionError('the hub is away')\n"
         f"from {TASKSET} import Tasks, Twice\n"
         "__all__ = ['Tasks', 'Twice']\n"
     )
-    start_worker(PYTHONPATH=f"{ROOT / 'proto'}:{ROOT}:{tmp_path}")
+    path = f"{ROOT / 'proto'}:{ROOT}:{folder}"
+    start_worker(PYTHONPATH=path, WEIR_ENVIRONMENT_TASKSETS="passing")
     task = {"metadata": {"task": {"prompt": "Count.", "answer": COUNTS.strip()}}}
-    assert (await played(exchange, taskset="passing", task=task)).reward == 1
-    assert (tmp_path / "tried").exists()
+    job_id = await ask(exchange, taskset="passing", task=task)
+    for state in ("away", "here"):
+        await asyncio.to_thread((folder / "hub").write_text, state)
+    (episode,) = episodes_of(await group_of(exchange, job_id))
+    assert episode.reward == 1
 
 
 async def test_64_episodes_wait_at_the_same_time_in_one_thread(
@@ -380,36 +408,42 @@ async def test_an_episode_whose_agent_repeats_a_failed_call_counts(
 async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_comes_twice(
     exchange: Exchange, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    worker = start_worker()
-    agent = an_agent(
-        "ask('a')",
-        f"open('{tmp_path}/' + str(os.getpid()), 'w').close()",
-        f"while not os.path.exists('{tmp_path}/go'): time.sleep(0.05)",
-        "print(1)",
-    )
+    """Programs see which files there are when their process begins."""
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    path = f"{ROOT / 'proto'}:{ROOT}:{folder}"
+    worker = start_worker(PYTHONPATH=path)
+    nap = f"os.path.exists('{folder}/go') or os.system('sleep {_NAP_S}')"
+    agent = an_agent("ask('a')", nap, "print(1)")
     job_id = await ask(exchange, groups=3, size=2, command=agent, retries=0)
     async with asyncio.timeout(60):
-        while len(programs := [*tmp_path.glob("[0-9]*")]) < 6:
+        while len(naps()) < 6:
             await asyncio.sleep(0.05)
         while 6 not in [status.at_once for status in (await exchange.statuses()).values()]:
             await asyncio.sleep(0.05)
     worker.kill()
     worker.wait()
-    (tmp_path / "go").touch()
-    start_worker()
+    (folder / "go").touch()
+    start_worker(PYTHONPATH=path)
     groups = await found(exchange, ROLLOUTS, job_id, 3)
     assert sorted(group.request.number for group in groups) == [0, 1, 2]
     assert all(each.reward == 1 for group in groups for each in episodes_of(group))
     assert (await exchange.backlog(EPISODES, job_id)).entries == 0
     assert await exchange.claim([ROLLOUTS], job_id, count=16, wait_s=1.0) == []
-    assert not any(Path(f"/proc/{program.name}").exists() for program in programs)
+    assert not naps()
 
 
 @pytest.mark.parametrize(
     ("environment", "remedy"),
     [
         ({"command": ["true"]}, "WEIR_ENVIRONMENT_COMMANDS=on"),
+        ({"taskset": "harbor"}, "WEIR_ENVIRONMENT_TASKSETS"),
+        ({"taskset": "lib2to3.__main__"}, "WEIR_ENVIRONMENT_TASKSETS"),
         ({"taskset": "no_such"}, "make install-environment"),
+        ({"taskset": f"{TASKSET}_that_exit"}, "SystemExit"),
+        ({"taskset": f"{TASKSET}_that_end"}, "ended with status 7"),
+        ({"url": "http://localhost:9"}, "WEIR_ENVIRONMENT_HOSTS=localhost:9"),
+        ({"url": "http://[::ffff:169.254.169.254]/latest"}, "WEIR_ENVIRONMENT_HOSTS"),
         ({"taskset": TASKSET, "settings": {"no": 1}}, "environment.settings"),
         ({"taskset": TASKSET, "settings": {"agent": {}}}, "WEIR_ENVIRONMENT_COMMANDS=on"),
     ],
@@ -417,7 +451,72 @@ async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_com
 async def test_an_environment_that_no_worker_has_fails_the_group_with_the_remedy(
     exchange: Exchange, start_worker: StartWorker, environment: dict[str, Any], remedy: str
 ) -> None:
-    start_worker(WEIR_ENVIRONMENT_COMMANDS="off")
+    tasksets = ",".join(("no_such", TASKSET, f"{TASKSET}_that_exit", f"{TASKSET}_that_end"))
+    start_worker(
+        WEIR_ENVIRONMENT_COMMANDS="off",
+        WEIR_ENVIRONMENT_TASKSETS=tasksets,
+        WEIR_ENVIRONMENT_HOSTS="",
+    )
     (failed,) = await found(exchange, FAILED, await ask(exchange, **environment))
     assert failed.failure.startswith("unworkable: environment.")
     assert remedy in failed.failure
+
+
+_PASSING = """
+import importlib, pkgutil
+from verifiers.v1 import tasksets
+from verifiers.v1.utils.loaders import task_type, taskset_config_type
+from services.environment.taskset import _TEXTS, _author_fields
+for module in pkgutil.iter_modules(tasksets.__path__):
+    try:
+        fields = _author_fields(task_type(module.name).data_type())
+    except ImportError:  # it needs packages that are not there
+        continue
+    print(module.name, sorted(fields | _author_fields(taskset_config_type(module.name))))
+print(sorted(_TEXTS))
+"""
+
+
+def test_of_the_library_only_texts_pass_without_commands() -> None:
+    """A field that a release adds to a taskset of its own is refused, too."""
+    out = subprocess.run([PYTHON, "-c", _PASSING], cwd=ROOT, capture_output=True, timeout=120)
+    *rows, texts = out.stdout.decode().splitlines()
+    assert {row.split()[0] for row in rows} >= {"harbor", "openenv"}, out.stderr
+    assert all(row.endswith(" []") for row in rows)
+    assert texts == "['description', 'id', 'idx', 'name', 'prompt', 'system_prompt']"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"task": {"prompt": "Hi.", "collect": [{"command": "true"}]}},
+        {"collect": [{"command": "true"}]},
+        {"task_dir": "/etc"},
+        {"task": {"prompt": "Hi.", "artifacts": ["/etc/passwd"]}},
+        {"skills": ["/etc"]},
+        {"workdir": "/"},
+    ],
+)
+async def test_a_task_file_names_nothing_that_the_library_would_run_or_read(
+    exchange: Exchange, start_worker: StartWorker, metadata: dict[str, Any]
+) -> None:
+    """Not even if the operator allows a taskset that does."""
+    start_worker(WEIR_ENVIRONMENT_COMMANDS="off", WEIR_ENVIRONMENT_TASKSETS=f"harbor,{TASKSET}")
+    fields = metadata.get("task", metadata)
+    (name,) = fields.keys() - {"prompt"}
+    of_harbor = name in {"collect", "task_dir"}
+    taskset = "harbor" if of_harbor else TASKSET
+    task = {"prompt": "Hi.", "metadata": metadata}
+    episode = await played(exchange, taskset=taskset, task=task, retries=0)
+    assert episode.problem == "episode_failed"
+    assert f"metadata.{name} is a field of the library" in episode.words
+
+
+async def test_without_commands_an_agent_that_is_a_program_is_not_started(
+    exchange: Exchange, start_worker: StartWorker
+) -> None:
+    taskset = f"{TASKSET}_without_agent"
+    start_worker(WEIR_ENVIRONMENT_COMMANDS="off", WEIR_ENVIRONMENT_TASKSETS=taskset)
+    task = {"metadata": {"task": {"prompt": "Count."}}}
+    episode = await played(exchange, taskset=taskset, task=task, retries=0)
+    assert "starts a program, which is refused" in episode.words

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from typing import IO, Any, TypeVar
 
 import httpx
 from protocol.exchange import Exchange, connect
-from protocol.messages import JobEvent, JobState
+from protocol.messages import ActiveJob, JobEvent, JobState
 
 from deploy.processes import free_ports
 from tests.architecture.project import ROOT
@@ -30,6 +31,7 @@ from tests.sample_stores import a_sample, write_samples
 
 T = TypeVar("T")
 KEY = "test-key"
+ENVIRONMENT_KEY = "environments-key"
 JOBS = "/v1/fine_tuning/jobs"
 TASKS = "".join(
     json.dumps({"id": f"t{n}", "prompt": f"{n}+{n}=?", "answer": str(2 * n)}) + "\n"
@@ -48,6 +50,8 @@ RECIPE: dict[str, Any] = {
     "training": {"steps": 3, "groups_per_step": 4},
 }
 
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # httpx would read all certificates each time
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -61,7 +65,9 @@ class Stack:
     def http(self, key: str | None = KEY) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         hooks = {"response": [assert_described]}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60, event_hooks=hooks)
+        return httpx.Client(
+            base_url=self.url, headers=headers, timeout=60, event_hooks=hooks, verify=_NO_TLS
+        )
 
     def exchange(self, work: Callable[[Exchange], Awaitable[T]]) -> T:
         async def connected() -> T:
@@ -107,9 +113,9 @@ def a_gateway(
 
 
 @contextmanager
-def a_grader(stack: Stack) -> Iterator[None]:
-    """A grader process without a judge, which runs clients' code."""
-    settings: Any = {"WEIR_GRADER_WORKERS": "1", "WEIR_GRADER_PYTHON": "on"}
+def a_grader(stack: Stack, **variables: str) -> Iterator[None]:
+    """A grader process, without a judge and clients' code unless the variables allow them."""
+    settings: Any = {"WEIR_GRADER_WORKERS": "1", **variables}
     folder, command = stack.data_dir.parent, ("-m", "services.grader")
     with _ended(*start_gateway(stack.server, folder, command, **settings)):
         deadline = time.monotonic() + 180
@@ -146,6 +152,7 @@ def start_gateway(
         "WEIR_MODEL_ROOTS": str(folder / "models"),
         "WEIR_PORT": str(port),
         "WEIR_API_KEYS": f"other-key,{KEY}",
+        "WEIR_ENVIRONMENT_KEY": ENVIRONMENT_KEY,
         "PYTHONPATH": f"proto{os.pathsep}.",
         **variables,
     }
@@ -228,6 +235,19 @@ def take_up(stack: Stack, job_id: str, **values: Any) -> None:
     stack.exchange(begin)
 
 
+def train(stack: Stack, job_id: str) -> None:
+    """Be a learner that trains a job."""
+
+    async def activate(exchange: Exchange) -> None:
+        attempt = await exchange.begin_attempt(job_id)
+        await exchange.update_job(job_id, attempt, state=JobState.RUNNING, step=1)
+        record = await exchange.job(job_id)
+        assert record is not None
+        await exchange.activate(ActiveJob(job_id=job_id, attempt=attempt, recipe=record.recipe))
+
+    stack.exchange(activate)
+
+
 @contextmanager
 def a_learner(stack: Stack) -> Iterator[list[str]]:
     """Be the learner of every job that is submitted meanwhile: a sample, an event, a success."""
@@ -263,6 +283,13 @@ def assert_refused(reply: httpx.Response, status: int, param: str | None) -> Non
 
 def reinforcement(**settings: Any) -> dict[str, Any]:
     return {"type": "reinforcement", "reinforcement": settings}
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def wait_until_ready(url: str) -> None:

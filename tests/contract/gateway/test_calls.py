@@ -19,7 +19,7 @@ import pytest
 from protocol import streams
 from protocol.calls import Call, CallSampling, Refusal, Served
 from protocol.exchange import Exchange, connect
-from protocol.messages import ActiveJob, JobState
+from protocol.messages import JobState
 from protocol.operations import State
 from protocol.recipe import Model
 
@@ -34,6 +34,7 @@ from tests.builders import a_job_record, a_recipe
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout, tokens_of
 from tests.contract.gateway.stack import (
+    ENVIRONMENT_KEY,
     KEY,
     Stack,
     a_checkpoint,
@@ -41,6 +42,7 @@ from tests.contract.gateway.stack import (
     a_job,
     a_model,
     assert_refused,
+    train,
 )
 from tests.contract.valkey_server import Server
 
@@ -115,19 +117,6 @@ async def wait_for_calls(exchange: Exchange, count: int) -> None:
     async with asyncio.timeout(60):
         while await num_waiting(exchange) != count:
             await asyncio.sleep(0.02)
-
-
-def begin(stack: Stack, job_id: str) -> None:
-    """Be a learner that trains a job."""
-
-    async def activate(exchange: Exchange) -> None:
-        attempt = await exchange.begin_attempt(job_id)
-        await exchange.update_job(job_id, attempt, state=JobState.RUNNING, step=1)
-        record = await exchange.job(job_id)
-        assert record is not None
-        await exchange.activate(ActiveJob(job_id=job_id, attempt=attempt, recipe=record.recipe))
-
-    stack.exchange(activate)
 
 
 def end(stack: Stack, job_id: str) -> None:
@@ -484,7 +473,7 @@ def test_beside_a_clients_session_models_answer_and_what_it_has_saved(
 ) -> None:
     job = f"ftjob-{'5' * 24}"
     stack.exchange(lambda exchange: exchange.submit(a_job_record(job, recipe=a_recipe(client={}))))
-    begin(stack, job)
+    train(stack, job)
     assert ask(sdk).model == "tiny"
     folder = a_model(stack.data_dir / f"jobs/{job}/samplers/version-000012")
     State(base="tiny", dtype="float32", lora=None, version=12).write(folder)
@@ -520,7 +509,7 @@ def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
     a_checkpoint(stack, job, 2)
     assert refusal(job) == (404, "model_not_found")
     assert f"ftckpt-{job}-2" in http.post(CHAT, json=body_of(model=job)).json()["detail"]
-    begin(stack, job)
+    train(stack, job)
     with a_rollout(stack) as rollout:
         for other in ("tiny", f"{job}@2"):
             assert refusal(other) == (503, "engine_busy")
@@ -587,13 +576,12 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     stack: Stack, http: httpx.Client
 ) -> None:
     job = a_job(http)["id"]
-    begin(stack, job)
+    train(stack, job)
     sampling = {"temperature": 0.5, "max_tokens": 3, "stop": ["2 "]}
     terms = {"job_id": job, "purpose": "train", "min_version": 2, "sampling": sampling, "seed": 7}
     url = "/rollout/try-1"
     key = http.put(url, json=terms).json()["key"]
-    assert http.put(url, json=terms).json()["key"] == key
-    assert_refused(http.put(url, json={**terms, "seed": 8}), 409, "session")
+    assert_refused(http.put(url, json=terms), 409, "session")
     assert_refused(http.put(url, json={**terms, "version": "new"}), 400, "version")
     for stop, field in (([*map(str, range(17))], "sampling.stop"), ([""], "sampling.stop.0")):
         changed = {**terms, "sampling": {**sampling, "stop": stop}}
@@ -604,7 +592,6 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
             assert http.post(url + CHAT, json=asked | changes).status_code == 200
         with a_gateway(stack.server, stack.data_dir.parent) as another, another.http(key) as other:
             assert other.post(url + CHAT, json=asked).status_code == 200
-            assert other.get("/v1/models").status_code == 401
         text = {"model": "mine", "prompt": "a"}
         assert http.post(f"{url}/v1/completions", json=text).status_code == 200
     for call in rollout.taken:
@@ -622,9 +609,26 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
     assert http.post(url + CHAT, json=asked).status_code == 404
     assert http.get(url).status_code == 404
     assert http.put(url, json=terms).status_code == 200
+    with stack.http(key) as late:
+        assert late.post(url + CHAT, json=asked).status_code == 401
     end(stack, job)
     refused = http.post(url + CHAT, json=asked)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "job_not_active")
+
+
+def test_a_damaged_session_is_named_and_can_be_deleted(stack: Stack, http: httpx.Client) -> None:
+    terms = {"job_id": "job", "purpose": "train", "sampling": {"max_tokens": 3}, "seed": 7}
+    url, file = "/rollout/damaged", stack.data_dir / "sessions" / "damaged.jsonl"
+    key = http.put(url, json=terms).json()["key"]
+    file.write_bytes(b"\xff" + file.read_bytes()[1:])
+    for reply in (http.get(url), http.post(url + CHAT, json=body_of())):
+        assert_refused(reply, 409, "session")
+        assert reply.json()["error"]["code"] == "session_damaged"
+    with stack.http(key) as agent, stack.http(ENVIRONMENT_KEY) as environment:
+        assert agent.post(url + CHAT, json=body_of()).status_code == 401
+        assert_refused(environment.get(url), 409, "session")
+    assert http.delete(url).json()["deleted"]
+    assert not file.exists()
 
 
 def test_a_session_tells_of_its_calls_that_are_under_way(stack: Stack, http: httpx.Client) -> None:

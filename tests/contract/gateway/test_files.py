@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import socket
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ from services.gateway.jobs.service import JobService
 from tests.contract.gateway.stack import (
     EXACT,
     JOBS,
+    KEY,
     RECIPE,
     Stack,
     a_body,
@@ -30,6 +32,7 @@ from tests.contract.gateway.stack import (
     take_up,
     tell,
     upload,
+    wait_for,
 )
 
 pytestmark = pytest.mark.redis
@@ -175,3 +178,27 @@ def test_a_result_file_goes_with_its_job_and_not_before(stack: Stack, http: http
     assert http.delete(f"{JOBS}/{job_id}").status_code == 200
     for reply in (http.get(url), http.get(f"{url}/content")):
         assert reply.status_code == 404
+
+
+def test_slow_uploads_of_one_key_take_nothing_from_another(
+    stack: Stack, http: httpx.Client
+) -> None:
+    """Four of them never get further than their heads."""
+    head = f"POST /v1/files HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\n"
+    head += "Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 999\r\n\r\n"
+    address = (httpx.URL(stack.url).host, httpx.URL(stack.url).port)
+    silent = [socket.create_connection(address, timeout=60) for _ in range(4)]
+    try:
+        for each in silent:
+            each.sendall(head.encode())
+        wait_for(lambda: upload(http).status_code == 429)
+        refused = upload(http)
+        assert_refused(refused, 429, None)
+        assert refused.headers["Retry-After"] == "2"
+        assert http.get("/v1/files").status_code == 200
+        with stack.http("other-key") as another:
+            assert upload(another).status_code == 200
+    finally:
+        for each in silent:
+            each.close()
+    wait_for(lambda: upload(http).status_code == 200)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from protocol.exchange import Exchange
@@ -15,6 +16,7 @@ from services.gateway.jobs.events import follow_until_ended
 from services.gateway.jobs.service import JobService
 from tests.builders import a_job_record
 from tests.contract.test_work_loop import DEPLOYMENT
+from tests.contract.valkey_server import Server
 
 MOST = 501  # events of a test, and the end
 pytestmark = [pytest.mark.redis, pytest.mark.anyio]
@@ -80,3 +82,36 @@ async def test_who_reads_slowly_misses_nothing(jobs: JobService, exchange: Excha
     await end(exchange)
     assert await quick == all_of(*range(500))
     assert await steps_of(slow) == all_of(*range(1, 500))
+
+
+async def test_many_who_follow_a_job_read_it_once(
+    jobs: JobService, exchange: Exchange, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower with a reader of its own asks for each event at least once."""
+    reads, read = [0], exchange.events
+
+    async def counted(*given: Any, **named: Any) -> Any:
+        reads[0] += 1
+        return await read(*given, **named)
+
+    await tell(exchange, 0)
+    newest = (await exchange.events("job"))[-1][0]
+    first = follow_until_ended(jobs, "job", "0")
+    assert "step 0" in await anext(first)
+    monkeypatch.setattr(exchange, "events", counted)
+    late = [follow_until_ended(jobs, "job", "0") for _ in range(150)]
+    assert all("step 0" in text for text in [await anext(each) for each in late])
+    others = [*late, *(follow_until_ended(jobs, "job", newest) for _ in range(150))]
+    next_of = [asyncio.create_task(anext(each)) for each in (first, *others)]
+    await asyncio.sleep(0)
+    await tell(exchange, 1)
+    assert all("step 1" in text for text in await asyncio.gather(*next_of))
+    assert reads[0] < 100
+    with server.client() as client:
+        clients: Any = client.info("clients")
+        assert clients["connected_clients"] < 100
+    for each in (first, *others):
+        await each.aclose()
+    next_one = follow_until_ended(jobs, "job", newest)
+    assert "step 1" in await anext(next_one)
+    await next_one.aclose()

@@ -45,7 +45,7 @@ BOTH = {
 
 @pytest.fixture(scope="module", autouse=True)
 def grader(stack: Stack) -> Iterator[None]:
-    with a_grader(stack):
+    with a_grader(stack, WEIR_GRADER_PYTHON="on"):
         yield
 
 
@@ -61,7 +61,7 @@ def test_a_grader_is_run_in_the_shape_of_the_sdk(sdk: openai.OpenAI) -> None:
     assert result.metadata.scores == {"string_check": 1}
     assert result.metadata.execution_time > 0
     assert not any(result.metadata.errors.to_dict().values())
-    result = run(sdk, BOTH, r"\boxed{\frac{4}{2}}", answer="2")
+    result = run(sdk, BOTH, r"\boxed{2.0}", answer="2")
     assert (result.reward, result.sub_rewards) == (0.75, {"exact": 0, "maths": 1})
     assert run(sdk, SOURCE, "ab", most=8).reward == 0.25
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout
 from tests.contract.gateway.stack import JOBS, KEY, Stack, a_model, assert_refused
 
 pytestmark = pytest.mark.redis
+with_learner = pytest.mark.usefixtures("learner")
 API = "/api/v1"
 IDS = [1, 2, 3, 4]
 PROMPT = types.ModelInput.from_ints(IDS)
@@ -114,12 +116,22 @@ def log_of(stack: Stack, job_id: str) -> OperationLog:
     return OperationLog(stack.data_dir / "jobs" / job_id)
 
 
+def step(http: httpx.Client, job_id: str) -> httpx.Response:
+    return http.post(f"{API}/optim_step", json={"model_id": job_id, "seq_id": 1, **ADAM})
+
+
+def a_step(http: httpx.Client, session: str) -> tuple[str, Any, Any]:
+    """A job that has done one, the future of that, and its answer."""
+    job_id = create(http, session)
+    future = step(http, job_id).json()
+    return job_id, future, answer_to(http, future, 200)
+
+
 def test_a_retry_finds_its_model_and_its_operation(stack: Stack, http: httpx.Client) -> None:
     job_id = create(http, "retried")
     assert create(http, "retried") == job_id
-    body = {"model_id": job_id, "seq_id": 1, **ADAM}
-    first = http.post(f"{API}/optim_step", json=body).json()
-    assert http.post(f"{API}/optim_step", json=body).json() == first
+    first = step(http, job_id).json()
+    assert step(http, job_id).json() == first
     other = http.post(f"{API}/save_weights", json={"model_id": job_id, "seq_id": 1, "path": "a"})
     assert_refused(other, 400, "seq_id")
     assert log_of(stack, job_id).last == 1
@@ -200,8 +212,7 @@ def test_a_client_that_speaks_again_resumes_its_job_but_not_one_that_a_person_pa
         for session, why, status in (("a", f"{SILENT} for 60 s", "queued"), ("b", None, "paused")):
             job_id = create(http, session)
             pause(stack, job_id, why)
-            body = {"model_id": job_id, "seq_id": 1, **ADAM}
-            future = http.post(f"{API}/optim_step", json=body).json()
+            future = step(http, job_id).json()
             job = http.get(f"{JOBS}/{job_id}").json()
             assert (job["status"], job["training_file"]) == (status, "client")
             assert job["weir"]["steps"] is None
@@ -219,10 +230,55 @@ def test_a_client_that_speaks_again_resumes_its_job_but_not_one_that_a_person_pa
         learner.works = True
 
 
+def answer_to(http: httpx.Client, future: Any, status: int) -> Any:
+    """The answer with this status; a wait that ends without one is begun again, for a minute."""
+    latest = time.monotonic() + 60
+    reply = http.post(f"{API}/retrieve_future", json=future, timeout=30)
+    while reply.status_code == 408 != status and time.monotonic() < latest:
+        reply = http.post(f"{API}/retrieve_future", json=future, timeout=30)
+    assert reply.status_code == status, reply.text
+    return reply.json()
+
+
+@with_learner
+def test_a_damaged_result_is_waited_for_until_it_is_made_again_and_named_if_it_cannot_be(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job_id, future, answer = a_step(http, "damaged")
+    log = log_of(stack, job_id)
+    path, result = log.folder / "000000001.result", log.result(1)
+    assert result is not None
+    name = f"jobs/{job_id}/operations/{path.name}"
+    path.write_bytes(b"")
+    assert answer_to(http, future, 408)["type"] == "try_again"
+    log.finish(result)
+    assert answer_to(http, future, 200) == answer
+    path.write_bytes(path.read_bytes()[:-1])
+    (log.folder / "000000001.operation").rename(log.folder / "away")
+    told = answer_to(http, future, 200)
+    assert (told["category"], told["error"].startswith(name)) == ("server", True)
+    (log.folder / "away").rename(log.folder / "000000001.operation")
+    pause(stack, job_id, None)
+    http.post(f"{JOBS}/{job_id}/cancel")
+    assert answer_to(http, future, 200)["error"].startswith(f"{name} was damaged")
+    path.write_bytes(b"")  # more often than a disk damages one file
+    assert answer_to(http, future, 500)["detail"].startswith(name)
+
+
+@with_learner
+def test_an_operation_in_the_place_of_a_damaged_one_is_named_if_that_was_done(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job_id, _, _ = a_step(http, "damaged-operation")
+    (log_of(stack, job_id).folder / "000000001.operation").write_bytes(b"")
+    reply = step(http, job_id)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "damaged_file")
+    assert f"jobs/{job_id}/operations/000000001.operation" in reply.json()["detail"]
+
+
 def test_keys_have_the_prefix_of_the_sdk_and_their_roles(stack: Stack) -> None:
     with httpx.Client(base_url=stack.url) as http:
         assert http.get(f"{API}/healthz").json() == {"status": "ok"}
-        assert http.get(f"{API}/sessions").status_code == 401
         for headers in ({"X-API-Key": f"tml-{KEY}"}, {"Authorization": f"Bearer {KEY}"}):
             assert http.get(f"{API}/sessions", headers=headers).status_code == 200
         reply = http.post(f"{API}/copy_weights", json={}, headers={"X-API-Key": KEY})

@@ -19,6 +19,8 @@ class Tokenizer:
     """Reads a template that prints the time, of which none is like another."""
 
     def __init__(self, chat_template: str) -> None:
+        self.all_special_tokens: list[str] = []
+        self.added_tokens_decoder: dict[int, Any] = {}
         self.chat_template = chat_template
         self._times = count()
 
@@ -48,3 +50,16 @@ def test_an_engine_that_stands_still_is_stuck_if_the_learner_moved_beyond_roundi
     known = {"logprobs": (EXPECTED - moved).tolist(), "earlier": {3: EXPECTED.tolist()}}
     probes = Probes(tasks=(), rendered="", token_ids=(), most=1.0, **known)
     assert compared(given.tolist(), probes)["holds"] == (3 if stuck else None)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "mean"), [((), 1e-3), ((2e-2, 4e-2), 3e-2), ((np.nan, 0.0), np.nan)]
+)
+def test_what_an_engine_decodes_counts_as_what_it_reads(
+    gaps: tuple[float, ...], mean: float
+) -> None:
+    expected = EXPECTED / np.abs(EXPECTED).mean()
+    known = {"logprobs": expected.tolist(), "earlier": {}}
+    probes = Probes(tasks=(), rendered="", token_ids=(), most=1.0, **known)
+    found = compared([*(expected + 1e-3), *gaps], probes)["mean"]
+    assert found == pytest.approx(mean, nan_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -109,8 +109,14 @@ async def test_a_cancellation_that_comes_with_the_end_of_the_wait_is_not_swallow
 
 
 async def answering(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    if scope["path"] == "/key":
+        scope["key"] = "any"
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"in"})
+
+
+def client_of(port: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
 
 @asynccontextmanager
@@ -128,25 +134,43 @@ async def served() -> AsyncIterator[tuple[service._Server, int]]:
 
 
 @pytest.mark.anyio
-async def test_headers_that_are_too_large_and_one_connection_too_many_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(service, "_MAX_CONNECTIONS", 3)
-    async with (
-        served() as (server, port),
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
-    ):
+async def test_headers_that_are_too_large_are_refused() -> None:
+    async with served() as (_, port), client_of(port) as client:
         assert (await client.get("/")).text == "in"
         assert (await client.get("/", headers={"X-A": "a" * 2**16})).status_code == 400
-        others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        while len(server.server_state.connections) < 2:
+
+
+@pytest.mark.anyio
+async def test_idle_connections_take_nothing_from_requests() -> None:
+    async with served() as (server, port), client_of(port) as client:
+        writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(800)]
+        while len(server.server_state.connections) < 800:
             await asyncio.sleep(0.01)
-        assert (await client.get("/")).status_code == 503
-        for _, writer in others:
-            writer.close()
-        while server.server_state.connections:
-            await asyncio.sleep(0.01)
+        assert (await client.get("/healthz")).status_code == 200
         assert (await client.get("/")).text == "in"
+        for writer in writers:
+            writer.close()
+
+
+@pytest.mark.anyio
+async def test_of_too_many_connections_the_oldest_go_that_have_shown_no_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_MAX_STRANGERS", 3)
+    async with served() as (_, port):
+        with_key, without = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for path, (reader, writer) in ((b"/key", with_key), (b"/", without)):
+            writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+            await reader.readuntil(b"0\r\n\r\n")
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for reader, _ in (without, *idle[:2]):
+            with suppress(ConnectionResetError):
+                async with asyncio.timeout(30):
+                    await reader.read()  # until it is closed
+        for reader, writer in (with_key, *idle[2:]):
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            await reader.readuntil(b"0\r\n\r\n")
+            writer.close()
 
 
 @pytest.mark.anyio

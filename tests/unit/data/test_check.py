@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from protocol.tasks import MAX_LINE_BYTES
 
+from services.chassis.pool import Cause, Failed, Value
 from services.data import check as data_check
 from services.data.__main__ import main
 from services.data.presets import PRESETS
-from services.grader.pool import Cause, Failed, Value
 from tests.architecture.project import ROOT
 from tests.unit.grader.pools import InlinePool
 

@@ -8,8 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from datetime import date
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from protocol.tasks import read_tasks
 
 from services.data import __main__ as command
 from services.data.__main__ import main
-from services.data.importing import Draft, import_tasks
+from services.data.importing import import_tasks
 from services.data.mapping import Dropped, task_fields
 from services.data.presets import PRESETS, Preset
 
@@ -175,7 +173,7 @@ def answer_of(value: object) -> str:
     [
         (" 7 ", "7"),
         (10**30, f"1{30 * '0'}"),
-        (Decimal("1.50"), "1.50"),
+        (0.5, "0.5"),
         (["a", None, 5], "a, 5"),
     ],
 )
@@ -183,29 +181,17 @@ def test_an_answer_of_any_plain_type_is_its_text(value: object, answer: str) -> 
     assert answer_of(value) == answer
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (None, "no answer in 'answer'"),
-        (float("nan"), "no answer in 'answer'"),
-        ([], "no answer in 'answer'"),
-        (1.2345678901234568e22, "a number in 'answer' that was rounded when it was read"),
-        (float("-inf"), "a number in 'answer' that was rounded when it was read"),
-    ],
-)
-def test_an_answer_that_is_none_or_has_lost_digits_makes_no_task(
-    value: object, reason: str
-) -> None:
-    with pytest.raises(Dropped, match=reason):
+@pytest.mark.parametrize("value", [None, [], " "])
+def test_an_answer_that_is_none_makes_no_task(value: object) -> None:
+    with pytest.raises(Dropped, match="no answer in 'answer'"):
         answer_of(value)
 
 
-def test_of_several_solutions_the_first_counts_and_what_json_cannot_hold_is_text() -> None:
-    preset = Preset(solution=("proof",), keep=("made",))
-    row = {"problem": "1?", "answer": "1", "proof": ["So.", "Or so."], "made": date(2026, 1, 2)}
+def test_of_several_solutions_the_first_counts() -> None:
+    preset = Preset(solution=("proof",))
+    row = {"problem": "1?", "answer": "1", "proof": ["So.", "Or so."]}
     fields = task_fields(preset, row)
     assert fields["solution"] == "So."
-    assert '"metadata": {"made": "2026-01-02"}' in Draft(1, "key", fields).text
     assert "solution" not in task_fields(preset, row | {"proof": [None]})
 
 

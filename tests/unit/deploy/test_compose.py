@@ -20,6 +20,8 @@ from deploy import compose
 from deploy.local import USERS, users
 from deploy.placement import parse
 from services.chassis.deployment import Deployment
+from services.chassis.secret_variables import is_secret
+from services.chassis.security import ALLOWANCES
 from services.grader.judge.settings import deployed_judges
 from services.grader.tools import Settings
 from services.rollout.settings import EngineSettings
@@ -32,7 +34,7 @@ JUDGED = "learner=0-3 rollout=4-5 rollout=6@0.5 judge=7@0.6"
 BASE_TEXT = (ROOT / "docker-compose.yml").read_text()
 GPU_TEXTS = {path.name: path.read_text() for path in (ROOT / "deploy/compose").glob("*.yml")}
 GPU_TEXTS["judged"] = compose.written(parse(JUDGED), "a test")
-VARIABLE = re.compile(r"\$\{(\w+)(?::-((?:[^}]|\}(?=\}))*?))?\}")
+VARIABLE = re.compile(r"\$\{(\w+)(?::-((?:[^}]|\}(?=\}))*?)|:\+[^}]*)?\}")
 OF_ONE = {  # the chassis reads it for all
     "WEIR_API_KEYS": "gateway",
     "WEIR_EXTENSIONS": "learner",
@@ -108,10 +110,17 @@ def test_what_a_container_mounts_is_declared_and_no_secret_is_a_variable() -> No
         secrets = set(service.get("secrets", []))
         assert secrets <= set(BASE["secrets"])
         given = service.get("environment", {})
-        secret = {key for key in given if re.search("PASSWORD|API_KEY", key)}
-        plain = {key for key in secret if not key.endswith("_FILE")}
-        assert plain <= {"WANDB_API_KEY", "WEIR_JUDGE_API_KEY"}, name  # of other people's services
-        assert {Path(given[key]).name for key in secret - plain} <= secrets, name
+        assert not {key for key, text in given.items() if is_secret(key, str(text))}, name
+        named = {key for key in given if key.endswith("_FILE") and given[key]}
+        assert {Path(given[key]).name for key in named} <= secrets, name
+    holders = {name: set[str]() for name in BASE["secrets"]}
+    for name, service in CONTAINERS.items():
+        for secret in service.get("secrets", []):
+            holders[secret].add(name)
+    assert holders["api_keys"] == {"gateway", "trackers"}, "a tracker is a client"
+    assert holders["environment_key"] == {"gateway", "environment"}
+    for secret in holders.keys() - {"api_keys", "environment_key"}:
+        assert len(holders[secret] - {"redis"}) <= 1, secret
     assert BASE["volumes"]["weights"]["driver_opts"]["type"] == "tmpfs"
     mounting = {n for n, s in CONTAINERS.items() if "weights:/data/weights" in s.get("volumes", ())}
     assert mounting == {"learner", "rollout"}
@@ -123,7 +132,9 @@ def test_a_container_has_the_variables_that_its_code_reads_and_no_others(name: s
     given |= {"WEIR_GPUS"} if name == "learner" else set()
     known = read_by(f"services/{name}", "services/chassis", "deploy", "weir")
     assert {key for key in given if key.startswith("WEIR_")} <= known
-    asked = read_by(f"services/{name}", "services/chassis") - NOT_OF_CONTAINERS
+    in_deployment = set(re.findall(r"WEIR_MODEL_\w+", " ".join(ALLOWANCES)))
+    listed = set(ALLOWANCES) - read_by(f"services/{name}") - in_deployment
+    asked = read_by(f"services/{name}", "services/chassis") - NOT_OF_CONTAINERS - listed
     assert {key for key in asked if OF_ONE.get(key, name) == name} <= given
 
 
@@ -140,10 +151,12 @@ def test_what_a_person_leaves_open_is_left_to_the_code(name: str, tmp_path: Path
     found = find_stack(environment_of("trackers") | {"WEIR_API_KEY_FILE": str(secret)})
     assert (found.url, found.api_key) == ("http://gateway:8000", "p@ss word")
     given = environment_of(name)
-    environment = given | {key: str(secret) for key in given if key.endswith("_FILE")}
+    named = {key: str(secret) for key, text in given.items() if key.endswith("_FILE") and text}
+    environment = given | named
     deployment = Deployment.from_environment(environment)
     assert deployment.redis_url == f"redis://{name}:p%40ss%20word@redis:6379/0"
-    assert deployment.api_keys == (("p@ss word",) if name in {"gateway", "environment"} else ())
+    assert deployment.api_keys == (("p@ss word",) if name == "gateway" else ())
+    assert deployment.umask == 0o007, "the group of the data may write"
     assert (deployment.model_hub, deployment.heartbeat_s) == (False, 1.0)
     assert deployed_judges(environment) == {}
     assert Settings.from_environment(environment) == Settings.from_environment({})
@@ -162,10 +175,41 @@ def test_redis_has_the_users_of_a_stack_of_processes(tmp_path: Path) -> None:
     script = re.sub(": --save .* <<", "cat <<", script)
     made = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert made.stdout.splitlines() == users(passwords).splitlines()
-    assert {secret for name in SERVICES for secret in CONTAINERS[name]["secrets"]} == {
-        "api_keys",
-        *(f"redis_{name}" for name in SERVICES),
-    }
+    for name in SERVICES:
+        of_redis = {each for each in CONTAINERS[name]["secrets"] if each.startswith("redis_")}
+        assert of_redis == {f"redis_{name}"}
+
+
+OF_OTHERS = {
+    "grader": {"WEIR_JUDGE_API_KEY_FILE": "judge_api_key", "WEIR_JUDGES_FILE": "judges"},
+    "learner": {"HF_TOKEN_FILE": "hf_token"},
+    "trackers": {"WANDB_API_KEY_FILE": "wandb_api_key"},
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_a_secret_of_others_is_a_file_that_a_person_may_name(name: str) -> None:
+    for variable, secret in OF_OTHERS[name].items():
+        line = f"{variable}: ${{{variable}:+/run/secrets/{secret}}}\n"
+        assert line in BASE_TEXT
+        assert f'{secret}: {{file: "${{{variable}:-/dev/null}}"}}\n' in BASE_TEXT
+        assert secret in CONTAINERS[name]["secrets"]
+        assert environment_of(name)[variable] == ""
+
+
+def test_the_exporter_of_redis_reads_its_password_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "redis_monitor").write_text("p455")
+    exporter = CONTAINERS["redis-exporter"]
+    script = exporter["entrypoint"][2].replace("$$", "$")
+    script = script.replace("/tmp/", f"{tmp_path}/").replace("/run/secrets", str(tmp_path))
+    told = subprocess.run(
+        ["sh", "-c", script.replace("/redis_exporter", "echo")], capture_output=True, text=True
+    )
+    assert told.stdout == f"-redis.password-file {tmp_path}/passwords\n"
+    server = exporter["environment"]["REDIS_ADDR"].removeprefix("redis://")
+    user = exporter["environment"]["REDIS_USER"]
+    passwords = json.loads((tmp_path / "passwords").read_text())
+    assert passwords == {f"redis://{user}@{server}": "p455"}
 
 
 def test_prometheus_finds_what_runs_and_grafana_shows_it() -> None:
@@ -210,7 +254,8 @@ def test_a_command_in_a_shell_starts_what_the_variables_say(
 
 
 def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
-    files = {name: tmp_path / secret["file"] for name, secret in BASE["secrets"].items()}
+    made = {name: each["file"] for name, each in BASE["secrets"].items()}
+    files = {name: tmp_path / file for name, file in made.items() if file != "/dev/null"}
     contents: list[set[str]] = []
     for _ in range(2):
         command = ["make", "-s", "-f", str(ROOT / "Makefile"), "secrets"]

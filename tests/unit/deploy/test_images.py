@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import protocol
+import yaml
 
 from deploy.compose import BASE_IMAGE
 from deploy.install import constraints, own, package
@@ -32,7 +33,25 @@ def test_an_image_copies_its_own_service_and_what_is_let_in_and_does_not_run_as_
         assert (ROOT / name).exists(), name
         assert any(p.is_relative_to(name) or Path(name).is_relative_to(p) for p in let_in), name
     of_the_service = DOCKERFILE.split(" AS service\n")[1].split("\nFROM ")[0]
-    assert re.findall(r"^USER (.+)$", of_the_service, re.MULTILINE) == ["10001"]
+    assert re.findall(r"^USER (.+)$", of_the_service, re.MULTILINE) == ["${SERVICE}"]
+
+
+def test_every_service_has_a_user_and_only_those_that_share_volumes_have_a_group() -> None:
+    users = re.findall(r"user (\d+) (--gid weir|--user-group) (\w+)", DOCKERFILE)
+    assert {name for _, _, name in users} == {*SERVICES, "trackers"}
+    assert len({uid for uid, _, _ in users}) == len(users)
+    containers = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    sharing = {name for _, group, name in users if group == "--gid weir"}
+    assert sharing == {
+        name
+        for name in SERVICES
+        if any("data:/data" in volume for volume in containers["services"][name]["volumes"])
+    }
+    (learner,) = (uid for uid, _, name in users if name == "learner")
+    options = containers["volumes"]["weights"]["driver_opts"]["o"]
+    assert options == f"uid={learner},gid=10000,mode=0770"
+    assert "groupadd --gid 10000 weir" in DOCKERFILE
+    assert containers["services"]["trackers"]["user"] == "trackers"
 
 
 def test_versions_are_those_of_the_project() -> None:

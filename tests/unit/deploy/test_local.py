@@ -24,12 +24,11 @@ from deploy.processes import (
     Home,
     Process,
     StackError,
-    environment_for,
     free_ports,
     stop,
     stop_timeout_s,
 )
-from services.chassis.deployment import Deployment, words
+from services.chassis.deployment import Deployment, DeploymentError, variable, words
 
 GPUS = [f"nvidia{number}" for number in range(8)]
 SERVE = (  # says that it has started, as a service does
@@ -63,8 +62,7 @@ def test_two_stacks_side_by_side_share_no_port_and_no_secret(
     assert one.facts["api_key"] != other.facts["api_key"]
     assert one.facts["api_key"] == stack_of(tmp_path / "a").facts["api_key"]
     for process in one.services:
-        environment = environment_for(process.launch.environment_at(process.port))
-        deployment = Deployment.from_environment(environment)
+        deployment = Deployment.from_environment(process.variables())
         assert deployment.metrics_port == deployment.port == process.port
 
 
@@ -79,7 +77,7 @@ def test_a_stack_on_cpus_has_as_many_processes_as_the_environment_says(tmp_path:
     assert all("CUDA_VISIBLE_DEVICES" not in p.launch.environment for p in stack.services)
     held = {process.held for process in stack.processes}
     assert held == {(stack.home.lock,)}, "the home is free when all have gone"
-    urls = {p.launch.role: p.launch.environment["WEIR_REDIS_URL"] for p in stack.services}
+    urls = {p.launch.role: p.launch.secrets["WEIR_REDIS_URL"] for p in stack.services}
     users = {role: (urlsplit(url).username, urlsplit(url).password) for role, url in urls.items()}
     assert all(role == user for role, (user, _) in users.items())
     assert len({password for _, password in users.values()}) == 5
@@ -128,7 +126,67 @@ def test_environment_workers_run_by_a_python_of_their_own_and_know_the_model_doo
     (worker,) = (p for p in stack.services if p.launch.role == "environment")
     assert worker.launch.command_at(1) == [str(python), "-m", "services.environment"]
     assert worker.launch.environment["WEIR_GATEWAY_URL"] == stack.facts["url"]
-    assert worker.launch.environment["WEIR_API_KEYS"] == stack.facts["api_key"]
+    (gateway,) = (p for p in stack.services if p.launch.role == "gateway")
+    key = worker.launch.secrets["WEIR_ENVIRONMENT_KEY"]
+    assert key == gateway.launch.secrets["WEIR_ENVIRONMENT_KEY"] != stack.facts["api_key"]
+    again = {p.launch.secrets.get("WEIR_ENVIRONMENT_KEY") for p in stack_of(tmp_path).services}
+    assert key not in again, "every start has another"
+
+
+OF_OPERATOR = {
+    **{name: f"of-operator-{name}" for name in ("WEIR_API_KEYS", "WEIR_JUDGE_API_KEY", "HF_TOKEN")},
+    **{"WEIR_JUDGES": "of-operator-judges", "WEIR_REDIS_PASSWORD": "of-operator-redis"},
+    **{"WANDB_API_KEY": "of-operator-wandb", "AWS_SECRET_ACCESS_KEY": "of-operator-aws"},
+    **{"DATABASE_URL": "pg://me:of-operator@h/db", "HF_MIRROR": "https://me:of-operator@h"},
+    **{"HTTPS_PROXY": "http://proxy:3128", "NCCL_DEBUG": "INFO", "MY_LAB": "7"},
+}
+ALLOWED = {
+    "gateway": {"WEIR_API_KEYS", "WEIR_ENVIRONMENT_KEY"},
+    "grader": {"WEIR_JUDGE_API_KEY", "WEIR_JUDGES"},
+    "environment": {"WEIR_ENVIRONMENT_KEY"},
+    "rollout": set[str](),
+    "learner": {"HF_TOKEN"},
+}
+
+
+def test_each_service_gets_its_own_secrets_in_files_and_inherits_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "judge").write_text("of-operator-WEIR_JUDGE_API_KEY\n")
+    given = OF_OPERATOR | {"WEIR_ENVIRONMENTS": "1", "WEIR_ENVIRONMENT_PYTHON": sys.executable}
+    given |= {"WEIR_JUDGE_API_KEY": "", "WEIR_JUDGE_API_KEY_FILE": str(tmp_path / "judge")}
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    stack = describe_stack(Home(tmp_path), os.environ, choose(os.environ, ()))
+    assert not any("of-operator" in text for text in stack.valkey.variables().values())
+    for process in stack.services:
+        made = process.variables()
+        role = process.launch.role
+        assert not any("of-operator" in text for text in made.values()), role
+        files = {name for name, text in made.items() if text.startswith("/proc/")}
+        secrets = {name.removesuffix("_FILE") for name in files}
+        assert secrets == {"WEIR_REDIS_URL", *ALLOWED[role]}, role
+        for name in secrets & OF_OPERATOR.keys():
+            assert variable(made, name) == OF_OPERATOR[name]
+        assert all(text not in repr(process) for text in process.launch.secrets.values())
+        kept = {"HTTPS_PROXY", "NCCL_DEBUG", "MY_LAB"} & made.keys()
+        assert kept == {"HTTPS_PROXY", "NCCL_DEBUG"}, "what nobody named is not inherited"
+
+
+def test_the_file_of_a_secret_is_for_one_user_and_its_process_and_then_gone(home: Home) -> None:
+    mark = home.path / "read"
+    code = (
+        "import os, pathlib; path = os.environ['KEY_FILE'];"
+        f"pathlib.Path({str(mark)!r}).write_text(open(path).read() + oct(os.stat(path).st_mode))"
+    )
+    process = program(home, "reader", code, secrets={"KEY": "a secret"})
+    process.start()
+    file = Path(process.variables()["KEY_FILE"])
+    wait_for(lambda: process.has_ended)
+    assert mark.read_text() == "a secret0o100400"
+    assert b"a secret" not in b"".join(p.read_bytes() for p in home.path.rglob("*.log"))
+    stop([process], lambda: 5)
+    assert not file.exists()
 
 
 def test_launchers_of_several_nodes_meet_at_the_first() -> None:
@@ -150,9 +208,9 @@ def test_the_command_gets_a_plain_key_however_the_keys_are_written(
     for stack in (in_file, stack_of(tmp_path, (), WEIR_API_KEYS=listed)):
         key = stack.facts["api_key"]
         assert key.startswith(own)
-        given = environment_for(stack.services[0].launch.environment)
-        assert {key, *words(listed)} <= set(words(given["WEIR_API_KEYS"]))
-        assert "WEIR_API_KEYS_FILE" not in given
+        given = Deployment.from_environment(stack.services[0].variables()).api_keys
+        assert {key, *words(listed)} <= set(given)
+        assert all("WEIR_API_KEYS_FILE" not in p.variables() for p in stack.services[1:])
 
 
 def test_what_a_stack_lacks_is_named_and_a_port_in_use_is_never_given_out(tmp_path: Path) -> None:
@@ -163,7 +221,12 @@ def test_what_a_stack_lacks_is_named_and_a_port_in_use_is_never_given_out(tmp_pa
         taken.listen()
         assert port not in set(free_ports())
         for error, words_of_it, devices, variables in (
-            (StackError, "WEIR_API_KEYS_FILE", 0, {"WEIR_API_KEYS_FILE": str(tmp_path / "no")}),
+            (
+                DeploymentError,
+                "WEIR_API_KEYS_FILE",
+                0,
+                {"WEIR_API_KEYS_FILE": str(tmp_path / "no")},
+            ),
             (StackError, f"WEIR_GATEWAY_PORT={port}", 0, {"WEIR_GATEWAY_PORT": str(port)}),
             (PlacementError, "WEIR_REDIS_PORT", 0, {"WEIR_REDIS_PORT": "http"}),
             (PlacementError, "WEIR_JUDGE_MODEL is not set", 3, judged),
@@ -197,7 +260,7 @@ def start(home: Home) -> Iterator[Callable[..., None]]:
 
 def program(home: Home, name: str, code: str, **options: object) -> Process:
     command = (sys.executable, "-c", code, "{port}")
-    launch = Launch(name, name, command, {"WEIR_API_KEYS": ""}, **options)  # type: ignore[arg-type]
+    launch = Launch(name, name, command, **options)  # type: ignore[arg-type]
     return Process(launch, next(free_ports()), home.path / "logs" / name, held=(home.lock,))
 
 

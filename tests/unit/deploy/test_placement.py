@@ -220,8 +220,9 @@ def test_what_computes_is_as_nice_as_it_is_told() -> None:
         list(launches(placement, {}, {"WEIR_NICENESS": "20"}))
 
 
-def test_processes_of_a_cluster_get_what_the_driver_has_but_no_path_to_its_keys() -> None:
-    driver = {"WEIR_API_KEYS_FILE": "/mine", "HF_TOKEN": "t", "EDITOR": "vi"}
-    shared = cluster_variables(driver, "a-key", parse("learner=a:0 rollout=a:1"))
-    assert (shared["HF_TOKEN"], shared["WEIR_API_KEYS"]) == ("t", "a-key")
-    assert not {"WEIR_API_KEYS_FILE", "EDITOR"} & set(shared)
+def test_processes_of_a_cluster_get_what_the_driver_has_but_no_secret_and_no_path_to_one() -> None:
+    driver = {"WEIR_API_KEYS_FILE": "/mine", "HF_TOKEN": "t", "EDITOR": "vi", "NCCL_DEBUG": "INFO"}
+    driver |= {"WEIR_REDIS_URL": "redis://:p@h", "LAB": "7", "WEIR_INHERIT": "LAB"}
+    shared = cluster_variables(driver, parse("learner=a:0 rollout=a:1"))
+    assert (shared["NCCL_DEBUG"], shared["LAB"]) == ("INFO", "7")
+    assert not {"WEIR_API_KEYS_FILE", "HF_TOKEN", "WEIR_REDIS_URL", "EDITOR"} & set(shared)

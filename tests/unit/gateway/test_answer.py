@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
 import pytest
 from protocol.calls import Call, CallSampling, Piece, Refusal, Served, Token
 from protocol.messages import FinishReason, VersionSpan
 from protocol.recipe import Model
 
-from services.gateway.calls.desk import Answer
+from services.gateway.calls.desk import Answer, Desk
 
 pytestmark = pytest.mark.anyio
 SERVED = Served(name="it", job_id="job", model=Model(path="/it"))
@@ -58,3 +61,13 @@ async def test_a_piece_that_is_missing_ends_the_try(answer: Answer) -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.again
     assert len(answer.tokens) == 2
+
+
+async def test_an_answer_is_over_though_its_task_was_cancelled_before_it_began(
+    answer: Answer,
+) -> None:
+    task = Desk(cast(Any, None), 15.0, list)._begin(answer, None)
+    task.cancel()
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    assert (answer.is_done, answer.news.is_set()) == (True, True)

@@ -113,6 +113,8 @@ def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_agai
         ("C:\\data\\a\0b\r\n.jsonl", "ab.jsonl"),
         ("é" * 300 + ".jsonl", "é" * 124 + ".jsonl"),
         ("\ud800", "tasks.jsonl"),
+        (".", "tasks.jsonl"),
+        ("a/..", "tasks.jsonl"),
     ],
 )
 def test_a_name_is_what_can_be_shown_of_it(sent: str, name: str) -> None:

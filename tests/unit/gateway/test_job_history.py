@@ -126,3 +126,14 @@ def test_a_history_that_is_not_read_to_its_end_tells_nothing_of_old() -> None:
     assert told(history, "weir_job_step") is None
     assert told(history, "weir_job_metric", "reward") is None
     assert told(history, "weir_job_steps") == 2
+
+
+def test_numbers_and_tables_that_somebody_has_made_up_are_no_metrics() -> None:
+    history = a_history(
+        ("step:1", 10, {"step": 1, "reward": 10**400, "groups": {"asked": "x", "dropped": 1}}),
+        ("step:2", 20, {"totals": [1], "phase_seconds_total": "x", "seconds": -(10**400)}),
+        ("evaluation:1", 30, {"evaluation": {"accuracy": [1], "seconds": "x"}}),
+        ("step:3", 40, {"step": 3, "reward": 0.5}),
+    )
+    assert told(history, "weir_job_metric", "reward") == 0.5
+    assert told(history, "weir_job_step") == 3

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
+import hmac
 import io
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.chassis.deployment import DeploymentError
 from services.chassis.logs import REQUEST_ID, JsonFormatter
+from services.gateway import middleware
 from services.gateway.errors import Problem, respond
 from services.gateway.middleware import (
     MAX_JSON_BYTES,
@@ -27,7 +31,7 @@ from services.gateway.middleware import (
     Guarded,
     Measured,
     parse_keys,
-    session_key,
+    with_environment_key,
 )
 
 pytestmark = pytest.mark.anyio
@@ -56,6 +60,8 @@ async def asked(app: Any, url: str = "/", method: str = "GET", **options: Any) -
     ("error", "status", "code"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "/secret/path"), 507, "disk_full"),
+        (OSError(errno.EROFS, "Read-only file system", "/secret/path"), 507, "disk_broken"),
+        (OSError(errno.EIO, "Input/output error", "/secret/path"), 507, "disk_broken"),
         (ZeroDivisionError("of /secret/path"), 500, "internal_error"),
     ],
 )
@@ -103,7 +109,13 @@ KEYS = [an_entry(f"{role}er", role, f"{role}-key") for role in ("read", "write",
 async def at_the_door(key: str | None, method: str = "GET", path: str = "/v1") -> httpx.Response:
     """What a guarded application answers that lets everything in."""
     headers = {b"Authorization": f"Bearer {key}".encode()} if key else {}
-    guarded = Guarded(PlainTextResponse("in"), parse_keys(KEYS))
+    keys = with_environment_key(parse_keys(KEYS), "environment-key")
+    digest = hashlib.sha256(b"key of s-1").hexdigest()
+
+    async def has_session_key(*sent: str) -> bool:
+        return sent == ("s-1", digest)
+
+    guarded = Guarded(PlainTextResponse("in"), keys, has_session_key)
     return await asked(guarded, path, method, headers=headers)
 
 
@@ -163,34 +175,70 @@ async def test_only_what_is_below_v1_needs_a_key_and_no_part_of_one_opens() -> N
         ("POST", "/rollout/s-1/v1/completions", 200),
         ("DELETE", "/rollout/s-1/v1/completions", 403),
         ("GET", "/rollout/s-1/", 401),
-        ("GET", "/rollout/s-1", 401),
-        ("GET", "/rollout/s-2/v1/models", 401),
-        ("GET", "/v1/rollout/s-1/v1/models", 401),
+        ("POST", "/rollout/s-1", 401),
+        ("POST", "/rollout/s-1%00/v1/completions", 401),
+        ("POST", "/v1/rollout/s-1/v1/completions", 401),
     ],
 )
-async def test_a_sessions_key_opens_its_calls_alone(method: str, path: str, status: int) -> None:
-    reader, _, admin = parse_keys(KEYS)
-    assert (await at_the_door(session_key(admin, "s-1"), method, path)).status_code == status
-    assert (await at_the_door(session_key(reader, "s-1"), method, path)).status_code == 401
+async def test_a_sessions_key_makes_its_calls_alone(method: str, path: str, status: int) -> None:
+    assert (await at_the_door("key of s-1", method, path)).status_code == status
+
+
+async def test_no_key_is_made_from_what_the_deployment_keeps() -> None:
+    for entry in KEYS:
+        digest = entry.rpartition(":")[2].encode()
+        forged = hmac.new(digest, b"s-1", hashlib.sha256).hexdigest()
+        path = "/rollout/s-1/v1/completions"
+        assert (await at_the_door(forged, "POST", path)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/rollout/s-1", {"PUT", "GET", "DELETE"}),
+        ("/rollout/s-1/", set[str]()),
+        ("/rollout/s-1/v1/completions", set[str]()),
+        ("/rollout/", set[str]()),
+    ],
+)
+async def test_an_environments_key_is_for_sessions_alone(path: str, allowed: set[str]) -> None:
+    for method in ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "MADE-UP"):
+        reply = await at_the_door("environment-key", method, path)
+        assert reply.status_code == (200 if method in allowed else 403), method
+        if method not in {*allowed, "HEAD"}:
+            assert reply.json()["error"]["code"] == "insufficient_role"
+            assert "this one has environment" in reply.json()["detail"]
+
+
+def test_an_environments_key_is_no_other_key() -> None:
+    with pytest.raises(DeploymentError, match="WEIR_ENVIRONMENT_KEY"):
+        with_environment_key(parse_keys(KEYS), "admin-key")
+    assert with_environment_key(parse_keys(KEYS), "") == parse_keys(KEYS)
 
 
 # ---------------------------------------------------------------------- bodies
 
 
-async def echoed(path: str, *pieces: bytes, coding: str = "identity") -> httpx.Response:
+async def sent_to_an_echo(
+    path: str, body: AsyncIterator[bytes], coding: str = "identity"
+) -> httpx.Response:
     """What comes through of a body."""
 
     async def echo(request: Request) -> Response:
         return Response(await request.body())
 
+    app = Starlette(routes=[Route(path, echo, methods=["POST"])])
+    app.add_exception_handler(Problem, lambda _, problem: respond(problem))  # type: ignore[arg-type]
+    bounded = Bounded(app, max_file_bytes=2**21)
+    return await asked(bounded, path, "POST", content=body, headers={"Content-Encoding": coding})
+
+
+async def echoed(path: str, *pieces: bytes, coding: str = "identity") -> httpx.Response:
     async def body() -> AsyncIterator[bytes]:
         for each in pieces:
             yield each
 
-    app = Starlette(routes=[Route(path, echo, methods=["POST"])])
-    app.add_exception_handler(Problem, lambda _, problem: respond(problem))  # type: ignore[arg-type]
-    bounded = Bounded(app, max_file_bytes=2**21)
-    return await asked(bounded, path, "POST", content=body(), headers={"Content-Encoding": coding})
+    return await sent_to_an_echo(path, body(), coding)
 
 
 @pytest.mark.parametrize(
@@ -207,3 +255,33 @@ async def test_a_body_that_is_too_large_is_a_413_and_not_read_to_its_end(
 
 async def test_a_compressed_body_is_a_415() -> None:
     assert (await echoed("/v1/any", b"x", coding="gzip")).status_code == 415
+
+
+async def test_a_body_that_hardly_comes_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "_WINDOW_S", 0.2)
+
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+            await asyncio.sleep(0.001)
+
+    reply = await sent_to_an_echo("/v1/any", drip())
+    assert (reply.status_code, reply.json()["error"]["code"]) == (408, "timeout")
+
+
+async def test_a_body_has_its_time_anew_for_each_part_that_is_large_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock of this test goes on with each part alone."""
+    now = [0.0]
+    monkeypatch.setattr(middleware, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def parts(size: int, gap_s: float = 20.0) -> AsyncIterator[bytes]:
+        for _ in range(5):
+            now[0] += gap_s
+            await asyncio.sleep(0)  # where a wait of no time ends
+            yield b"x" * size
+
+    assert (await sent_to_an_echo("/v1/any", parts(2**16))).status_code == 200
+    assert (await sent_to_an_echo("/v1/any", parts(2**14))).status_code == 408
+    assert (await sent_to_an_echo("/v1/any", parts(2**16, 1000.0))).status_code == 408

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import math
@@ -16,13 +17,16 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from services.gateway.samples.group import group_json, token_texts, tokenizer_of
+from services.gateway.samples.decoding import pieces
+from services.gateway.samples.group import group_json, token_texts
 from services.gateway.samples.store import Store
 from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request, a_task
-from tests.sample_stores import a_failed_sample, a_sample, write_samples
+from tests.sample_stores import a_failed_sample, a_response, a_sample, write_samples
+from tests.unit.grader.pools import InlinePool
 from weir.views import group_view
 
+POOL: Any = InlinePool()
 END = "<end>"
 Shown = Callable[..., dict[str, Any]]
 
@@ -41,6 +45,17 @@ def tokenizer() -> Tokenizer:
     return made
 
 
+@pytest.fixture(scope="module")
+def file(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return str(path)
+
+
+def texts_of(file: str, ids: list[int], text: str) -> list[str]:
+    return token_texts(pieces(file, 0, ids, True), len(ids), text)
+
+
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text).ids
 
@@ -53,39 +68,40 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     ],
 )
 def test_pieces_are_the_texts_of_the_tokens_and_a_character_that_of_its_last_one(
-    tokenizer: Tokenizer, text: str, expected: list[str]
+    tokenizer: Tokenizer, file: str, text: str, expected: list[str]
 ) -> None:
-    assert token_texts(tokenizer, ids_of(tokenizer, text), text) == expected
+    assert texts_of(file, ids_of(tokenizer, text), text) == expected
 
 
-def test_bytes_that_are_no_text_still_make_up_the_text(tokenizer: Tokenizer) -> None:
+def test_bytes_that_are_no_text_still_make_up_the_text(tokenizer: Tokenizer, file: str) -> None:
     half = ids_of(tokenizer, "😀")[:2]
     for ids in (half * 3, [*half, *ids_of(tokenizer, "x")]):
         text = tokenizer.decode(ids)
-        pieces = token_texts(tokenizer, ids, text)
-        assert ("".join(pieces), len(pieces)) == (text, len(ids))
+        texts = texts_of(file, ids, text)
+        assert ("".join(texts), len(texts)) == (text, len(ids))
 
 
 @pytest.mark.parametrize("text", ["another text", "Hi worlds apart", ""])
 def test_where_tokens_do_not_make_up_the_text_it_is_the_first_piece(
-    tokenizer: Tokenizer, text: str
+    tokenizer: Tokenizer, file: str, text: str
 ) -> None:
     ids = ids_of(tokenizer, "Hi there")
     expected = [text, *[""] * (len(ids) - 1)]
-    assert token_texts(None, ids, text) == expected
+    assert token_texts([], len(ids), text) == expected
     if not text.startswith("Hi there"):
-        assert token_texts(tokenizer, ids, text) == expected
+        assert texts_of(file, ids, text) == expected
 
 
-def test_a_store_may_have_no_tokenizer_or_one_that_cannot_be_read(
-    tmp_path: Path, tokenizer: Tokenizer
+@pytest.mark.parametrize("text", ["Hi<end>there", "Hithere"])
+def test_special_tokens_are_pieces_of_a_text_that_has_them_but_for_the_last(
+    tokenizer: Tokenizer, shown: Shown, text: str
 ) -> None:
-    assert tokenizer_of(tmp_path) is None
-    (tmp_path / "tokenizer.json").write_text("{")
-    assert tokenizer_of(tmp_path) is None
-    (tmp_path / "good").mkdir()
-    tokenizer.save(str(tmp_path / "good" / "tokenizer.json"))
-    assert tokenizer_of(tmp_path / "good") is not None
+    ids = ids_of(tokenizer, "Hi<end>there<end>")
+    group = a_group(a_request(group_size=1), [len(ids)], texts=[text], token_ids=np.array(ids))
+    told = shown(a_sample(0, a_response(), graded=a_graded_group(group)), tokenizer)
+    (response,) = told["responses"]
+    assert ("".join(response["tokens"]), len(response["tokens"])) == (text, len(ids))
+    assert response["tokens"][1:4] == ["i", "<end>" * ("<" in text), "t"]
 
 
 @pytest.fixture
@@ -96,7 +112,7 @@ def shown(tmp_path: Path) -> Shown:
         write_samples(tmp_path, rows)
         if tokenizer is not None:
             tokenizer.save(str(tmp_path / "tokenizer.json"))
-        return json.loads(group_json(Store(tmp_path), rows[0]["key"]))
+        return json.loads(asyncio.run(group_json(Store(tmp_path), rows[0]["key"], POOL)))
 
     return show
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import hashlib
 import json
 import os
 import time
@@ -11,7 +14,7 @@ from typing import Any, cast
 import pytest
 from protocol.calls import Call, CallSampling, Served, Terms, Token
 from protocol.messages import VersionSpan
-from protocol.recipe import Model
+from protocol.recipe import Model, Purpose, Sampling
 
 from services.gateway.calls import sessions
 from services.gateway.calls.desk import Answer
@@ -72,11 +75,17 @@ def test_branches_that_end_in_the_same_tokens_are_gone_on_from_one_by_one() -> N
     assert [branch.calls for branch in branches_of(calls)] == [["a", "c"], ["b", "d"], ["e"]]
 
 
+def some_terms(seed: int = 1) -> Terms:
+    sampling = Sampling(max_tokens=8)
+    return Terms(job_id="job", purpose=Purpose.TRAIN, sampling=sampling, seed=seed)
+
+
 def record(kept: Sessions, turn: int, **prompt: Any) -> Call:
     """Have a call recorded in the session ``s``, whose reply is a token of its own."""
     served = Served(name="m", model=Model(path="m"))
     asked = {"id": f"c-{turn}", "gateway": "g", "served": served, "sampling": CallSampling()}
-    call = kept.enter("s").asked(Call.model_validate(asked | prompt), Sampled())
+    session = kept.find("s") or kept.begin("s")
+    call = session.asked(Call.model_validate(asked | prompt), Sampled())
     prompt_ids = call.token_ids or (*(call.begun.token_ids if call.begun else ()), turn)
     reply = [Token(id=turn, text=f"{turn} ", logprob=-1)]
     answer = Answer(call, cast(Any, None), prompt_ids=prompt_ids, tokens=reply, text=f"{turn} ")
@@ -102,7 +111,7 @@ def test_a_session_grows_by_what_is_new_and_its_trace_tells_all(
     assert [branch["token_ids"] for branch in trace["branches"]] == [token_ids]
     text = (tmp_path / "s.jsonl").read_text()
     lines = [json.loads(line) for line in filter(None, text.splitlines())]
-    assert sum(len(line["prompt_ids"]) for line in lines) == 40
+    assert sum(len(line["prompt_ids"]) for line in lines[1:]) == 40
     assert text.count('"turn ') == (40 if is_chat else 0)
     for each in kept, Sessions(tmp_path):
         assert sum(len(known.more) for known in each.enter("s").known.values()) == 80
@@ -112,16 +121,18 @@ def test_a_session_grows_by_what_is_new_and_its_trace_tells_all(
 
 
 def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:
+    Sessions(tmp_path).begin("s")
     file = tmp_path / "s.jsonl"
     line = a_call("a", [1], [2]).model_dump_json()
-    file.write_text(f"{line}\n{line[:40]}\n17\n\n{line}\n")
+    file.write_text(f"{file.read_text()}{line}\n{line[:40]}\n17\n\n{line}\n")
     assert [call["id"] for call in Sessions(tmp_path).trace("s")["calls"]] == ["a", "a"]
+    assert Sessions(tmp_path).enter("s").num_calls == 2
 
 
 def test_no_more_is_asked_in_a_session_that_is_full(tmp_path: Path) -> None:
     kept = Sessions(tmp_path)
-    kept.enter("s")
-    with (tmp_path / "s.jsonl").open("wb") as file:
+    kept.begin("s")
+    with (tmp_path / "s.jsonl").open("r+b") as file:
         file.truncate(2**26 + 1)
     with pytest.raises(Problem, match="begin another"):
         kept.enter("s")
@@ -132,15 +143,14 @@ def test_of_many_sessions_the_newest_stay_in_memory_and_all_have_their_terms(
 ) -> None:
     monkeypatch.setattr(sessions, "_MOST_KNOWN", 4)
     kept = Sessions(tmp_path)
-    terms = {"job_id": "job", "purpose": "train", "sampling": {"max_tokens": 8}}
-    of = {name: Terms.model_validate({**terms, "seed": seed}) for seed, name in enumerate("abcdef")}
-    for name in "abc":
-        kept.open(name, of[name])
+    of = {name: some_terms(seed) for seed, name in enumerate("abcdef")}
+    for name, terms in of.items():
+        kept.open(name, terms)
     first = kept.enter("a")
-    kept.open("d", of["d"])
+    for name in "bcd":
+        kept.enter(name)
     assert kept.enter("a") is first, "there is room for four"
-    for name in "ef":
-        kept.open(name, of[name])
+    kept.enter("e")
     assert kept.enter("a") is not first
     assert {name: kept.enter(name).terms for name in of} == of
 
@@ -154,3 +164,131 @@ def test_sessions_go_after_a_week(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["new.jsonl"]
     with pytest.raises(Problem):
         kept.delete("old")
+
+
+# ---------------------------------------------------------------------- keys and records
+
+
+def under_way(kept: Sessions, name: str, call_id: str) -> Answer:
+    """A call that has been asked in a session."""
+    session, served = kept.enter(name), Served(name="m", model=Model(path="m"))
+    call = Call(id=call_id, gateway="g", served=served, sampling=CallSampling(), text="a")
+    answer = Answer(session.asked(call, Sampled()), cast(Any, None))
+    session.begin([answer])
+    return answer
+
+
+def has_key(kept: Sessions, name: str, key: str) -> bool:
+    return asyncio.run(kept.has_key(name, hashlib.sha256(key.encode()).hexdigest()))
+
+
+def test_a_session_has_a_key_of_its_own_of_which_only_the_hash_is_kept(tmp_path: Path) -> None:
+    kept, another = Sessions(tmp_path), Sessions(tmp_path)  # of another gateway
+    keys = [kept.open(name, some_terms()) for name in "ab"]
+    assert len({*keys}) == 2
+    assert keys[0] not in (tmp_path / "a.jsonl").read_text()
+    for each in (kept, another):
+        for _ in range(2):  # from its file, and from memory
+            assert has_key(each, "a", keys[0])
+            assert not has_key(each, "a", keys[1])
+            each.enter("a")
+        assert not has_key(each, "none", keys[0])
+    another.delete("a")
+    assert not has_key(kept, "a", keys[0])
+    again = another.open("a", some_terms(2))
+    terms = kept.enter("a").terms
+    assert terms is not None
+    assert terms.seed == 2
+    assert (has_key(kept, "a", keys[0]), has_key(kept, "a", again)) == (False, True)
+
+
+def test_a_name_is_given_once(tmp_path: Path) -> None:
+    kept = Sessions(tmp_path)
+    kept.open("a", some_terms())
+    kept.begin("b")
+    assert kept.begin("b").terms is None
+    for name in "ab":
+        with pytest.raises(Problem, match="take another name"):
+            kept.open(name, some_terms())
+    with pytest.raises(Problem, match="under terms"):
+        kept.begin("a")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"\0" * 100 + b"\n",
+        b'{"terms": {"job_id": "job", "pur',
+        b'{"terms": {"job_id": "job"}, "key": "0"}\n',
+        b'{"terms": {"job_id": "\xff", "purpose": "train"}}\n',
+        b"[]\n",
+        b'{"key": "0"}\n',
+    ],
+)
+def test_a_damaged_record_is_named_and_never_taken_for_a_session_without_terms(
+    tmp_path: Path, line: bytes
+) -> None:
+    kept = Sessions(tmp_path)
+    key = kept.open("s", some_terms())
+    (tmp_path / "s.jsonl").write_bytes(line + a_call("a", [1], [2]).model_dump_json().encode())
+    for each in (kept, Sessions(tmp_path)):
+        assert not has_key(each, "s", key)
+        for use in (each.enter, each.begin, each.find, each.trace, each.has_terms):
+            with pytest.raises(Problem, match=r"damaged.*DELETE") as refused:
+                use("s")
+            assert (refused.value.status_code, refused.value.code) == (409, sessions.DAMAGED)
+    assert kept.delete("s") == {"id": "s", "object": "rollout", "deleted": True}
+    kept.open("s", some_terms())
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_what_comes_after_the_end_of_a_session_begins_none(tmp_path: Path, is_gone: bool) -> None:
+    kept = Sessions(tmp_path)
+    kept.open("s", some_terms(1))
+    late = under_way(kept, "s", "late")
+    kept.delete("s")
+    if not is_gone:
+        kept.open("s", some_terms(2))
+    kept.record("s", late)
+    assert (tmp_path / "s.jsonl").exists() is not is_gone
+    assert is_gone or kept.trace("s")["calls"] == []
+
+
+def test_a_session_that_ends_while_a_call_is_recorded_stays_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, file = Sessions(tmp_path), tmp_path / "s.jsonl"
+    kept.open("s", some_terms())
+    late, read_head = under_way(kept, "s", "late"), kept._head
+
+    def end_after(name: str) -> Any:
+        head = read_head(name)
+        file.unlink()  # by another gateway
+        return head
+
+    monkeypatch.setattr(kept, "_head", end_after)
+    kept.record("s", late)
+    assert not file.exists()
+
+
+def test_a_call_whose_record_the_disk_does_not_take_is_not_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Sessions(tmp_path)
+    kept.open("s", some_terms())
+    answer = under_way(kept, "s", "c-1")
+    assert [call["id"] for call in kept.trace("s")["under_way"]] == ["c-1"]
+
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "_write", is_full)
+        with pytest.raises(OSError, match="no room"):
+            kept.record("s", answer)
+        with pytest.raises(OSError, match="no room"):
+            kept.open("t", some_terms())
+    assert kept.trace("s")["under_way"] == []
+    kept.open("t", some_terms())

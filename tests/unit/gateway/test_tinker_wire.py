@@ -146,3 +146,28 @@ def test_the_sdk_reads_the_log_probs_of_each_datum() -> None:
     output = deserialize_forward_backward_output(wire.output_of(result))
     assert [each["logprobs"].data for each in output.loss_fn_outputs] == [[-1], [-2, -3]]
     assert output.metrics == {"loss:sum": 6.0}
+
+
+def test_a_body_of_many_fields_is_refused_before_it_is_parsed() -> None:
+    few, many = 10_000, wire._MAX_FIELDS
+    request = a_request()
+    for _ in range(few):
+        request.data.add().CopyFrom(request.data[0])
+    assert len(wire.read_request(request.SerializeToString()).data) == few + 2
+    a_datum, shape = b"\x1a\x00", request.data[0]
+    shape.loss_fn_inputs["weights"].shape.extend([1] * many)
+    nested = b"".join(b"\x1a" + _varint(2 * each) + b"\x0a\x00" * each for each in [many // 4] * 4)
+    for body in (a_datum * (many + 1), request.SerializeToString(), nested, b"\xff" * 20 * many):
+        with pytest.raises(Problem, match=f"more than {many:,} fields"):
+            wire.read_request(body)
+
+
+@pytest.mark.parametrize("body", [b"\x1a", b"\x1a\x05", b"\x1a" + b"\xff" * 9 + b"\x01", b"\x80"])
+def test_a_body_that_is_cut_is_no_message(body: bytes) -> None:
+    with pytest.raises(Problem, match="not the protobuf message"):
+        wire.read_request(body)
+
+
+def _varint(number: int) -> bytes:
+    low = bytes([number & 127 | (128 if number > 127 else 0)])
+    return low + _varint(number >> 7) if number > 127 else low

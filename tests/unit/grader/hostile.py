@@ -8,6 +8,21 @@ import socket
 import time
 from pathlib import Path
 
+_kept: list[str] = []
+
+
+def burn_nothing() -> None:
+    pass
+
+
+def keep(text: str) -> None:
+    _kept.append(text)
+
+
+def kept() -> list:
+    """What the set-up has kept, and who tells it."""
+    return [*_kept, os.getpid(), os.getenv("WEIR_API_KEYS")]
+
 
 def spin() -> None:
     while True:

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import psutil
 
-from services.grader.pool import Cause, Failed, Pool, Value
-from services.grader.pool.forkserver import resolve
+from services.chassis.pool import Cause, Failed, Pool, Value
+from services.chassis.pool.forkserver import resolve
 from services.grader.tools import Tools
 
 
@@ -34,7 +34,7 @@ class InlinePool:
         try:
             return Value(resolve(function)(*args))
         except Exception as error:
-            return Failed(Cause.ERROR, str(error))
+            return Failed(Cause.ERROR, f"{type(error).__name__}: {error}")
 
 
 class FailingPool:

@@ -9,8 +9,8 @@ import pytest
 from protocol.messages import Task
 from protocol.rewards import Check, MathAnswer, PythonSource, Reward
 
+from services.grader.client_code import grade
 from services.grader.grading import grade_response
-from services.grader.pool.sandbox import grade
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS, equation_steps, math_answer
 from tests.architecture.project import ROOT

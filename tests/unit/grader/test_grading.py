@@ -21,9 +21,9 @@ from protocol.recipe import Purpose, Reward
 from protocol.rewards import Check, ScoreModel
 
 from services.chassis.deployment import DeploymentError
+from services.chassis.pool import Pool
 from services.grader import grading
 from services.grader.grading import MAX_COMMENT_CHARS, MAX_MARKS, Scored
-from services.grader.pool import Pool
 from services.grader.tools import Settings, Tools
 from services.grader.verifiers import VERIFIERS
 from tests.builders import a_graded_group, a_group, a_request, a_task, an_episodes_group
@@ -71,6 +71,36 @@ async def test_the_process_is_asked_about_the_responses_that_the_recipe_says(
     assert await grades_of(tools, lost, **reward) == (
         Grade(outcome=Ungradable(reason="gold_not_parsable")),
     )
+
+
+def test_weights_that_add_up_to_1_but_for_rounding_make_a_right_response() -> None:
+    reward = Reward.model_validate({"process": "equation_steps"})
+    assert grading.process_checks(reward, Graded(value=0.7 + 0.2 + 0.1)) == reward.process
+    assert grading.process_checks(reward, Graded(value=1 - 1e-8)) == ()
+
+
+@pytest.mark.anyio
+async def test_what_is_said_in_thinking_that_the_prompt_has_begun_is_no_answer(
+    tools: Tools,
+) -> None:
+    texts = [r"1+1=2, perhaps \boxed{2}. Wait", r"1+1=2</think>\boxed{2}", r"<think>\boxed{2}"]
+    reward = {"process": "equation_steps", "process_for": "all"}
+    begun = a_group_of(texts).model_copy(update={"begins_thinking": True})
+    grades = await grades_of(tools, begun, **reward)
+    assert [grade.accuracy for grade in grades] == [0, 1, 0]
+    assert [grade.outcome.reason for grade in grades] == ["no_answer", None, "no_answer"]
+    places = [
+        [text[mark.start : mark.end] for mark in grade.process.marks]
+        for text, grade in zip(texts, grades, strict=True)
+        if isinstance(grade.process, Graded)
+    ]
+    assert places[:2] == [["1+1=2"], ["1+1=2"]]
+    assert isinstance(grades[1].outcome, Graded)
+    (mark,) = grades[1].outcome.marks
+    assert texts[1][mark.start : mark.end] == "2"
+    as_text = {"verifier": "string_check", "input": "{{sample.output_text}}", "reference": ""}
+    checks = {"outcome": as_text | {"operation": "eq"}}
+    assert [grade.accuracy for grade in await grades_of(tools, begun, **checks)] == [1, 0, 1]
 
 
 @pytest.mark.anyio

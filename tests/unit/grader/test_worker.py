@@ -14,12 +14,12 @@ from protocol.messages import ActiveJob, Graded, Score, Trial, TrialResult, Ungr
 from protocol.rewards import Reward
 
 from services.chassis.faults import Unable
+from services.chassis.pool import Pool
 from services.chassis.service import Service
 from services.grader import worker
 from services.grader.grading import grade_response
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import JudgeSettings
-from services.grader.pool import Pool
 from services.grader.tools import Settings, Tools
 from services.grader.verifiers import VERIFIERS
 from services.grader.worker import TRIALS_AT_ONCE, tried, try_forever

@@ -147,7 +147,7 @@ async def test_what_is_asked_for_while_an_account_is_made_is_not_in_it() -> None
 
     attempt = SimpleNamespace(job_id="job", exchange=SimpleNamespace(under_way=under_way))
     learning = Learning(
-        **cast(Any, dict.fromkeys(["team", "control", "versions", "scoring"])),
+        **cast(Any, dict.fromkeys(["team", "control", "prompts", "versions", "scoring"])),
         attempt=cast(Any, attempt),
         progress=Progress(),
         intake=cast(Any, SimpleNamespace(keys_waiting=set)),

@@ -162,5 +162,9 @@ def test_nothing_was_learned_without_a_group_or_without_an_update() -> None:
     progress.ledgers[Purpose.TRAIN].enter([USED])
     progress.note_update({"updates": 0.0})
     assert "finite" in str(progress.why_nothing_was_learned())
-    progress.note_update({"updates": 1.0})
+    progress.note_update({"updates": 1.0, "grad_norm": 0.0})
+    assert "none of 4 groups was trained (failures 3, no_signal 1)" in str(
+        progress.why_nothing_was_learned()
+    )
+    progress.note_update({"updates": 1.0, "grad_norm": 0.1})
     assert progress.why_nothing_was_learned() is None

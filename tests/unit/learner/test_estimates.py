@@ -111,6 +111,11 @@ def test_partial_credit_counts_in_accuracy_and_does_not_pass() -> None:
     assert (result["accuracy"], result["pass@1"], result["pass@2"]) == (0.625, 0.25, 0.5)
 
 
+def test_weights_that_add_up_to_1_but_for_rounding_pass() -> None:
+    result = summarize(0, [outcomes(0, 0.7 + 0.2 + 0.1, 0)])
+    assert (result["pass@1"], result["pass@2"]) == (0.5, 1)
+
+
 def test_process_is_told_of_correct_and_of_wrong_responses_that_have_a_score() -> None:
     grades = (
         Grade(outcome=RIGHT, process=Graded(value=0.5)),

@@ -94,7 +94,7 @@ def a_rollout(
     starts: int, replica: str = "rollout-1", job: str | None = "job", **more: Any
 ) -> Status:
     """A rollout in so many lives in a row that were never ready."""
-    failure = Failure(words="any words at all", job_id=job) if starts > 1 else None
+    failure = Failure(words=f"any words at all {starts}", job_id=job) if starts > 1 else None
     doing = {
         "ready": starts == 0,
         "doing": "starts_its_engine",
@@ -112,6 +112,13 @@ def test_only_starts_for_the_job_itself_count(before: int) -> None:
         assert starts.why_none_works([a_rollout(life)]) is None
     assert "any words at all" in str(starts.why_none_works([a_rollout(first + 3)]))
     assert starts.failed_before == (before > 1)
+
+
+def test_the_same_words_twice_are_enough() -> None:
+    starts, same = FailedStarts("job"), Failure(words="no such head", job_id="job")
+    told = [starts.why_none_works([a_rollout(life, failure=same)]) for life in (1, 2, 3)]
+    assert told[:2] == [None, None]
+    assert "no such head" in str(told[2])
 
 
 def test_what_failed_for_the_job_in_an_earlier_attempt_had_not_failed_before_it_came() -> None:

@@ -12,14 +12,16 @@ from protocol.recipe import Recipe
 from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 
-from services.learner.planning.footprint import longest_micro_batch
+from services.learner.planning.footprint import (
+    longest_micro_batch,
+    smaller_token_budget,
+    with_token_budget,
+)
 from services.learner.planning.machine import peak_flops
 from services.learner.training import host_copies, shares
 from services.learner.training.batching import (
     largest_micro_batches,
     micro_batches,
-    smaller_token_budget,
-    with_token_budget,
 )
 from services.learner.training.flops import Flops, work_of
 from services.learner.training.metrics import StepMetrics

@@ -69,7 +69,10 @@ def files(folder: Path) -> list[str]:
 def test_a_group_is_read_as_it_was_written(tmp_path: Path) -> None:
     group = a_graded_group(a_group(a_request(number=3, group_size=2), [3, 0]), [1.0, 0.0])
     lost, own = failed(4).graded, np.array([1, 0, 1, 0, 1])
-    turns = a_graded_group(a_group(a_request(number=5, group_size=2), [3, 2], own=own), [1.0, 0.0])
+    turns = a_graded_group(
+        a_group(a_request(number=5, group_size=2), [3, 2], own=own, begins_thinking=True),
+        [1.0, 0.0],
+    )
     grades = [Grade(outcome=Ungradable(reason="episode_failed"))] * 2
     broken = a_graded_group(an_episodes_group(None, 0.5, number=6), grades=grades)
     scored = [ScoredGroup(each, SCORING) for each in (group, lost, turns, broken)]

@@ -206,6 +206,14 @@ def test_an_overlong_response_pays_but_its_group_gains_no_signal() -> None:
     assert has_signal(shaped, graded(RIGHT_AND_WRONG, lengths=[8, 4]))
 
 
+def test_weights_that_add_up_to_1_but_for_rounding_make_a_right_response() -> None:
+    group = graded([a_grade(0.7 + 0.2 + 0.1, 1), a_grade(1, 0), a_grade(1 - 1e-8)])
+    found, facts = samples_of([group], papo)
+    assert papo.scores(group.grades, [1] * 3).correct.tolist() == [True, True, False]
+    assert [sample.correct for sample in found] == [True, True, False]
+    assert (facts.correct, facts.process) == (2, [1, 0])
+
+
 def test_a_shaped_reward_does_not_decide_what_is_correct() -> None:
     shaped = scoring("papo", overlong_buffer=8, values=(-1.0, 1.0))
     samples, facts = samples_of([graded(RIGHT_AND_WRONG, lengths=[8, 1])], shaped)

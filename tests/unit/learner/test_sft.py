@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from protocol.messages import Task
 from protocol.recipe import Model
 from transformers import AutoTokenizer
 
+from services.chassis.prompts import rendered
 from services.learner.sft.__main__ import main
 from services.learner.sft.run import FolderTaken, batches, samples_of, unfinished
 from services.learner.training.batching import totals_of
 from services.learner.training.samples import Sample
-from services.rollout.samples import prompt_ids
 from tests.architecture.project import ROOT
+from tests.inline_prompts import InlinePrompts
 
 BASE_MODEL = ROOT / "examples/arithmetic/base-model"
 MODEL = Model(path=str(BASE_MODEL), prompt_template="{prompt}", max_context=32)
@@ -24,16 +26,15 @@ TASK = {"id": "a", "prompt": "10+1=?", "answer": "11", "solution": "10+1=11;"}
 
 
 def samples(*tasks: dict[str, Any]) -> list[Sample]:
-    tokenizer = AutoTokenizer.from_pretrained(BASE_MODEL)
-    return samples_of([Task.model_validate(task) for task in tasks], MODEL, tokenizer)
+    prompts = InlinePrompts(AutoTokenizer.from_pretrained(BASE_MODEL))
+    read = [Task.model_validate(task) for task in tasks]
+    return asyncio.run(samples_of(read, MODEL, prompts))
 
 
 def test_a_solution_is_learned_after_the_prompt_of_a_rollout_and_up_to_its_end() -> None:
     tokenizer = AutoTokenizer.from_pretrained(BASE_MODEL)
     (sample,) = samples(TASK)
-    prompt = prompt_ids(
-        Task.model_validate(TASK), "{prompt}", tokenizer, max_context=32, max_tokens=9
-    )
+    prompt = rendered(Task.model_validate(TASK), "{prompt}", tokenizer)
     assert sample.prompt_ids.tolist() == prompt
     assert tokenizer.decode(sample.token_ids) == "10+1=11;<eos>"
     assert totals_of([sample]).positive_tokens == len(sample.token_ids)

@@ -91,3 +91,22 @@ def test_the_newest_is_there_until_the_next_is_whole_and_no_lock_outlives_the_at
     del slots  # in the middle of writing
     weights.retain(tmp_path, "job", 2, [])
     assert versions(tmp_path) == set()
+
+
+def test_a_version_that_is_published_again_stays_as_it_is_for_those_who_read_it(
+    slots: Slots, tmp_path: Path
+) -> None:
+    folder = tmp_path / "job/1.0"
+    first = publish(slots, 0)
+    slot = slots.take("job/1.0")
+    (slot.path / "model").write_bytes(b"xxx")
+    assert slots.finish(slot, "job/1.0") == first.digest
+    with weights.leased(folder), (folder / "model").open("rb") as file:
+        for number in (0, 1, 1, 2, 3):
+            publish(slots, number)
+        weights.verify(folder, first.digest)
+        assert file.read() == b"000"
+    for number in range(4, 8):
+        publish(slots, number)
+    weights.verify(tmp_path / "job/1.7")
+    assert not folder.exists()

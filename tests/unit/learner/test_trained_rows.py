@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from protocol.operations import Data, Operation
 from protocol.samples import TOKENIZER
+from tokenizers import Tokenizer
 
 from services.gateway.samples.group import group_json
 from services.gateway.samples.routes import SampleQuery, page_json
@@ -18,7 +20,9 @@ from services.learner.durable.sample_rows import write_groups
 from services.learner.durable.trained_rows import data_rows, rows_of_data
 from services.learner.replay import CannotReplay, read_step
 from tests.architecture.project import ROOT
+from tests.unit.grader.pools import InlinePool
 
+POOL: Any = InlinePool()
 MODEL = ROOT / "examples/arithmetic/base-model"
 UNKNOWN = ("accuracy", "process", "reward", "parity_gap", "truncated")
 # Targets that are: learned but for one of a tool; only sampled; worth different things; nothing.
@@ -36,7 +40,10 @@ def a_store(folder: Path, loss: Any) -> Store:
     )
     operation = Operation(number=1, do="forward_backward", loss=loss, data=data)
     rows = [*data_rows(operation, np.full(16, -0.5, np.float32))]
-    groups = rows_of_data(rows, MODEL / TOKENIZER, attempt=1, step=7, created_at=1.0)
+    ids = [[row["prompt_ids"].tolist(), row["token_ids"].tolist()] for row in rows]
+    tokenizer = Tokenizer.from_file(str(MODEL / TOKENIZER))
+    texts = [tokenizer.decode_batch(each) for each in ids]
+    groups = rows_of_data(rows, texts, attempt=1, step=7, created_at=1.0)
     write_groups(folder / "000007-train-000001.parquet", groups)
     (folder / TOKENIZER).write_bytes((MODEL / TOKENIZER).read_bytes())
     return Store(folder)
@@ -60,7 +67,7 @@ def test_of_a_policy_loss_the_advantages_and_what_the_sampler_said_are_shown(
     assert [row["advantage"] for row in rows] == [2.0, 0.0, 1.0, None]
     assert [row["surprise"] for row in rows] == [2.0, 1.0, 0.5, None]
     assert [row["length"] for row in rows] == [2, 3, 2, 0]
-    first, second = json.loads(group_json(store, "train:1792"))["responses"]
+    first, second = json.loads(asyncio.run(group_json(store, "train:1792", POOL)))["responses"]
     assert first["token_advantages"] == [2.0, None, 2.0]
     assert first["behavior_logprobs"] == [-1.0, None, -3.0]
     assert first["logprobs"] == [-0.5, None, -0.5]
@@ -78,7 +85,7 @@ def test_what_is_unknown_is_absent_and_found_by_no_filter(tmp_path: Path, loss: 
     assert not listed(store, order="rewarded") + listed(store, order="wrong")
     for name in ("ungradable", "correct", "truncated"):
         assert not listed(store, **{name: True}) + listed(store, **{name: False})
-    group = json.loads(group_json(store, rows[0]["key"]))
+    group = json.loads(asyncio.run(group_json(store, rows[0]["key"], POOL)))
     assert {response["grade"] for response in group["responses"]} == {None}
     with pytest.raises(CannotReplay, match="no grade"):
         read_step(tmp_path, 7)

@@ -62,3 +62,19 @@ def test_a_disk_without_locks_grants_every_lease(
         pass
     weights.retain(tmp_path, "job", 1, [])
     assert not (tmp_path / "job/1.0").exists()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        *("", "[1, 2]", "[[1, 2]]", "{}", '{"a": 1}', "[" * 9999, '{"a\\u0000": "x"}'),
+        *('{"../a": "x"}', '{"/etc/hostname": "x"}', '{"part": "x"}'),
+    ],
+)
+def test_a_manifest_that_names_no_files_of_the_folder_is_damaged(
+    tmp_path: Path, manifest: str
+) -> None:
+    weights.write(tmp_path, "job/1.0", fill)
+    (tmp_path / "job/1.0/manifest.json").write_text(manifest)
+    with pytest.raises(weights.WeightsError, match="damaged"):
+        weights.verify(tmp_path / "job/1.0")

@@ -11,12 +11,21 @@ from protocol.recipe import Model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from services.chassis.prompts import PromptError
+from services.chassis.prompts import PromptError, check_length
 from services.rollout.calls import CallRefused, prompt_of
-from services.rollout.samples import Sample, group_of, prompt_ids, span_of, version_label
+from services.rollout.samples import (
+    Sample,
+    begins_thinking,
+    group_of,
+    span_of,
+    text_of_response,
+    version_label,
+)
 from tests.builders import a_request, a_task
 from tests.contract.door import JOB, a_call
+from tests.inline_prompts import InlinePrompts
 
+pytestmark = pytest.mark.anyio
 CHAT = (
     "{{ bos_token }}{% for turn in messages %}{{ turn.role[0] }}:{{ turn.content }};{% endfor %}"
     "{% if add_generation_prompt %}a:{% endif %}"
@@ -27,14 +36,13 @@ ONE_TURN = {"prompt": None, "messages": TURNS[-1:]}
 QUIET = CHAT + "{% if enable_thinking is false %}<no>{% endif %}"
 
 
-def rendered(
+async def rendered(
     chat: str | None, template: str | None, task: dict[str, Any], **options: object
 ) -> str:
     """By a tokenizer with one token per character and a BOS in front; 56 tokens have room."""
     tokenizer = of_characters(chat)
-    ids = prompt_ids(
-        a_task(**task), template, tokenizer, max_context=64, max_tokens=8, options=options
-    )
+    ids = await InlinePrompts(tokenizer).render(a_task(**task), template, options)
+    check_length(a_task(**task), ids, max_context=64, max_tokens=8)
     return "".join(tokenizer.convert_ids_to_tokens(ids))
 
 
@@ -68,19 +76,19 @@ def of_characters(chat: str | None) -> PreTrainedTokenizerFast:
     ],
     ids=["plain", "other braces", "chat", "a developer as system", "a developer", "full", "a turn"],
 )
-def test_a_prompt_is_rendered_behind_one_bos(
+async def test_a_prompt_is_rendered_behind_one_bos(
     chat: str | None, template: str | None, task: dict[str, Any], text: str
 ) -> None:
-    assert rendered(chat, template, task) == f"<bos>{text}"
+    assert await rendered(chat, template, task) == f"<bos>{text}"
 
 
-def test_options_are_variables_of_the_chat_template() -> None:
-    assert rendered(QUIET, None, {}, enable_thinking=False) == "<bos>u:1+1=;a:<no>"
+async def test_options_are_variables_of_the_chat_template() -> None:
+    assert await rendered(QUIET, None, {}, enable_thinking=False) == "<bos>u:1+1=;a:<no>"
     refusing = QUIET + "{{ raise_exception('no effort') }}"
     with pytest.raises(PromptError, match="refuses it: no effort"):
-        rendered(refusing, None, {})
+        await rendered(refusing, None, {})
     with pytest.raises(PromptError, match="chat_template_options: chat_template, tokenize "):
-        rendered(QUIET, None, {}, chat_template="{{ 1 }}", tokenize=False)
+        await rendered(QUIET, None, {}, chat_template="{{ 1 }}", tokenize=False)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +98,11 @@ def test_options_are_variables_of_the_chat_template() -> None:
         ("{prompt}", {"prompt": "1" * 56}, r"57 .* 56"),
     ],
 )
-def test_a_task_that_is_no_prompt_is_refused(
+async def test_a_task_that_is_no_prompt_is_refused(
     template: str | None, task: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(PromptError, match=words):
-        rendered(None, template, task)
+        await rendered(None, template, task)
 
 
 CALLED = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -119,13 +127,16 @@ CALLING = [TURNS[-1], {"role": "assistant", "content": "", "tool_calls": [CALLED
         ("Q:{prompt}", {"text": "1+1="}, "<bos>1+1="),
     ],
 )
-def test_a_call_is_rendered_as_a_task_is(
+async def test_a_call_is_rendered_as_a_task_is(
     template: str | None, given: dict[str, Any], text: str
 ) -> None:
     model = Model(path="p", prompt_template=template)
     call = a_call(served=JOB.model_copy(update={"model": model}), **given)
     tokenizer = of_characters(TOOLS)
-    assert "".join(tokenizer.convert_ids_to_tokens(prompt_of(call, tokenizer))) == text
+    assert (
+        "".join(tokenizer.convert_ids_to_tokens(await prompt_of(call, InlinePrompts(tokenizer))))
+        == text
+    )
 
 
 THINKING = (  # as Qwen3 has it: what was thought of earlier questions is left out
@@ -147,21 +158,24 @@ def of_pairs() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("end", ["<|im_end|>", ""])
-def test_where_a_chat_goes_on_nothing_of_it_is_tokenized_again(end: str) -> None:
+async def test_where_a_chat_goes_on_nothing_of_it_is_tokenized_again(end: str) -> None:
     tokenizer: Any = of_pairs()
     question, reply = {"role": "user", "content": "12+1"}, "a</think>1212"
-    prompt = prompt_of(a_call(messages=[question]), tokenizer)
+    prompts = InlinePrompts(tokenizer)
+    prompt = await prompt_of(a_call(messages=[question]), prompts)
     sampled = [tokenizer.convert_tokens_to_ids(each) for each in [*reply, *([end] if end else ())]]
     turns = [question, {"role": "assistant", "content": reply}, {"role": "tool", "content": "ab12"}]
     begun = {"num_messages": 2, "token_ids": prompt + sampled}
-    exact = prompt_of(a_call(messages=turns, begun=begun), tokenizer)
+    exact = await prompt_of(a_call(messages=turns, begun=begun), prompts)
     new = "<|im_end|>\n<|im_start|>tool\nab12<|im_end|>\n<|im_start|>assistant\n"
     assert exact[: len(prompt + sampled)] == prompt + sampled
     assert exact[len(prompt + sampled) :] == tokenizer(new.removeprefix(end)).input_ids
-    plain = prompt_of(a_call(messages=turns), tokenizer)
+    plain = await prompt_of(a_call(messages=turns), prompts)
     assert tokenizer.decode(plain) == str(tokenizer.decode(exact)).replace("a</think>", "")
     tokenizer.chat_template = THINKING.replace("split('</think>')[-1]", "upper()")
-    shouted = [prompt_of(a_call(messages=turns, begun=each), tokenizer) for each in (begun, None)]
+    shouted = [
+        await prompt_of(a_call(messages=turns, begun=each), prompts) for each in (begun, None)
+    ]
     assert shouted[0] == shouted[1]
 
 
@@ -173,13 +187,13 @@ def test_where_a_chat_goes_on_nothing_of_it_is_tokenized_again(end: str) -> None
         (None, {"messages": [{**CALLING[1], "tool_calls": [{"id": "1"}]}]}),
     ],
 )
-def test_messages_that_are_no_prompt_of_the_model_are_refused(
+async def test_messages_that_are_no_prompt_of_the_model_are_refused(
     template: str | None, given: dict[str, Any]
 ) -> None:
     model = Model(path="p", prompt_template=template)
     call = a_call(served=JOB.model_copy(update={"model": model}), **given)
     with pytest.raises(CallRefused) as refused:
-        prompt_of(call, of_characters(TOOLS))
+        await prompt_of(call, InlinePrompts(of_characters(TOOLS)))
     assert refused.value.code == "invalid_messages"
 
 
@@ -205,3 +219,39 @@ def test_a_group_keeps_each_response_apart_and_in_order() -> None:
     assert parts == [[1, 2], [3], [4, 5, 6]]
     assert group.behavior_logprobs.tolist() == [-1, -1, -3, -4, -4, -4]
     assert [response.text for response in group.responses] == ["[1, 2]", "[3]", "[4, 5, 6]"]
+
+
+SPECIAL = ("<eos>", "<think>", "</think>")  # as special tokens: ids 4, 5, 6
+
+
+def of_words() -> PreTrainedTokenizerFast:
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, " ": 2, "\n": 3}, unk_token="a"))
+    words.decoder = decoders.Fuse()
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.add_special_tokens([*SPECIAL])
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "is_stopped", "text"),
+    [
+        ([5, 0, 6, 1, 4], True, "<think>a</think>b"),
+        ([5, 0], False, "<think>a"),
+        ([0, 4], False, "a<eos>"),
+        ([0, 1], True, "ab"),  # an ordinary token may be one that ends responses
+        ([0, 99, 1, 4], True, "a\N{REPLACEMENT CHARACTER}b"),  # one without text
+        ([4], True, ""),
+    ],
+)
+async def test_the_text_of_a_response_is_what_was_sampled_but_for_its_end(
+    token_ids: list[int], is_stopped: bool, text: str
+) -> None:
+    assert text_of_response(of_words(), token_ids, is_stopped=is_stopped) == text
+
+
+@pytest.mark.parametrize("prompt", ["a<think>", "a<think>\n", "a</think><think> \n"])
+async def test_a_prompt_begins_thinking_if_it_ends_in_its_tag(prompt: str) -> None:
+    tokenizer = of_words()
+    assert begins_thinking(tokenizer, tokenizer(prompt).input_ids)
+    for more in ("b", "</think>\n"):
+        assert not begins_thinking(tokenizer, tokenizer(prompt + more).input_ids)

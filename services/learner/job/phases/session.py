@@ -24,6 +24,7 @@ from protocol.messages import Doing, Task
 from protocol.operations import (
     PROBES,
     SILENT,
+    DamagedFile,
     Operation,
     OperationLog,
     Result,
@@ -31,9 +32,8 @@ from protocol.operations import (
     sampler_name,
 )
 from protocol.recipe import Purpose
-from protocol.samples import TOKENIZER
 
-from services.learner.attempt import MachineFault
+from services.learner.attempt import MachineFault, RepeatNeeded
 from services.learner.durable.checkpoint import MODEL, write_whole
 from services.learner.durable.sample_rows import Row
 from services.learner.durable.trained_rows import MOST_SEQUENCES, data_rows, rows_of_data
@@ -42,6 +42,7 @@ from services.learner.training.samples import Measured
 
 PROBED = (Task(id="probe", prompt="Add 17 and 25, step by step. Then count from 1 to 12."),)
 _LOOK_S = 0.01
+_LOOK_FOR_LOST_S = 1.0
 _KEPT_SAMPLERS = 16  # without a name
 _REPEATED = {"forward_backward", "optim_step", "load_state", "end"}  # that change this process
 
@@ -60,6 +61,7 @@ class Session:
     _rows: list[Row] = field(default_factory=list)  # of data that add up
     _loss: float = 0.0
     _has_ended: bool = False
+    _looks_again_at: float = 0.0  # for results that are lost
 
     def __post_init__(self) -> None:
         self.log = OperationLog(self.learning.attempt.folder)
@@ -85,7 +87,7 @@ class Session:
         control, number = self.learning.control, self._next
         with control.doing(Doing.WAITS_FOR_CLIENT, timed="wait_for_client"):
             operation = await control.unless_interrupted(self._arrival(number))
-        is_kept = await asyncio.to_thread(self.log.result, number) is not None
+        is_kept = await asyncio.to_thread(self.log.result_unless_damaged, number) is not None
         if operation.do in _REPEATED or not is_kept:
             try:
                 result = await self.do[operation.do](operation)
@@ -99,7 +101,9 @@ class Session:
         assert self.learning.recipe.client is not None
         silent_s = self.learning.recipe.client.silent_s
         touched, since = self.log.touched, time.monotonic()
+        await self._answer_lost()
         while (operation := await asyncio.to_thread(self.log.operation, number)) is None:
+            await self._answer_lost()
             await asyncio.sleep(_LOOK_S)
             if (now := self.log.touched) != touched:
                 touched, since = now, time.monotonic()
@@ -108,6 +112,27 @@ class Session:
                 await self.learning.control.pause(words)
                 since = math.inf
         return operation
+
+    async def _answer_lost(self) -> None:
+        """Look for operations that are done and have no result, as if it was damaged.
+
+        Raises:
+            RepeatNeeded: if an earlier checkpoint leads to the result.
+        """
+        if (now := time.monotonic()) < self._looks_again_at:
+            return
+        is_first, self._looks_again_at = not self._looks_again_at, now + _LOOK_FOR_LOST_S
+        checkpoints = self.learning.versions.checkpoints
+        for number in await asyncio.to_thread(self.log.unanswered, self._next):
+            lost = f"{self.log.result_name(number)} is lost or damaged"
+            # The first look comes after the attempt has begun where such a checkpoint is.
+            if not is_first and await asyncio.to_thread(checkpoints.can_repeat, number):
+                again = f"{lost}; it is made again from an earlier checkpoint"
+                event_id = f"lost:{number}:{self.learning.attempt.number}"
+                await self.learning.attempt.say(event_id, again, level="warn")
+                raise RepeatNeeded(again)
+            words = f"{lost}, and no checkpoint is older: the weights hold what the operation did"
+            await asyncio.to_thread(self.log.finish, Result(number=number, error=words))
 
     async def _nothing(self, operation: Operation) -> Result:
         return Result(number=operation.number, version=self.learning.progress.step)
@@ -120,9 +145,13 @@ class Session:
         return await self._nothing(operation)
 
     async def _compute(self, operation: Operation) -> Result:
+        assert operation.data is not None
+        num_ids = self.learning.team.num_ids
+        largest = max(operation.data.input_ids.max(), operation.data.targets.max())
+        if num_ids is not None and largest >= num_ids:
+            raise OperationFault(f"data: the model has no token {largest}, only {num_ids} of them")
         measured = await self._operate(operation)
         loss, logprobs = measured.metrics["loss"], measured.tokens["logprobs"]
-        assert operation.data is not None
         if operation.do == "forward_backward":
             self._loss += loss
             self._pending.update(
@@ -160,7 +189,10 @@ class Session:
     async def _keep(self, rows: list[Row]) -> None:
         learning, store = self.learning, self.learning.versions.store
         with learning.control.doing(Doing.KEEPS_SAMPLES, timed="keep_samples"):
-            whole = partial(rows_of_data, rows, store.folder / TOKENIZER)
+            decode = learning.prompts.decode
+            ids = ([row["prompt_ids"].tolist(), row["token_ids"].tolist()] for row in rows)
+            texts = await asyncio.gather(*map(decode, ids))
+            whole = partial(rows_of_data, rows, texts)
             await store.append(Purpose.TRAIN, learning.progress.step, whole)
 
     async def _operate(self, operation: Operation) -> Measured:
@@ -270,11 +302,15 @@ class Session:
 
 
 def _is_done(target: Path, operation: Operation) -> bool:
-    """Whether an attempt that ended before it told so has saved it."""
+    """Whether an attempt that ended before it told so has saved it, and perhaps others since."""
     try:
-        return State.of(target).operation == operation.number
-    except (OSError, ValueError):
+        return State.of(target).operation >= operation.number
+    except FileNotFoundError:
         return False
+    except DamagedFile:
+        if operation.overwrite or not operation.name:
+            return False
+        raise
 
 
 def _remove_oldest(folder: Path) -> None:

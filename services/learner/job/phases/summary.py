@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.messages import FinishReason, Grade, GradedGroup, RolloutGroup
+from protocol.messages import FinishReason, Grade, GradedGroup, RolloutGroup, is_right
 
 MAX_TASKS_REPORTED = 2000  # the result is one event, and events are kept
 _Z = statistics.NormalDist().inv_cdf(0.975)
@@ -35,7 +35,7 @@ class TaskResult:
         return sum(self.accuracies) / self.graded
 
     def pass_at(self, k: int) -> float:
-        return pass_at_k(self.graded, self.accuracies.count(1.0), k)
+        return pass_at_k(self.graded, sum(map(is_right, self.accuracies)), k)
 
 
 def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
@@ -54,8 +54,8 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
         "samples": sum(len(group.responses) for group in answered),
         **_accuracy(results),
         **_pass_at_each_k(results, max((len(g.responses) for g in answered), default=0)),
-        "process": _process(grade for grade in grades if grade.accuracy == 1.0),
-        "process_wrong": _process(grade for grade in grades if grade.accuracy not in (1.0, None)),
+        "process": _process(grade for grade in grades if grade.is_right),
+        "process_wrong": _process(grade for grade in grades if not grade.is_right),
         "response_length": _mean(n for group in answered for n in group.own_lengths.tolist() if n),
         "truncated": _mean(_truncated(answered)),
         "ungradable": sum(grade.accuracy is None for grade in grades),

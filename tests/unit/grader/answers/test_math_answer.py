@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
-from protocol.messages import Graded, Mark, Score, Ungradable
+from protocol.messages import Graded, Mark, Score, Task, Ungradable
 from protocol.rewards import MathAnswer
 
+from services.chassis.pool import Cause, Failed, Value
 from services.grader.answers.boxes import last_box
+from services.grader.answers.echo import is_restated
 from services.grader.judge.judge import Judge
-from services.grader.pool import Cause, Failed, Value
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from services.grader.verifiers.math_answer import decide, decide_response
@@ -26,6 +28,7 @@ from tests.unit.grader.pools import failing_tools
 pytestmark = pytest.mark.anyio
 
 CHECK = MathAnswer()
+HELD_OUT = Path(__file__).parents[4] / "examples" / "arithmetic" / "held_out.jsonl"
 LEFT_TO_THE_POOL = r"\sum_{k=1}^{10^{12}}\sin(k^2)"
 NOT_PARSABLE = Graded(value=0, reason="not_parsable")
 TOO_HARD = Graded(value=0, reason="too_hard")
@@ -51,6 +54,24 @@ async def test_the_fault_of_a_response_is_wrong_with_its_reason(
     score = await math_answer.verify(a_task(answer="5"), text, CHECK, tools)
     assert isinstance(score, Graded)
     assert (score.value, score.reason) == (0, reason)
+
+
+@pytest.mark.parametrize("line", HELD_OUT.read_text().splitlines()[::16])
+async def test_the_problem_said_again_is_no_answer(tools: Tools, line: str) -> None:
+    task = Task.model_validate_json(line)
+    said = rf"\boxed{{{task.problem.removesuffix('=?')}}}"
+    score = await math_answer.verify(task, said, CHECK, tools)
+    assert isinstance(score, Graded)
+    assert (score.value, score.reason, score.marks[0].note) == (0, "restated", "restated")
+    worked_out = await math_answer.verify(task, task.solution or "", CHECK, tools)
+    assert isinstance(worked_out, Graded)
+    assert worked_out.value == 1
+
+
+@pytest.mark.parametrize("begin", ["(", "-", "1-", "1/", "x*", r"\sqrt{", "a=", "1,", "|"])
+@pytest.mark.parametrize("end", ["", ")", "}", "|"])
+def test_a_long_answer_is_searched_without_recursion(begin: str, end: str) -> None:
+    is_restated("5", f"{begin * 900}2+x{end * 900}", r"Compute $\sqrt{25}$.")
 
 
 @pytest.mark.parametrize(("gold", "reason"), [(None, "no_reference"), ("+*", "gold_not_parsable")])
@@ -171,7 +192,7 @@ async def test_long_texts_are_scanned_beside_the_event_loop(
     ("text", "expected"),
     [
         (r"First \boxed{4}, no: $\boxed{5}$.", "right 5"),
-        ("\u200b So \\boxed{ \\frac{10}{2} } at last", r"right  \frac{10}{2} "),
+        ("\u200b So \\boxed{ 5.0 } at last", "right  5.0 "),
         (r"\boxed{\boxed{5}}", r"right \boxed{5}"),
         (r"So \boxed 6.", "wrong 6"),
         (r"\boxed{５}", "right ５"),

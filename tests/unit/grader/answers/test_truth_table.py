@@ -19,9 +19,9 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 
 from benchmarks.answer_rules import outside_rows, text_of
+from services.chassis.pool import Pool
 from services.grader.answers.boxes import last_boxed
 from services.grader.answers.compare import compare
-from services.grader.pool import Pool
 from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from services.grader.verifiers.math_answer import Decision

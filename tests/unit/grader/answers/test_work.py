@@ -7,10 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from protocol.messages import Ungradable
 
+from services.chassis.pool import Cause, Failed
 from services.grader.answers.boxes import last_boxed
 from services.grader.answers.compare import compare
 from services.grader.answers.units import measure_of
-from services.grader.pool import Cause, Failed
 from services.grader.verifiers import math_answer
 from tests.unit.grader.pools import calls_of, failing_tools
 

@@ -6,7 +6,7 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
 
-from services.grader.pool import Cause, Failed
+from services.chassis.pool import Cause, Failed
 from services.grader.steps import Derivation, Step
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps

@@ -6,7 +6,7 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import StringCheck, TextSimilarity
 
-from services.grader.pool import Cause, Failed
+from services.chassis.pool import Cause, Failed
 from services.grader.similarity import similarity
 from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools

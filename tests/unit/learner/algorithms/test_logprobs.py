@@ -1,6 +1,7 @@
 """Log-probs in chunks are those of the dense path; what compares log-probs, at its edges."""
 
 import math
+from typing import cast
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_a_weight_is_bounded_and_carries_no_gradient(name: str, dtype: torch.dty
     assert correction(old[:0], sampled[:0], rows[:0]).shape == (0,)
 
 
-@pytest.mark.parametrize(("name", "slope"), [("k1", 1.0), ("k2", -0.5), ("k3", 1 - math.exp(0.5))])
+@pytest.mark.parametrize(("name", "slope"), [("k1", -0.5), ("k2", -0.5), ("k3", 1 - math.exp(0.5))])
 def test_the_gradient_of_a_divergence(name: str, slope: float) -> None:
     logprobs = double([-1.5]).requires_grad_()
     (found,) = torch.autograd.grad(DIVERGENCES[name](logprobs, double([-1.0])).sum(), logprobs)
@@ -141,3 +142,35 @@ def test_k3_is_exact_up_to_its_limit() -> None:
     found = DIVERGENCES["k3"](double([0.0] * 4), double([19.9, 20.0, 20.1, -50.0]))
     largest = math.exp(20.0) - 21
     assert found.tolist() == pytest.approx([math.exp(19.9) - 20.9, largest, largest, 49.0])
+
+
+def test_a_head_of_bfloat16_computes_in_float32() -> None:
+    torch.manual_seed(0)
+    hidden, weight = 8 * torch.randn(TOKENS, 64).bfloat16(), torch.randn(VOCABULARY, 64).bfloat16()
+    targets = torch.randint(VOCABULARY, (TOKENS,))
+    tensors = [each.detach().clone().requires_grad_() for each in (hidden, weight)]
+    wide = [each.float().detach().requires_grad_() for each in (hidden, weight)]
+    found = chunked_token_logprobs(tensors[0], tensors[1], None, targets, TEMPERATURE, 5)
+    expected = token_logprobs(linear(*wide), targets, TEMPERATURE)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    gradients = torch.autograd.grad(loss(*found), tensors)
+    for one, other in zip(gradients, torch.autograd.grad(loss(*expected), wide), strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one.float(), other, atol=1e-4, rtol=2**-8)
+
+
+@pytest.mark.parametrize("learned", [(0, 1, 2), (0,)], ids=str)
+def test_rows_beyond_the_ids_in_use_have_no_part(learned: tuple[int, ...]) -> None:
+    head, hidden, targets = model()
+    num = int(targets.max()) + 1
+    tensors = [hidden, head.weight, cast(Tensor, head.bias)]
+    for index, tensor in enumerate(tensors):
+        tensor.requires_grad_(index in learned)
+    of_head = tensors[0], tensors[1], tensors[2]
+    found = chunked_token_logprobs(*of_head, targets, TEMPERATURE, 5, num_ids=num)
+    expected = token_logprobs(head(hidden)[:, :num], targets, TEMPERATURE)
+    torch.testing.assert_close(found, expected)
+    needed = [tensors[index] for index in learned]
+    torch.testing.assert_close(
+        torch.autograd.grad(loss(*found), needed), torch.autograd.grad(loss(*expected), needed)
+    )

@@ -70,7 +70,6 @@ def test_activations_are_what_a_layer_was_measured_to_keep(
 @pytest.mark.parametrize(
     ("stage", "expected"),
     [
-        (0, {"weights": 2, "gradients": 2, "Adam's moments": 8}),
         (1, {"weights": 2, "gradients": 2, SUM: 4, "Adam's moments": 2}),
         (2, {"weights": 2, "gradients": 1, "Adam's moments": 2, "float32 gradients": 1}),
         (3, {"weights": 2.5, "gradients": 1, "Adam's moments": 2, "copy of the bucket": 2}),
@@ -85,7 +84,6 @@ def test_each_zero_stage_shards_what_it_says(stage: int, expected: dict[str, flo
 @pytest.mark.parametrize(
     ("stage", "dtype", "of_step", "of_backward"),
     [
-        (0, "bfloat16", 8, None),
         (0, "float32", 8, None),
         (1, "bfloat16", 6, 6),
         (1, "float32", 8, 8),

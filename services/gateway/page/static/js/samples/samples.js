@@ -136,7 +136,7 @@ function List({ job, rows, query }) {
       <tbody>
         ${groupsOf(rows).map((key) => {
           const group = rows.filter((row) => row.key === key);
-          const right = group.filter(({ accuracy }) => accuracy === 1).length;
+          const right = group.filter((row) => verdictOf(row).kind === "right").length;
           return html`<tr key=${key}>
             <th scope="row">
               <a href=${link(group[0])}>${key}</a>${
@@ -175,7 +175,7 @@ export function verdictOf({ failure, accuracy, index, graded, advantage }) {
   const valued = advantage === null ? "not graded" : `advantage ${signed(advantage)}`;
   if (graded === false) return { kind: "unknown", symbol: "·", text: valued };
   if (accuracy === null || accuracy === undefined) return { kind: "unknown", symbol: "?", text: "ungradable" };
-  if (accuracy === 1) return { kind: "right", symbol: "✓", text: "right" };
+  if (accuracy >= 1 - 1e-9) return { kind: "right", symbol: "✓", text: "right" };
   if (accuracy === 0) return { kind: "wrong", symbol: "✗", text: "wrong" };
   return { kind: "partly", symbol: "◐", text: percent(accuracy) };
 }

@@ -14,7 +14,7 @@ export function Timeline({ job, task, rows, query }) {
     <ol class="timeline">
       ${groups.map((group) => {
         const [{ key, step, purpose }] = group;
-        const right = group.filter(({ accuracy }) => accuracy === 1).length;
+        const right = group.filter((row) => verdictOf(row).kind === "right").length;
         const reward = number(mean(group.map((row) => row.reward)));
         const label = `${purpose} at step ${step}: ${right} of ${group.length} right, mean reward ${reward}`;
         return html`<li key=${key}>

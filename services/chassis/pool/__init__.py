@@ -68,6 +68,22 @@ class NoWorkerError(WorkerFault):
     """No worker can be had: the pool is closed, or what forks them died, as standard error says."""
 
 
+class SetUp(NamedTuple):
+    """A call ``module:function`` that all workers of a pool are forked after."""
+
+    function: str
+    args: Sequence[JsonValue]
+    deadline_s: float  # of CPU time; sleeping ends it 10 s after that
+
+
+class SetUpError(NoWorkerError):
+    """The set-up of a pool ended without success."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(f"the set-up of its workers failed: {failed.cause}, {failed.detail}")
+        self.failed = failed
+
+
 class Value(NamedTuple):
     value: JsonValue
 
@@ -94,9 +110,11 @@ class Pool:
     """``size`` workers for any number of callers, served in the order in which they came.
 
     ``warm_ups`` are names ``module:function``, called once, before the workers are forked from
-    there. A ``confined`` pool is for untrusted code: each call has a worker of its own, which may
-    do next to nothing.
+    there. A ``confined`` pool is for untrusted code: a worker may do next to nothing, and serves
+    one call, unless there is a ``set_up``, which reads what all calls share.
     """
+
+    set_up: SetUp | None = None  # to be given before the first call
 
     def __init__(self, size: int, *, warm_ups: Sequence[str] = (), confined: bool = False) -> None:
         if size < 1:
@@ -104,13 +122,15 @@ class Pool:
         self._size = size
         self._warm_ups = warm_ups
         self._confined = confined
-        self._calls_per_worker = 1 if confined else _CALLS_PER_WORKER
         self._places = asyncio.Semaphore(size)
         self._suspects = asyncio.Semaphore(max(1, size // 2))
         self._idle: list[_Worker] = []
         self._numbers = itertools.count()  # an answer has its call's, so that nothing else is one
         self._forking = asyncio.Lock()
         self._server: subprocess.Popen[bytes] | None = None  # forks workers, which die with it
+        self._is_proven = self._is_set_up = (
+            False  # that server: it has made a worker, has the order
+        )
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -180,7 +200,8 @@ class Pool:
         finally:
             if harm:
                 KILLED.labels(harm).inc()
-            if harm or suspect or worker.calls >= self._calls_per_worker:
+            most = 1 if self._confined and self.set_up is None else _CALLS_PER_WORKER
+            if harm or suspect or worker.calls >= most:
                 worker.kill()
             else:
                 self._idle.append(worker)
@@ -190,8 +211,14 @@ class Pool:
         async with self._forking:
             if self._closed:
                 raise NoWorkerError("the pool was closed")
-            is_new = self._server is None or self._server.poll() is not None
-            server = self._start() if is_new or self._server is None else self._server
+            if self._server is None or self._server.poll() is not None:
+                self.start()
+            assert self._server is not None
+            server = self._server
+            if self.set_up is not None and not self._is_set_up:
+                self._is_set_up = True
+                with suppress(OSError):
+                    self._orders.send(as_line(self.set_up))
             ours, theirs = socket.socketpair()
             with theirs:
                 _, worker = await asyncio.get_running_loop().create_unix_connection(
@@ -199,12 +226,20 @@ class Pool:
                 )
                 with suppress(OSError):  # then nobody holds the other end
                     socket.send_fds(self._orders, [b"w"], [theirs.fileno()])
-            if not await worker.is_ready() and is_new:
-                why = "the pool was closed" if self._closed else "the process that forks them ended"
-                raise NoWorkerError(f"no workers with {', '.join(self._warm_ups)}: {why}")
+            if await worker.is_ready():
+                self._is_proven = True
+            elif not self._is_proven:
+                raise self._reason_for_none(worker, server.poll())
         return worker
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _reason_for_none(self, worker: _Worker, code: int | None) -> NoWorkerError:
+        if self._closed or self.set_up is None:
+            why = "the pool was closed" if self._closed else "the process that forks them ended"
+            return NoWorkerError(f"no workers with {', '.join(self._warm_ups)}: {why}")
+        return SetUpError(worker.refusal or _death(code or 0, self.set_up.deadline_s))
+
+    def start(self) -> None:
+        """Start the process that warms up, perhaps ahead of the pool's opening."""
         if self._server is not None:
             self._orders.close()
         kept = {
@@ -214,7 +249,8 @@ class Pool:
         }
         kept |= {"OMP_NUM_THREADS": "1"}  # NumPy's; who forks should have no other
         path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        command = [sys.executable, "-m", "services.grader.pool.forkserver"]
+        command = [sys.executable, "-m", "services.chassis.pool.forkserver"]
+        self._is_proven = self._is_set_up = False
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
         confined = "confined" if self._confined else ""
@@ -225,7 +261,6 @@ class Pool:
                 stdin=subprocess.DEVNULL,
                 env=kept | {"PYTHONPATH": path},
             )
-        return self._server
 
 
 class _Worker(asyncio.Protocol):
@@ -233,6 +268,7 @@ class _Worker(asyncio.Protocol):
 
     def __init__(self, parent: subprocess.Popen[bytes]) -> None:
         self.calls = 0
+        self.refusal: Failed | None = None  # of the set-up
         self._parent = parent
         self._pidfd: int | None = None
         self._listen()
@@ -251,6 +287,9 @@ class _Worker(asyncio.Protocol):
         except (ValueError, OSError):
             if not self._received:  # not even how it ended: its parent ends, or hangs
                 _end(self._parent)
+            elif self._received.startswith(b"{") and b'"failed"' in self._received:
+                reply = json.loads(self._received)
+                self.refusal = Failed(Cause(reply["failed"]), reply["detail"])
             return False
         self._listen()
         return True
@@ -315,6 +354,8 @@ class _Worker(asyncio.Protocol):
 def _death(code: int, deadline_s: float) -> Failed:
     if code == -signal.SIGPROF:
         return Failed(Cause.TIMEOUT, f"not done after {deadline_s:g} s of CPU time")
+    if code == -signal.SIGALRM:
+        return Failed(Cause.STALL, f"not done {_PATIENCE_S:g} s after its {deadline_s:g} s")
     how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
     return Failed(Cause.KILLED if code == -signal.SIGKILL else Cause.CRASH, how)
 

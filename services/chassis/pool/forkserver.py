@@ -2,7 +2,8 @@
 
 It imports once, warms up, and stays single-threaded. The pool sends it an end of a connection for
 each worker. A worker says its pid, then answers calls, a line of JSON each, and nothing is ever
-unpickled; where it has ended, this process says how, as the last line.
+unpickled; where it has ended, this process says how, as the last line. A set-up is an order before
+the first worker; one that raises is the answer to all who ask for workers.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 from services.chassis.parent import die_with_parent
-from services.grader.pool import as_line
-from services.grader.pool.sandbox import leave_network, lock_in
+from services.chassis.pool import as_line
+from services.chassis.pool.sandbox import (
+    be_killed_first,
+    has_call_filter,
+    leave_network,
+    lock_in,
+)
 
 _GIBIBYTE = 1 << 30
+_SLEEP_S = 10.0  # that a set-up may last beyond its CPU time
 _MAX_DETAIL_CHARS = 500
+_MAX_ORDER_BYTES = 1 << 16
 
 
 def main(fd: str, confined: str, *warm_ups: str) -> None:
@@ -40,8 +47,8 @@ def main(fd: str, confined: str, *warm_ups: str) -> None:
         resolve(name)()
     if confined and not leave_network():
         print("clients' code can reach the network: unshare is not allowed here", file=sys.stderr)
-    gc.collect()
-    gc.freeze()
+    if confined and not has_call_filter():
+        print("clients' code may make any system call: install libseccomp2", file=sys.stderr)
     _serve_until_closed(socket.socket(fileno=int(fd)), bool(confined))
 
 
@@ -56,6 +63,9 @@ def _serve_until_closed(orders: socket.socket, confined: bool) -> None:
     signal.set_wakeup_fd(deaths.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     connections: dict[int, socket.socket] = {}
+    refusal = b""
+    gc.collect()
+    gc.freeze()
     news, me, serving = select.poll(), os.getpid(), True
     news.register(orders, select.POLLIN)
     news.register(woken, select.POLLIN)
@@ -65,13 +75,34 @@ def _serve_until_closed(orders: socket.socket, confined: bool) -> None:
             woken.recv(4096)
             _bury(connections)
         if orders.fileno() in ready:
-            order, fds, _, _ = socket.recv_fds(orders, 1, 1)
+            order, fds, _, _ = socket.recv_fds(orders, _MAX_ORDER_BYTES, 1)
             serving = bool(order)
+            if order and not fds:
+                refusal = _set_up(*json.loads(order))
             for fd in fds:
                 connection = socket.socket(fileno=fd)
-                if (pid := os.fork()) == 0:
+                if refusal:
+                    connection.sendall(refusal)
+                    connection.close()
+                elif (pid := os.fork()) == 0:
                     _work(connection, [orders, woken, deaths, *connections.values()], confined, me)
-                connections[pid] = connection
+                else:
+                    connections[pid] = connection
+
+
+def _set_up(function: str, args: list[Any], deadline_s: float) -> bytes:
+    """Return nothing, or the line that says how it failed.
+
+    The kernel ends one that takes too long, and this process with it.
+    """
+    _, most_bytes = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2 * _GIBIBYTE, most_bytes))
+    signal.setitimer(signal.ITIMER_REAL, deadline_s + _SLEEP_S)
+    line = _answer(0, deadline_s, function, args)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+    gc.freeze()
+    return line if "failed" in json.loads(line) else b""
 
 
 def _bury(connections: dict[int, socket.socket]) -> None:
@@ -96,9 +127,7 @@ def _work(
             other.close()
         memory_bytes = _GIBIBYTE if confined else 2 * _GIBIBYTE
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with suppress(OSError):  # not every sandbox has it: the kernel should kill a worker first
-            Path("/proc/self/oom_score_adj").write_text("1000")
+        be_killed_first()
         if confined:
             lock_in()
             die_with_parent(parent)  # a new user forgets it

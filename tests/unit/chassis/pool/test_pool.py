@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-import services.grader.pool
-from services.grader.pool import (
+import services.chassis.pool
+from services.chassis.pool import (
     ALIVE,
     KILLED,
     MAX_LINE_BYTES,
@@ -26,6 +26,8 @@ from services.grader.pool import (
     Failed,
     NoWorkerError,
     Pool,
+    SetUp,
+    SetUpError,
     Value,
     as_line,
 )
@@ -42,7 +44,7 @@ AMPLE_S, STALLED_S = 60, 3
 @pytest.fixture(scope="module")
 async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(services.grader.pool, "_PATIENCE_S", STALLED_S)
+        patch.setattr(services.chassis.pool, "_PATIENCE_S", STALLED_S)
         async with Pool(SIZE) as pool:
             yield pool
 
@@ -224,6 +226,53 @@ async def test_a_pool_that_fails_to_open_or_is_cancelled_meanwhile_leaves_no_pro
             await Pool(1, warm_ups=[f"{HOSTILE}:{warm_up}"]).__aenter__()
 
 
+@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.parametrize("confined", [False, True])
+async def test_workers_are_forked_after_the_set_up_and_a_confined_one_then_serves_many_calls(
+    confined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIR_API_KEYS", "secret")
+    pool = Pool(1, warm_ups=[f"{HOSTILE}:burn_nothing"], confined=confined)
+    pool.start()
+    pool.set_up = SetUp(f"{HOSTILE}:keep", ["kept"], AMPLE_S)
+    async with pool:
+        calls = [pool.run(f"{HOSTILE}:kept", deadline_s=AMPLE_S) for _ in range(3)]
+        values = [outcome.value for outcome in await asyncio.gather(*calls)]  # type: ignore[union-attr]
+        assert [kept for kept, *_ in values] == ["kept"] * 3  # type: ignore[misc]
+        assert len({pid for _, pid, _ in values}) == 1  # type: ignore[misc]
+        assert not any(key for *_, key in values)  # type: ignore[misc]
+        forkserver(pool).kill()
+        forkserver(pool).wait()
+        again = await pool.run(f"{HOSTILE}:kept", deadline_s=AMPLE_S)
+        assert again.value[0] == "kept"  # type: ignore[union-attr,index]
+
+
+@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.parametrize(
+    ("function", "args", "cause"),
+    [
+        ("spin", [], Cause.TIMEOUT),
+        ("hang_in_c", [], Cause.TIMEOUT),
+        ("wait_for", ["/nothing"], Cause.STALL),
+        ("hoard", [], Cause.MEMORY),
+        ("vanish", [], Cause.CRASH),
+        ("segfault", [], Cause.CRASH),
+        ("missing", [], Cause.ERROR),
+    ],
+)
+async def test_a_set_up_that_fails_is_named_long_before_a_fork_is_given_up(
+    function: str, args: list[str], cause: Cause
+) -> None:
+    # A set-up that sleeps must not use up its limit of CPU time before.
+    limit_s = {Cause.TIMEOUT: 0.1, Cause.STALL: 2.0}.get(cause, AMPLE_S)
+    pool = Pool(1)
+    pool.set_up = SetUp(f"{HOSTILE}:{function}", args, limit_s)
+    with pytest.raises(SetUpError) as error:
+        async with asyncio.timeout(AMPLE_S):
+            await pool.__aenter__()
+    assert error.value.failed.cause is cause
+
+
 async def test_a_worker_has_no_key_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEIR_JUDGE_API_KEY", "secret")
     async with Pool(1) as pool:
@@ -244,7 +293,7 @@ async def test_a_signal_to_the_whole_group_does_not_end_a_call(pool: Pool, tmp_p
 
 PARENT = f"""
 import asyncio
-from services.grader.pool import Pool
+from services.chassis.pool import Pool
 
 async def main():
     async with Pool(2) as pool:

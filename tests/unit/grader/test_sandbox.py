@@ -16,7 +16,8 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import PythonSource
 
-from services.grader.pool import Cause, Failed, Pool, sandbox
+from services.chassis.pool import Cause, Failed, Pool, sandbox
+from services.grader import client_code
 from services.grader.tools import Tools
 from services.grader.trial_record import recorded
 from services.grader.verifiers import openai
@@ -31,7 +32,7 @@ async def sandboxed(anyio_backend: str) -> AsyncIterator[Tools]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEIR_JUDGE_API_KEY", "secret")  # as the deployment has it
         patch.setattr(openai, "PYTHON_S", 60.0)  # for the busiest machine
-        async with Pool(2, warm_ups=[sandbox.WARM_UP], confined=True) as pool:
+        async with Pool(2, warm_ups=[client_code.WARM_UP], confined=True) as pool:
             yield Tools(pool, sandbox=pool)
 
 
@@ -98,8 +99,8 @@ async def test_a_function_that_hangs_reads_whether_it_computed(
 def test_what_a_function_may_not_do_is_no_fault_of_the_operator(
     error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "can_read_python", lambda: False)
-    found = sandbox.grade(f"def grade(sample, item): raise {error}", {}, {})
+    monkeypatch.setattr(client_code, "can_read_python", lambda: False)
+    found = client_code.grade(f"def grade(sample, item): raise {error}", {}, {})
     assert "operator" not in found["error"]
 
 

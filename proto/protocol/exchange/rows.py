@@ -1,0 +1,36 @@
+"""Rows of keys that many processes write: one that cannot be read spoils no other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+R = TypeVar("R")
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+_LONGEST_COUNT = 20  # digits
+_named: set[str] = set()  # keys of which people have heard
+
+
+def readable(key: str, rows: Iterable[R], read: Callable[[R], T]) -> Iterator[T]:
+    """Yield what can be read of the rows of a key; the first that is left out is logged."""
+    for row in rows:
+        try:
+            value = read(row)
+        except Exception as error:  # whatever bytes somebody has written
+            name_bad_row(key, str(error))
+        else:
+            yield value
+
+
+def read_count(row: tuple[bytes, bytes]) -> tuple[str, int]:
+    if len(row[1]) > _LONGEST_COUNT:
+        raise ValueError("too many digits")
+    return row[0].decode(), int(row[1])
+
+
+def name_bad_row(key: str, why: str) -> None:
+    if key not in _named:
+        _named.add(key)
+        log.warning("a row cannot be read", extra={"key": key, "why": why[:500]})

@@ -1,0 +1,47 @@
+"""Requests that wait for results, where no gateway runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+
+from services.gateway.tinker import futures
+
+pytestmark = pytest.mark.anyio
+
+
+def request_of(events: asyncio.Queue[Any]) -> Request:
+    return Request({"type": "http"}, events.get)
+
+
+async def test_nobody_waits_on_for_a_client_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futures, "_LOOK_AT_CLIENT_S", 0.01)
+    ended, events = asyncio.Event(), asyncio.Queue[Any]()
+
+    async def waits() -> Response:
+        try:
+            return await asyncio.Future[Response]()
+        finally:
+            ended.set()
+
+    events.put_nowait({"type": "http.disconnect"})
+    with pytest.raises(ClientDisconnect):
+        await futures.while_asked(request_of(events), waits())
+    async with asyncio.timeout(60):
+        await ended.wait()
+
+
+async def test_a_client_that_stays_has_the_answer() -> None:
+    async def answer() -> Response:
+        return Response("it")
+
+    told = await futures.while_asked(request_of(asyncio.Queue()), answer())
+    assert told.body == b"it"
+
+
+def test_requests_that_began_at_once_do_not_end_at_once() -> None:
+    assert len({round(futures.wait_s(), 1) for _ in range(100)}) > 10
