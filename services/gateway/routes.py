@@ -234,7 +234,8 @@ async def submit_job(
 
 def _with_estimate(job: AnyJob, request: Request) -> Json:
     watchdog, told = request.app.state.watchdog, job_object(job)
-    own = told["weir"] | {"place": watchdog.places.get(job.id)}
+    place = watchdog.places.get(job.id) if told["status"] == "queued" else None
+    own = told["weir"] | {"place": place}
     return told | {"estimated_finish": watchdog.estimated_finish(job), "weir": own}
 
 
