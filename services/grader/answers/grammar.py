@@ -150,15 +150,32 @@ class _Reader:
             return False
         if token.kind == "number" and not self._is_factor(last):
             raise Unreadable("a number behind another factor")
-        if token.text == "(" and last.kind == "letter" and last.letter in _OF_A_FUNCTION:
+        if token.text == "(" and self._is_call(last):
             raise Unreadable("perhaps the argument of a function")
         return True
+
+    def _is_call(self, last: Node) -> bool:
+        """Whether what a bracket holds is an argument: ``g(x + 1)``, but not ``g(M - m)``."""
+        is_in_brackets = self._tokens[self._at - 1].kind == "close"
+        if is_in_brackets or not (last.letter in _OF_A_FUNCTION or "'" in last.letter):
+            return False
+        inside, depth = set[str](), 0
+        for token in self._tokens[self._at :]:
+            depth += (token.kind == "open") - (token.kind == "close")
+            if depth == 0:
+                break
+            if token.kind == "name":
+                inside.add(token.text)
+        is_weight = [each.text for each in self._tokens[self._at - 2 : self._at]] == ["m", "g"]
+        return not is_weight and len(inside) < 2 and last.letter not in inside
 
     def _is_factor(self, last: Node) -> bool:
         """Whether the number that comes is one, as in ``n2^n``; ``x2`` may be ``x_2``."""
         if not self._as_answer or self._at == self._rest_at:
             return False
         before, token = self._tokens[self._at - 1 : self._at + 1]
+        if before.text == "!":
+            return True
         is_closed = before.kind == "close" and last.kind != "numeral"
         if self._at + 1 < len(self._tokens) and self._tokens[self._at + 1].text == "^":
             is_digit = token.gap and len(before.text) == 1 and last.kind == "^"
@@ -208,7 +225,10 @@ class _Reader:
         if token.kind == "repeating":
             return repeating(token.text)
         if token.kind == "name":
-            name = token.text + self.subscript()  # y(0) is a value of y, and no product with 0
+            primes = self.primes()
+            index = self.subscript()
+            name = f"{token.text}{index}{primes or self.primes()}"
+            # y(0) is a value of y, and no product with 0
             return Node("letter", letter=f"{name}(0)" if self.takes_all("(", "0", ")") else name)
         if token.kind == "function":
             return self.called(token.text)
@@ -289,6 +309,12 @@ class _Reader:
             raise Unreadable("no numeral")
         return Node("numeral", (integer(int(digits, base)),))
 
+    def primes(self) -> str:
+        primes = ""
+        while mark := self.takes("'", "’", "′"):
+            primes += "'" if mark else ""
+        return primes
+
     def subscript(self) -> str:
         if not self.takes("_"):
             return ""
@@ -318,7 +344,7 @@ class _Reader:
         token = self.token
         if token is not None and token.text in {"(", "["}:
             inside = self.bracketed()
-            if self.token is not None and self.token.text in {"^", "!", "(", "["}:
+            if self.token is not None and self.token.text in {"^", "!"}:
                 raise Unreadable("a power of a function, or of its argument")
             return inside
         factors = [self.factor()]

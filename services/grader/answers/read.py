@@ -579,7 +579,7 @@ def bare(side: Side) -> Side:
             side = side[:-1]
         if side and side[-1].kind == "number":
             side = (*side[:-1], side[-1]._replace(text=side[-1].text.rstrip(".") or "."))
-        while side and (side[0].text in ("=", ".") or _states(side[0])):
+        while side and (side[0].text in ("=", ".", "+") or _states(side[0])):
             side = side[1:]
         if len(side) > 1 and side[0].text == "{" and closes(side) == len(side) - 1:
             side = side[1:-1]

@@ -89,7 +89,7 @@ _TOKEN = re.compile(
     r"|(?P<comma>,)|(?P<semicolon>;)|(?P<ampersand>&)"
     r"|(?P<raised>[⁺⁻]?[⁰¹²³⁴-⁹]{1,9})|(?P<lowered>[₀-₉]{1,9})|(?P<vulgar>[¼½¾⅐⅑⅓-⅞])"
     r"|(?P<han>[\u4e00-\u9fff]++)"
-    r"|(?P<letters>[a-zA-Z]++(?:['’][a-zA-Z]{1,2}(?![a-zA-Z]))?)"
+    r"|(?P<letters>[a-zA-Z]++(?:(?<=[a-zA-Z]{2})['’][a-zA-Z]{1,2}(?![a-zA-Z]))?)"
     r"|(?P<command>\\[a-zA-Z]++)"
     r"|(?P<unknown>\\.|.)",
     re.DOTALL,
@@ -198,7 +198,7 @@ def _words(match: re.Match[str]) -> Token:
         return Token("function", said)
     if (text.startswith(r"\operator") and len(said) > 1) or (is_roman and said in _ROMAN):
         return Token("command", f"\\{said}")
-    is_letter = len(said) == 1 and said.isalpha()
+    is_letter = len(said) == 1 and said.isalpha() and said < "\u3000"
     return Token("roman", said) if is_letter else Token("words", content)
 
 
