@@ -50,7 +50,8 @@ _NAME = re.compile(
     r"|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
     r"|omega|Delta|Sigma|Omega|ell)(?![a-zA-Z])))+"
 )
-_SIZE = re.compile(r"\| ?[A-Z] ?\||\[ ?[A-Z]{3,6} ?\]")  # of a set, of a figure
+_SIZE = re.compile(r"\| ?[A-Z]{1,2} ?\||\[ ?[A-Z]{3,6} ?\]")  # of a set, a segment, a figure
+_SEGMENTS = re.compile(r"\\frac ?\{ ?([A-Z]{2}) ?\} ?\{ ?([A-Z]{2}) ?\}")
 _EXPECTED = re.compile(r"(?:E|\\mathbb ?\{ ?E ?\}|\\text\{E\}) ?[\[(] ?[A-Za-z] ?[\])]")
 _VALUE_OF_X = re.compile(r"[a-z]\([a-z]\)")
 _OPERATOR = re.compile(r"[+*-]")
@@ -229,9 +230,20 @@ def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None
         if exact is None:
             is_exact = isinstance(gold, Number) and not (gold.places or gold.is_asked)
             return None if is_exact and not by.problem.asks("rounding") else by.same(gold, rounded)
+        if _is_rounded_wrongly(exact, rounded, by):
+            return Verdict(False, "approximation")
         verdict = by.same(gold, exact)
         return verdict if verdict.equal else _as_asked(gold, exact, rounded, by) or verdict
     return None
+
+
+def _is_rounded_wrongly(exact: Value, rounded: Value, by: Comparison) -> bool:
+    r"""Of a whole number or a decimal, as in ``42 \approx 43``, which leaves the answer open."""
+    number = exact.sides[-1] if isinstance(exact, Relation) else exact
+    if not (isinstance(number, Number) and isinstance(rounded, Number)):
+        return False
+    is_plain = number.places is not None or number.value.denominator == 1
+    return is_plain and by.same(number, rounded_as_written(rounded)).equal is False
 
 
 def _around_approx(value: Relation, problem: Problem) -> tuple[Value | None, Value]:
@@ -324,6 +336,9 @@ def _is_name(side: Value, text: str, problem: Problem) -> bool:
         return False
     if _EXPECTED.fullmatch(text):
         return not problem.text or any(map(problem.counts, ("expected", "expectation", "mean")))
+    if ratio := _SEGMENTS.fullmatch(text):
+        spelled = (text, "/".join(ratio.groups()))
+        return not problem.text or any(map(problem.mentions, spelled))
     bare = _INDEX.sub("", text)
     if (_NAME.fullmatch(bare) or _SIZE.fullmatch(text)) and (
         problem.names(bare) or problem.mentions(text)
@@ -427,6 +442,10 @@ def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """Each member has its like; a list says how often and, where its parts differ, the order."""
     if Set not in {type(gold), type(answer)}:
         return None
+    if isinstance(gold, Tuple) and _is_list(gold, by.problem):
+        members = _members(answer)
+        has_all = len(members) == len(gold.parts)
+        return Verdict(has_all and by.in_order(gold.parts, members), "list")
     if isinstance(gold, Set) and not gold.joint:
         return Verdict(_without_order(gold, answer, by), "set")
     golds, answers = _members(gold), _members(answer)
@@ -435,6 +454,11 @@ def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if isinstance(gold, Set) and gold.joint == "," and _is_ordered(golds, answers, by.problem):
         return Verdict(by.in_order(golds, answers), "list")
     return Verdict(_one_to_one(golds, answers, by), "list")
+
+
+def _is_list(gold: Tuple, problem: Problem) -> bool:
+    """Whether brackets hold a list of Python, and no interval."""
+    return gold.brackets == "[]" and (len(gold.parts) != 2 or problem.has_questions(2))
 
 
 def _is_ordered(golds: Sequence[Value], answers: Sequence[Value], problem: Problem) -> bool:

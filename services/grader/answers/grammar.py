@@ -21,6 +21,7 @@ _ROUNDINGS = {r"\lfloor": (r"\rfloor", "floor"), r"\lceil": (r"\rceil", "ceiling
 _CLOSERS = {"(": (")", "]"), "[": ("]", ")"), "{": ("}",), "|": ("|",)}
 _OF_A_FUNCTION = frozenset("fghFGHPQRTp")  # before a bracket these are rarely factors
 _TWO_ARGUMENTS = {r"\frac": "fraction", r"\binom": "binomial"}
+_COMPLEX = {r"\Re": "re", r"\Im": "im", r"\overline": "conjugate"}
 _TIMES = ("*", r"\times")
 _BETWEEN = {r"\over": "fraction", r"\choose": "binomial"}
 
@@ -160,12 +161,13 @@ class _Reader:
         if is_in_brackets or not (last.letter in _OF_A_FUNCTION or "'" in last.letter):
             return False
         inside, depth = set[str](), 0
-        for token in self._tokens[self._at :]:
+        for at, token in enumerate(self._tokens[self._at :], start=self._at):
             depth += (token.kind == "open") - (token.kind == "close")
             if depth == 0:
                 break
             if token.kind == "name":
-                inside.add(token.text)
+                mark, *index = (each.text for each in self._tokens[at + 1 : at + 4])
+                inside.add(token.text + ("".join(index) if mark == "_" else ""))
         is_weight = [each.text for each in self._tokens[self._at - 2 : self._at]] == ["m", "g"]
         return not is_weight and len(inside) < 2 and last.letter not in inside
 
@@ -245,6 +247,11 @@ class _Reader:
             if is_open and not self.takes("]"):
                 raise Unreadable("an open index")
             return Node("root", (self.argument(single=True), index))
+        if text in _COMPLEX:
+            inside = self.argument()
+            if text == r"\overline" and all(node.letter != "i" for node in inside.walk()):
+                raise Unreadable("a segment, a digit or a mean")
+            return Node("function", (inside,), letter=_COMPLEX[text])
         if text in ("√", "∛"):
             return Node("root", (self.argument(), integer(2 if text == "√" else 3)))
         raise Unreadable(text)
@@ -276,7 +283,7 @@ class _Reader:
             return self.number(token.text)
         if token.kind == "name":
             return Node("letter", letter=token.text)
-        if token.text in (r"\pi", r"\infty") or (token.text == r"\frac" and not single):
+        if token.text in (r"\pi", r"\infty") or (token.text in _TWO_ARGUMENTS and not single):
             return self.command(token.text)
         raise Unreadable(token.text)
 

@@ -52,7 +52,7 @@ _ALIKE = re.compile(
 _APART = re.compile(
     r"(?i)\brespectively\b|分别|\bthe (?:[\w$\\{}'^-]+,? ){1,6}?and the\b"
     r"|\bthe (?:\w+ )?\w*[^\Ws] and (?:\w+ )?\w*[^\Ws]\b"
-    r"|\b(?:find|for|of|are|determine|compute|calculate) \$?[a-z]\$? and \$?[a-z]\b"
+    r"|\b(?:find|for|of|are|determine|compute|calculate) \$?[a-z]\$?(?: and |, ?)\$?[a-z]\b"
 )
 _ALWAYS = lexicon(
     "a an and answer amount are cost count final for in is max maximum min minimum number of "

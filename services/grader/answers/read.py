@@ -14,7 +14,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from services.grader.answers import words
-from services.grader.answers.boxes import unwrapped
+from services.grader.answers.boxes import last_box, unwrapped
 from services.grader.answers.grammar import tree_of
 from services.grader.answers.nodes import Node, Unreadable, rebuilt
 from services.grader.answers.tokens import Side, Token, latex_of, plain_of, tokens
@@ -43,6 +43,7 @@ _REMARK = re.compile(
     r"(?:\s|\\[,;:! ]|\\q?quad){0,9}(?:\\text ?\{\s?)?\(\s?(?:\\text ?\{\s?)?"
     r"(?:about|approx\w*\.?|roughly|\\approx)(?![a-z])[^()]*\)[\s}.]*\Z"
 )
+_LABEL = re.compile(r"\A\s*(?:final )?answer ?(?:is|:) ?", re.IGNORECASE)
 _PLAIN = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?", re.ASCII)
 _APART = re.compile(
     r"(?<![0-9.,^_/])(?:(?P<thousands>[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9]))"
@@ -96,9 +97,10 @@ def read_answer(text: str, *, is_list: bool = False, is_chosen: bool = False) ->
     """With ``is_list`` each comma parts members; with ``is_chosen`` ``B, 12`` is a choice."""
     if _PLAIN.fullmatch(text):
         return Number(Fraction(text), len(text.partition(".")[2]) or None)
-    text = _APART.sub(_together, _without_remark(unwrapped(text)))
+    text = _APART.sub(_together, _without_remark(_LABEL.sub("", unwrapped(text))))
     found = flat(tokens(text))
-    if len(found) > _MAX_TOKENS or "\\boxed" in text or not text.strip():
+    is_open = "\\boxed" in text and last_box(text) != (0, len(text))
+    if len(found) > _MAX_TOKENS or is_open or not text.strip():
         return Expression(None, text)
     side = bare(without_open_brace(tuple(joined(found, is_list=is_list))))
     plain = plain_of(side)

@@ -38,14 +38,15 @@ class Token(NamedTuple):
 Side = tuple[Token, ...]  # what stands between two marks
 
 FUNCTIONS = lexicon(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth sech csch arcsinh "
-    "arccosh arctanh log ln lg exp"
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech "
+    "csch arcsinh arccosh arctanh log ln lg exp"
 )
 GREEK = lexicon(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu "
     "nu xi rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi "
     "Omega ell hbar prime"
 )
+_INVERSES = {name.replace("arc", "a"): name for name in FUNCTIONS if name.startswith("arc")}
 _END = r"(?![a-zA-Z])"
 _THOUSANDS = r"[0-9]{1,3}(?:(?:,|(?:\{,\}|,?\s?\\!|\s?\\[,;: ]|~)\s?)[0-9]{3}(?![0-9]))+"
 _SCIENTIFIC = (
@@ -61,7 +62,7 @@ _TOKEN = re.compile(
     r"(?P<row>\\\\(?:\[[^\]\n]{0,12}\])?|\\cr" + _END + r")"
     rf"|(?P<degree>(?:\{{\}}\s?)?\^\s?(?:\{{\s?{_CIRCLE}\s?\}}|{_CIRCLE}|(?<=[0-9]\^)o{_END})"
     r"|°|\\(?:text)?degree" + _END + r"|\\text\s?\{\s?(?:\^\\circ|°)\s?\})"
-    r"|(?P<space>(?:\s|~|\\[,;:>! ()\[\]]|(?<!\\)\$|[\u200b-\u200f\u2060-\u2064\ufeff]"
+    r"|(?P<space>(?:\s|~|\\[,;:>! ()\[\]]|(?<!\\)\$|[\u200b-\u200f\u2060-\u2064\u20d0-\u20f0\ufeff]"
     rf"|\\(?:left|right)\s?\.|\\(?:{_FORMAT}){_END}|\\q?quad{_END}|\\(?:text)?color\s?\{{[^{{}}]*\}})+)"
     rf"|(?P<ellipsis>\.\.\.+|…|⋯|\\[lcdv]?dots[bcmo]?{_END})"
     r"|(?P<repeating>[0-9]{0,20}\.[0-9]{0,20}\\(?:overline|bar|dot)\s?\{?[0-9]{1,20}\}?)"
@@ -70,7 +71,7 @@ _TOKEN = re.compile(
     r"|(?P<ordinal>\^\s?\{\s?\\(?:text|mathrm)\s?\{\s?(?:st|nd|rd|th)\s?\}\s?\})"
     r"|(?P<area>(?<=[0-9])(?:[kcm]?m|in|ft)(?:/s)?[²³]|(?<=[0-9] )(?:[kcm]?m|in|ft)(?:/s)?[²³])"
     r"|(?P<words>\\(?:text(?:rm|bf|it|sf|normal)?|mbox|hbox|mathrm|mathsf|operatorname\*?)"
-    r"\s?\{(?P<content>(?:[^{}]|\{,\}){0,300})\})"
+    r"\s?\{(?P<content>(?:[^{}]|\{,\}|\^\{-?[0-9]\}){0,300})\})"
     r"|(?P<accent>\\(?:vec|hat|bar|tilde|overline)\s?(?:\{\s?(?P<under>[a-zA-Z])\s?\}|(?<=\s)[a-zA-Z]"
     + _END
     + r"))"
@@ -109,6 +110,7 @@ _SPELLED = {
     "⌋": r"\rfloor", "⌈": r"\lceil", "⌉": r"\rceil", r"\lvert": "|", r"\rvert": "|", r"\vert": "|",
     r"\mid": "|", r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", "π": r"\pi",
     r"\dbinom": r"\binom", r"\tbinom": r"\binom", "∞": r"\infty", r"\varnothing": r"\emptyset",
+    **dict.fromkeys((r"\rightarrow", r"\longrightarrow", "→"), r"\to"),
     "∅": r"\emptyset", "Ø": r"\emptyset", "€": "euro", r"\euro": "euro", "£": "pound",
     r"\pounds": "pound", r"\$": "dollar", "ℝ": r"\mathbb R", "…": "...",
 }  # fmt: skip
@@ -193,7 +195,8 @@ def _vulgar(match: re.Match[str]) -> list[Token]:
 
 def _words(match: re.Match[str]) -> Token:
     text, content = match.group(), match["content"].replace("~", " ").replace("\\ ", " ")
-    said, is_roman = content.strip(), text.startswith((r"\mathrm", r"\mathsf", r"\operator"))
+    said = _INVERSES.get(content.strip(), content.strip())
+    is_roman = text.startswith((r"\mathrm", r"\mathsf", r"\operator"))
     if said in FUNCTIONS and said != "sec":  # these are seconds
         return Token("function", said)
     if (text.startswith(r"\operator") and len(said) > 1) or (is_roman and said in _ROMAN):
@@ -205,6 +208,7 @@ def _words(match: re.Match[str]) -> Token:
 def _name(match: re.Match[str]) -> Token:
     text = match.group()
     name = text[1:] if text[0] == "\\" else text.lower()
+    name = _INVERSES.get(name, name)
     if name in FUNCTIONS:
         return Token("function", name)
     if text[0] == "\\":

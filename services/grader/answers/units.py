@@ -7,6 +7,7 @@ is no everyday noun, and has no prefix but those that people write.
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -51,11 +52,20 @@ _OWN = {
     **dict.fromkeys(("percent", "pct", "percentage", "%"), PERCENT),
     **dict.fromkeys(("degree", "deg", "°"), DEGREE),
     **dict.fromkeys(("radian", "rad"), RADIAN),
-    **{f"degree {scale}": _base(f"°{scale}") for scale in ("c", "f", "k")},
+    **{
+        f"degree {name[:size]}": _base(f"°{name[0]}")
+        for name in ("celsius", "fahrenheit", "kelvin")
+        for size in (1, len(name))
+    },
     "unit": ANY,
     "rpm": Measure((("[time]", -1), ("things", 1)), Fraction(1, 60)),
 }
-_LETTERS = frozenset("msghlLNVWJA")
+_HAN_UNITS = {"平方": "square ", "立方": "cubic ", "千米": "km", "公里": "km", "厘米": "cm"}
+_HAN_UNITS |= {"毫米": "mm", "分米": "dm", "米": "m", "千克": "kg", "公斤": "kg", "克": "g"}
+_HAN_UNITS |= {"毫升": "ml", "升": "L", "小时": "hour", "分钟": "minute", "秒": "s", "天": "day"}
+_HAN_UNITS |= {"年": "year", "度": "degree", "分": "unit"}  # minutes, marks or cents
+_HAN_UNIT = re.compile("|".join(_HAN_UNITS))
+_LETTERS = frozenset("msghlLNVWJAΩ")
 _NOUNS = lexicon(
     "point hand turn link chain pole bar rod stone count cycle slug barn gross score are pace "
     "grade line dot pixel bit byte particle member drop mole carat bag barrel board circle "
@@ -66,28 +76,40 @@ _NOUNS = lexicon(
 _PREFIXES = lexicon("kilo centi milli micro mega giga nano deci hecto") | {""}
 _PREFIXED = lexicon(
     "meter gram liter second watt volt ampere newton joule hertz pascal ohm calorie ton byte "
-    "bit electron_volt farad mole bar"
+    "bit electron_volt farad mole bar watt_hour volt_ampere"
 )
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
-_POWERS |= {"^2": 2, "^3": 3, "²": 2, "³": 3}
 _POWER = re.compile(r"(?:(?P<before>square|sq|cubic|cu)\b\.? ?)?(?P<name>.+?)"
-                    r" ?(?P<behind>squared|cubed|\^ ?[23]|[²³])?")  # fmt: skip
+                    r" ?(?P<behind>squared|cubed|\^ ?-?[1-9]|[²³]|⁻[¹²³])?")  # fmt: skip
 _PER = re.compile(r" ?/ ?| per | an? ")
-_NAME = re.compile(r"[A-Za-zμ¢%°]{1,20}(?: (?:[cfk]|point))?", re.IGNORECASE)
+_PRODUCT = re.compile(r" ?(?:\\[,;: ]|\\cdot|[·⋅*]) ?")
+_NAME = re.compile(
+    r"[A-Za-zμΩ¢%°]{1,20}(?: (?:[cfk]|celsius|fahrenheit|kelvin|point))?", re.IGNORECASE
+)
 
 
 @lru_cache(4096)
 def measure_of(unit: str) -> Measure | None:
-    r"""What a unit measures: ``cm^2``, ``miles per hour``, ``square ft``; None if it is none."""
-    over, *unders = _PER.split(" ".join(unit.replace(".", "").split()))
-    if len(unders) > 1:
-        return None
-    above, below = _powered(over), _powered(unders[0]) if unders else None
-    if not unders:
-        return above
-    if below is None or (above is None and not over.replace(" ", "").isalpha()):
-        return None
-    return (above or THINGS).times(below.power(-1))
+    r"""What a unit measures: ``kg m/s^2``, ``miles per hour``, ``square ft``; None: nothing."""
+    spelled = _HAN_UNIT.sub(lambda name: _HAN_UNITS[name[0]], _PRODUCT.sub(" ", unit))
+    over, *unders = _PER.split(" ".join(re.sub("[.{}]", "", spelled).split()))
+    above, below = _product(over), list(map(_product, unders))
+    if above is None and unders and over.replace(" ", "").isalpha() and not over.endswith(" of"):
+        above = THINGS
+    for under in below:
+        above = above.times(under.power(-1)) if above and under else None
+    return above
+
+
+def _product(text: str) -> Measure | None:
+    if (whole := _powered(text)) or " " not in text:
+        return whole
+    total = _base("things").power(0)
+    for each in map(_powered, text.split()):
+        if each is None:
+            return None
+        total = total.times(each)
+    return total
 
 
 def _powered(text: str) -> Measure | None:
@@ -96,14 +118,23 @@ def _powered(text: str) -> Measure | None:
         return None
     power = 1
     for mark in (match["before"], match["behind"]):
-        power *= _POWERS[mark.replace(" ", "").lower()] if mark else 1
+        power *= _power(mark.replace(" ", "").lower()) if mark else 1
     simple = _simple(match["name"])
-    is_raised = simple is not None and simple.dimension[0][0] in ("any", "[length]", "[time]")
-    return simple if power == 1 else simple.power(power) if simple and is_raised else None
+    return simple.power(power) if simple and (power == 1 or _is_raised(simple)) else None
+
+
+def _power(mark: str) -> int:
+    return _POWERS.get(mark) or int(
+        unicodedata.normalize("NFKC", mark.strip("^")).replace("−", "-")
+    )
+
+
+def _is_raised(measure: Measure) -> bool:
+    return measure.dimension[0][0] == "any" or measure.dimension[0][0].startswith("[")
 
 
 def _simple(name: str) -> Measure | None:
-    lower = name.lower()
+    lower = name.lower().replace("degrees", "degree")
     for each in (lower, lower.removesuffix("s")):
         if each in _OWN:
             return _OWN[each]
@@ -111,12 +142,12 @@ def _simple(name: str) -> Measure | None:
         return None
     if lower in _NOUNS or lower.removesuffix("s") in _NOUNS:
         return None
-    return _by_pint(name if len(name) < 3 else lower) or (_by_pint(name) if len(name) > 2 else None)
+    return _by_pint(name) or (_by_pint(lower, is_exact=False) if len(name) > 2 else None)
 
 
-def _by_pint(name: str) -> Measure | None:
+def _by_pint(name: str, *, is_exact: bool = True) -> Measure | None:
     registry = _registry()
-    names = registry.parse_unit_name(name, case_sensitive=len(name) < 3)
+    names = registry.parse_unit_name(name, case_sensitive=is_exact)
     allowed = (n for p, n, _ in names if not p or (p in _PREFIXES and n in _PREFIXED))
     if not next(allowed, None):
         return None

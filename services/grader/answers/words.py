@@ -14,7 +14,7 @@ _BARE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _KEPT = re.compile(r"[^\W_]+|[-/](?= ?\.?[0-9])|\.(?=[0-9])")  # words, signs of numbers
-_YES_AND_NO = {"是": "yes", "否": "no", "不是": "no"}
+_YES_AND_NO = {"是": "yes", "否": "no", "不是": "no", "true": "yes", "false": "no"}
 _JOINING = re.compile(r"\b(?:or|and)\b")
 _ARTICLE = re.compile(r"(?:an?|the) (?=..)")
 _CHOICE = re.compile(
@@ -82,7 +82,8 @@ def read_words(plain: str, *, is_marked: bool) -> str | None:
     elif not _BARE_WORDS.fullmatch(plain):
         return None
     kept = " ".join(_KEPT.findall(plain.replace("'", "").replace("’", "")))
-    return _ARTICLE.sub("", kept.casefold(), count=1)
+    said = _ARTICLE.sub("", kept.casefold(), count=1)
+    return _YES_AND_NO.get(said, said)
 
 
 def read_letters(plain: str) -> str | None:

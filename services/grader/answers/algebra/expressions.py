@@ -112,8 +112,9 @@ _FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
     **{name: getattr(sympy, name) for name in ("sinh", "cosh", "tanh", "coth", "sech", "csch")},
     **{
         f"arc{name}": getattr(sympy, f"a{name}")
-        for name in ("sin", "cos", "tan", "cot", "sinh", "cosh", "tanh")
+        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")
     },
+    **{name: getattr(sympy, name) for name in ("re", "im", "conjugate")},
     "ln": sympy.log,
     "lg": _log,
     "log": _log,
