@@ -678,6 +678,8 @@ def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str =
     found = read_answer(answer, is_chosen=isinstance(expected, Choice))
     if isinstance(expected, Number) and _SCIENTIFIC.fullmatch(answer):
         found = Number(Fraction(answer))
+    elif isinstance(found, Number) and _SCIENTIFIC.fullmatch(gold):
+        expected = Number(Fraction(gold))
     expected, found = _with_unit(gold, expected, found), _with_unit(answer, found, expected)
     verdict = comparison.same(expected, found)
     if verdict.equal is False and ("," in gold or "," in answer):
