@@ -443,16 +443,17 @@ def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if Set not in {type(gold), type(answer)}:
         return None
     if isinstance(gold, Tuple) and _is_list(gold, by.problem):
-        members = _members(answer)
-        has_all = len(members) == len(gold.parts)
-        return Verdict(has_all and by.in_order(gold.parts, members), "list")
-    if isinstance(gold, Set) and not gold.joint:
+        gold = Set(gold.parts, "[]")
+    elif isinstance(gold, Set) and not gold.joint:
         return Verdict(_without_order(gold, answer, by), "set")
     golds, answers = _members(gold), _members(answer)
     if len(golds) != len(answers):
         return Verdict(False, "list")
-    if isinstance(gold, Set) and gold.joint == "," and _is_ordered(golds, answers, by.problem):
-        return Verdict(by.in_order(golds, answers), "list")
+    joint = gold.joint if isinstance(gold, Set) else ""
+    if joint == "[]" or (joint == "," and _is_ordered(golds, answers, by.problem)):
+        named = _as_tuple(answer, answer, by.problem) if isinstance(answer, Set) else answer
+        has_names = isinstance(named, Tuple) and not any(map(_name_of, golds))
+        return Verdict(by.in_order(golds, parts_of(named) if has_names else answers), "list")
     return Verdict(_one_to_one(golds, answers, by), "list")
 
 
