@@ -137,7 +137,10 @@ async def served() -> AsyncIterator[tuple[service._Server, int]]:
 async def test_headers_that_are_too_large_are_refused() -> None:
     async with served() as (_, port), client_of(port) as client:
         assert (await client.get("/")).text == "in"
-        assert (await client.get("/", headers={"X-A": "a" * 2**15})).status_code == 400
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nX-A: " + b"a" * 2**15)
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
 
 
 @pytest.mark.anyio
