@@ -55,6 +55,9 @@ format: install ## rewrite the code in the house format
 # Two targets at once share the processors; threads of their own would only take turns.
 test-parts test-services test-engines test-stacks: export OMP_NUM_THREADS = 1
 
+# Many processes share few processors: a test that fails runs once more, and is listed as RERUN.
+test: export PYTEST_ADDOPTS := --reruns 1 -r fER $(PYTEST_ADDOPTS)
+
 # ALSO=test-containers: targets more for the same two jobs, as CI wants them.
 test: install ## all checks and tests, ten minutes on two cores; needs no GPU and no server
 	$(MAKE) --jobs 2 --keep-going test-engines test-services test-stacks $(ALSO) test-parts check
