@@ -6,17 +6,28 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from protocol.exchange import Exchange, connect
-from protocol.messages import GradedGroup, JobRecord, JobState, RolloutRequest, Task
+from protocol.messages import (
+    Graded,
+    GradedGroup,
+    JobRecord,
+    JobState,
+    RolloutRequest,
+    Task,
+    TrialResult,
+    Ungradable,
+)
 
 from services.chassis.service import Service
 from services.grader.worker import try_forever
 from services.learner.attempt import Attempt, JobFault, MachineFault
+from services.learner.job import assembly
 from services.learner.job.references import readable_tasks
 from services.learner.supply.evaluator import HeldOut
 from tests.builders import a_job_record, a_recipe, a_task
@@ -129,6 +140,40 @@ async def test_without_a_readable_answer_the_job_fails_and_names_the_file(
     assert record.state is JobState.FAILED
     assert "training_file: graders cannot read 2 of 2 answers" in str(record.error)
     assert "another verifier than math_answer" in str(record.error)
+
+
+async def test_a_job_waits_for_a_grader_and_goes_on_when_there_is_one(
+    learner: Learner, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await learner.submit()
+    write_tasks(learner.data_dir / "files", a_file(*ANSWERS))
+    with monkeypatch.context() as patch:
+        patch.setattr(assembly, "readable_tasks", partial(readable_tasks, patience_s=0.05))
+        await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.failures) == (JobState.PAUSED, 0)
+    assert "see that a grader of this release runs" in str(record.error)
+    async with grader(server), answering(server.url):
+        await learner.attempt()
+    record = await learner.record()
+    assert (record.state, record.unreadable_answers) == (JobState.SUCCEEDED, 2)
+
+
+async def test_an_answer_that_a_grader_had_no_time_to_read_is_tried_again(
+    exchange: Exchange, server: Server, tmp_path: Path
+) -> None:
+    async def answer_at_the_second_try() -> None:
+        async with connect(server.url_of("grader"), me="grader-1") as other:
+            for outcome in (Ungradable(reason="starved"), Graded(value=1)):
+                trial = await other.take_trial(5)
+                assert trial is not None
+                await other.answer_trial(trial, TrialResult(outcome=outcome))
+
+    tasks = a_file("Paris")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(answer_at_the_second_try())
+        kept, _ = await check(exchange, tmp_path, tasks)
+    assert kept == tasks
 
 
 async def test_held_out_files_lose_theirs_or_are_refused(
