@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
@@ -477,12 +477,19 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
     elif job["status"] == "succeeded":
         result = job["weir"]["result"]
         say(f"{job_id} succeeded: {result.get('model') or 'no model was written'}")
-        if share := result.get("unworkable"):
-            say(f"{share:.1%} of its groups were left out: no worker can sample from their prompts")
+        for remark in _remarks(job["weir"]):
+            say(remark)
     else:
         reason = f": {job['error']['message']}" if job["error"] else ""
         complain(f"{job_id} {job['status']}{reason}")
     return SUCCEEDED if job["status"] == "succeeded" else FAILED
+
+
+def _remarks(own: Job) -> Iterator[str]:
+    if count := own.get("unreadable_answers"):
+        yield f"{count} of its tasks were left out: graders cannot read their answers"
+    if share := own["result"].get("unworkable"):
+        yield f"{share:.1%} of its groups were left out: no worker can sample from their prompts"
 
 
 def _reason(weir: WeirClient, job_id: str) -> str | None:

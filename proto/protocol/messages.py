@@ -372,12 +372,12 @@ class GradedGroup(Message):
 
 
 class Trial(Message):
-    """A reward tried on one response, which is of no job."""
+    """A reward tried on one response; without a text, whether the task's answer can be read."""
 
     id: str
     reward: Reward
     task: Task
-    text: str
+    text: str | None
 
 
 class TrialResult(Message):
@@ -635,6 +635,8 @@ class JobRecord(Message):
     failures: int = 0  # attempts in a row that broke by a fault of the job's own, without progress
     step: int = 0
     micro_batch_tokens: int | None = None  # in the place of the recipe's, which was too large
+    unreadable_answers: int | None = None  # tasks that are left out for them; None: not checked
+    readable_solutions: float | None = None  # the share that `equation_steps` can judge
     started_at: FiniteFloat | None = None
     finished_at: FiniteFloat | None = None
     error: str | None = None

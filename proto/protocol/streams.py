@@ -22,8 +22,8 @@ lives:{group}         heartbeats of workers, a hash       rollout, grader     ro
 status                Status by replica, a hash           all but gateway     gateway, learner
 {job}:event_ids       ids of recorded events, a set       all                 all
 starts                processes started, by service       all                 gateway
-trials                Trial, a list that expires          gateway             grader
-trial:{id}            TrialResult, a list that expires    grader              gateway
+trials                Trial, a list that expires          gateway, learner    grader
+trial:{id}            TrialResult, a list that expires    grader              gateway, learner
 calls                 ids of Calls that wait, a list      gateway             rollout
 call_bodies           Call by id, a hash                  gateway             rollout
 waited_for:{gateway}  ids of calls and tries, a hash      gateway             rollout

@@ -221,6 +221,8 @@ async def tried(trial: Trial, tools: Tools, limit_s: float = _TRIAL_LIMIT_S) -> 
     if trouble := what_is_in_the_way(trial.reward, tools):
         down = Ungradable(reason="judge_failed")
         return TrialResult(outcome=down, details={down.reason: trouble})
+    if trial.text is None:
+        return TrialResult(outcome=await math_answer.examine(trial.task.answer or "", tools))
     began, record = time.monotonic(), recorded()
     try:
         async with asyncio.timeout(limit_s):

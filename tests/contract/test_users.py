@@ -229,11 +229,12 @@ async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) 
     assert not await server_problems(gateway)
     assert (await gateway.memory()).used > 0
     trial = Trial(id="t", reward=a_recipe().reward, task=a_task(), text="")
-    assert await gateway.ask_trial(trial, 5)
-    assert await services.grader.take_trial(1) == trial
-    await services.grader.answer_trial(trial, TrialResult())
-    assert await gateway.trial_result("t", 1) == TrialResult()
-    assert not await gateway.withdraw_trial(trial)
+    for asks in (gateway, learner):
+        assert await asks.ask_trial(trial, 5)
+        assert await services.grader.take_trial(1) == trial
+        await services.grader.answer_trial(trial, TrialResult())
+        assert await asks.trial_result("t", 1) == TrialResult()
+        assert not await asks.withdraw_trial(trial)
 
 
 async def test_a_call_goes_to_a_rollout_and_its_answer_back(services: Services) -> None:

@@ -101,6 +101,8 @@ def _told_by(record: JobRecord) -> dict[str, Any]:
             "requested": record.requested.value,
             "waiting_for": record.error if is_held_up else None,
             "started_at": record.started_at,
+            "unreadable_answers": record.unreadable_answers,
+            "readable_solutions": record.readable_solutions,
             "forked_from": _origin(str(request.get("model"))),
             "result": dict(result),
             "recipe": recipe.model_dump(mode="json"),

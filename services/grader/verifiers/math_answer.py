@@ -130,6 +130,12 @@ async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Sco
     return _NOT_PARSABLE if outcome.cause is Cause.ERROR else _TOO_HARD
 
 
+async def examine(gold: str, tools: Tools) -> Score:
+    """Ungradable if a gold answer cannot be read, else right."""
+    fault = await tools.examinations.once(gold, lambda: _fault_of_gold(gold, tools))
+    return fault or _RIGHT
+
+
 async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
     outcome = await _run_twice(EXAMINE, gold, tools=tools)
     if isinstance(outcome, Failed):

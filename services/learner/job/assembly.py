@@ -34,6 +34,7 @@ from services.learner.job.phases.pretraining import Pretraining
 from services.learner.job.phases.session import PROBED, Session
 from services.learner.job.phases.training import Training
 from services.learner.job.reconciler import Reconciler
+from services.learner.job.references import readable_tasks
 from services.learner.job.versions import Versions
 from services.learner.model_source import find_model
 from services.learner.planning.footprint import fitted_to_cpus, with_token_budget
@@ -86,6 +87,7 @@ async def prepare(
     policy, critic = await asyncio.to_thread(_checked_models, recipe, deployment)
     for warning in await asyncio.to_thread(try_models, policy, critic, recipe.model.max_context):
         await attempt.say(f"trial:{warning}", warning, level="warn")
+    tasks = await readable_tasks(attempt, record, deployment.files_dir, tasks)
     await prompts.open(policy)
     team.num_ids = await _ids_in_use(prompts, policy, critic)
     size, num_ranks = recipe.training.sequence_parallel, team.num_ranks

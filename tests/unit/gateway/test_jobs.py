@@ -52,6 +52,12 @@ def test_a_job_that_the_machine_holds_up_has_not_failed_and_says_what_it_waits_f
     assert (by_its_user["error"], by_its_user["weir"]["waiting_for"]) == (None, None)
 
 
+def test_a_job_tells_which_references_graders_cannot_read() -> None:
+    changes = {"unreadable_answers": 3, "readable_solutions": 0.5}
+    own = job_object(a_record(JobState.RUNNING).model_copy(update=changes))["weir"]
+    assert {name: own[name] for name in changes} == changes
+
+
 def test_the_method_comes_back_with_its_grader_and_auto_resolved() -> None:
     grader = {
         **{"type": "string_check", "name": "same", "operation": "eq"},

@@ -115,6 +115,22 @@ async def test_what_the_grader_lacks_is_told(tools: Tools) -> None:
     assert "WEIR_JUDGE_URL" in result.missing
 
 
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (r"\frac{1}{2}", Graded(value=1)),
+        (r"[0,1)\cup(2,+\infty)", Ungradable(reason="gold_not_parsable")),
+        (" ", Ungradable(reason="gold_not_parsable")),
+    ],
+)
+async def test_a_trial_without_a_text_says_whether_the_answer_can_be_read(
+    tools: Tools, answer: str, score: Score
+) -> None:
+    reward = Reward.model_validate(MATHS)
+    trial = Trial(id="trial", reward=reward, task=a_task(answer=answer), text=None)
+    assert (await tried(trial, tools)).outcome == score
+
+
 async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_told(
     tools: Tools, server: ScriptedServer
 ) -> None:

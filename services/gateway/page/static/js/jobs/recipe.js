@@ -1,14 +1,14 @@
 /** The recipe of a job as TOML, with its defaults told apart. */
 import { html, useState } from "../shell/dom.js";
 import { post } from "../data/api.js";
-import { moment } from "../shell/format.js";
+import { moment, percent } from "../shell/format.js";
 import { usePolled } from "../data/poll.js";
 import { href } from "../shell/router.js";
 import { Facts } from "../shell/parts.js";
 import { toml } from "./toml.js";
 
 export function Recipe({ job }) {
-  const { recipe } = job.weir;
+  const { recipe, readable_solutions: readable = null } = job.weir;
   const [copied, setCopied] = useState(false);
   const { value: read } = usePolled(() => post("v1/page/recipe", { text: JSON.stringify(recipe) }), [job.id]);
   const text = toml(recipe, read?.changed ?? null);
@@ -18,6 +18,8 @@ export function Recipe({ job }) {
     ["model", job.model],
     ["attempt", job.weir.attempt],
     ["trained model", job.fine_tuned_model],
+    ["tasks left out, answer unreadable", job.weir.unreadable_answers],
+    ["solutions equation_steps can judge", readable === null ? null : percent(readable)],
     ...Object.entries(job.metadata),
   ];
   const copy = () => navigator.clipboard.writeText(text).then(() => setCopied(true));
