@@ -47,6 +47,7 @@ check: install ## format, lint, types, import boundaries, what documents and rec
 	pyright
 	lint-imports
 	python -m tests.lint
+	python -m tests.language
 
 format: install ## rewrite the code in the house format
 	ruff format .
