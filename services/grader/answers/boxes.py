@@ -15,7 +15,7 @@ _BRACES = re.compile(
     r"|\\.|[{}]",
     re.DOTALL,
 )
-_SPACE = r"(?:[\s$]|\\[()\[\],;:! ]|\\q?quad(?![a-z]))*+"
+_SPACE = r"(?:[\s$]|\\[()\[\],;:! ]|\\q?quad(?![a-z])){0,40}"
 _AND = r"(?:[,;&、和或]|and|or|\\text\s?\{\s*,?\s*(?:and|or)\s*\})"
 _NAME = r"(?:\\?[a-zA-Z]{1,8}(?:_\{?\w{1,4}\}?)?(?:\(\w{1,3}\))?\s?=\s?)?"
 _JOINT = re.compile(rf"{_SPACE}{_AND}(?:{_SPACE}{_AND})?{_SPACE}{_NAME}{_SPACE}")
