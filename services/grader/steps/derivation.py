@@ -7,15 +7,21 @@ Numbers are compared by nine digits, without signs, and as hundredths. In the po
 
 from __future__ import annotations
 
+import math
+import operator
 import re
-from collections.abc import Collection, Iterable, Iterator
-from itertools import pairwise
-from operator import attrgetter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from itertools import islice, pairwise, product
+from random import Random
 from typing import NamedTuple
 
 from services.grader.answers.boxes import last_boxed
 from services.grader.answers.grammar import read_expression
-from services.grader.answers.nodes import Node, Unreadable
+from services.grader.answers.nodes import Node, Unreadable, rebuilt
 from services.grader.steps import RIGHT, WRONG, Derivation
 from services.grader.steps.evaluation import NoValue, Value, values
 from services.grader.steps.judging import Judged, judged
@@ -35,6 +41,9 @@ _NAMED = {
 _CONSTANTS = frozenset({1, 2, 3, 4, 5, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000})  # as factors
 _TERMS = frozenset({12, 24, 60})  # and as terms
 _FACTORS = frozenset({"*", "/", "fraction", "^", "root", "mixed", "slash", "percent", "binomial"})
+_FIXED = frozenset({0, 1, 2, 100})  # as ``1 - 0.2``, a square, half: no change of the problem's
+_MAX_READINGS = 8
+_SAME_CHANGE = 0.01  # up to which two changes differ by rounding alone
 _UNGROUNDED, _UNKNOWN, _GROUNDED = range(3)
 _ENOUGH = 0.66  # of the solution's results, or of its given numbers: there are many ways
 _GAP = 0.25  # what a step on the way that is not grounded leaves
@@ -42,13 +51,18 @@ _LEAST = 4  # the derivation is at least one of so many right steps, or they are
 
 
 class _Link(NamedTuple):
-    """A step: the numbers it computes with and results in, and the earlier links that it needs."""
+    """A step: the numbers it computes with and results in, and the earlier links that it needs.
+
+    ``changes`` are the factors by which its results change with the numbers of the problem, in two
+    readings; none where any will do.
+    """
 
     judged: Judged
     status: int
     operands: tuple[float, ...] = ()
     results: tuple[float, ...] = ()
     needs: tuple[int, ...] = ()
+    changes: tuple[float, ...] = ()
 
 
 def warm_up() -> None:
@@ -58,18 +72,22 @@ def warm_up() -> None:
 def derive(text: str, problem: str, solution: str, answer: str, most: int) -> Derivation:
     """How far a text derives the answer from the problem, held against a solution if there is one.
 
-    It is worth 1 if it has enough of the solution's results or given numbers, else their share;
-    less with each step that is wrong, or on its way but not grounded. Splitting gains nothing.
+    With other numbers in the problem, other results would follow. It is worth 1 if the answer, or
+    enough of the solution's results, would then be as the solution's, else their share; less with
+    each step that is wrong, or on its way but not grounded. Splitting gains nothing.
     """
     known = _numbers_of(problem)
+    if not solution:
+        known = dict.fromkeys(known, 1.0)
     reference = _Links(solution, known, answer, most)
     results = {n for link in reference.links if link.judged.sides for n in link.results}
     operands = {n for link in reference.links for n in link.operands}
-    known |= operands - results
+    known |= {n: known.get(_match(known, n) or n, 1.0) for n in operands - results}
     goals = _values_of(answer) or _values_of(last_boxed(text) or "")
-    asked = results - known - goals
+    asked = results - known.keys() - goals
     found = _Links(text, known, answer, most)
-    low, path = found.worth(goals, asked, operands & known)
+    changes = {n: reference.changes(n) for n in asked | goals}
+    low, path = found.worth(goals, asked, operands & known.keys(), changes)
     steps, size = [link.judged.step for link in found.links], len(asked) + 1
     wrong = len({step.identity for step in steps if step.verdict == WRONG})
     low *= size / (size + wrong)
@@ -81,7 +99,7 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
 
 
 class _Links:
-    def __init__(self, text: str, known: Collection[float], answer: str, most: int) -> None:
+    def __init__(self, text: str, known: Mapping[float, float], answer: str, most: int) -> None:
         self.links = list[_Link]()
         self._known = known
         self._makers = dict[float, int]()  # of each number, the last link of the best status
@@ -96,7 +114,11 @@ class _Links:
         return any(link.status == _UNKNOWN and link.results for link in links)
 
     def worth(
-        self, goals: set[float], asked: set[float], given: set[float]
+        self,
+        goals: set[float],
+        asked: set[float],
+        given: set[float],
+        changes: Mapping[float, tuple[float, ...]],
     ) -> tuple[float, set[int]]:
         """The value, if what cannot be judged is worth nothing and nothing is wrong; the path."""
         way = self.path(goals)
@@ -105,10 +127,13 @@ class _Links:
         gaps = sum(link.status == _UNGROUNDED for link in links)
         if gaps == len(links):
             return 0.0, set()
-        part = _share(asked, {n for link in links for n in link.results}) if asked else 0.0
+        results = {n: link.changes for link in links for n in link.results}
+        same = {n for n in changes if _is_same_change(results.get(_match(results, n) or 0.0), changes[n])}
+        part = _share(asked, asked & same) if asked else 0.0
         if way:
             whole = _share(given, {n for link in links for n in link.operands})
-            part = max(part, whole if whole > _ENOUGH else whole / 2)
+            is_whole = goals & same if any(changes[n] for n in goals) else whole > _ENOUGH
+            part = max(part, 1.0 if is_whole else whole / 2)
         if goals and not way:
             part /= 2
         elif part > _ENOUGH:
@@ -129,6 +154,10 @@ class _Links:
                 waiting += link.needs
         return path
 
+    def changes(self, number: float) -> tuple[float, ...]:
+        found = self._result_changes(_match(self._makers, number))
+        return found if all(map(math.isfinite, found)) else ()
+
     def _linked(self, each: Judged) -> _Link:
         computed = [side for side in each.sides if not side.is_literal]
         if not computed:
@@ -137,10 +166,10 @@ class _Links:
         if each.step.verdict == WRONG:
             return _Link(each, _UNGROUNDED, results=results[-1:])
         grounded = (self._grounded(each, side, results) for side in computed)
-        link = max(grounded, key=attrgetter("status"))
+        link = max(grounded, key=operator.attrgetter("status"))
         last = self.links[-1] if self.links else link
         if last.status > link.status and last.judged.relation.right is each.relation.left:
-            return _Link(each, last.status, (), results, (len(self.links) - 1,))
+            return _Link(each, last.status, (), results, (len(self.links) - 1,), last.changes)
         return link
 
     def _grounded(self, each: Judged, side: Node, results: tuple[float, ...]) -> _Link:
@@ -151,7 +180,34 @@ class _Links:
         is_enough = 0 < len(sources) >= len(constants)
         status = min(status for status, _ in sources.values()) if is_enough else _UNGROUNDED
         needs = tuple(at for _, at in sources.values() if at is not None)
-        return _Link(each, status, tuple(sources), results, needs)
+        changes = self._side_changes(side) if status == _GROUNDED else ()
+        return _Link(each, status, tuple(sources), results, needs, changes)
+
+    def _side_changes(self, side: Node) -> tuple[float, ...]:
+        """Its factors, as each number may be the problem's or an earlier result; nan for none."""
+        numbers = [node.number for node in reversed([*side.walk()]) if node.kind == "number"]
+        options = [self._number_changes(_key(number)) for number in numbers]
+        if not all(options):
+            return ()
+        if all(factors == [1.0] for factors in options):
+            return (1.0,)
+        before = values(side, {})[0]
+        changes = set[float]()
+        for factors in islice(product(*options), _MAX_READINGS):
+            others = map(operator.mul, numbers, map(Fraction, factors))
+            with suppress(ArithmeticError, ValueError):
+                after = values(rebuilt(side, partial(_with_next, others)), {})[0]
+                changes.add(float(f"{float(after / before):.9g}"))
+        return tuple(changes) or (math.nan,)
+
+    def _number_changes(self, number: float) -> list[float]:
+        given, made = _match(self._known, number), _match(self._makers, number)
+        found = {self._known[given]} if given is not None else set[float]()
+        found |= {1.0} if given is made is None else set[float]()
+        return [*found.union(self._result_changes(made))]
+
+    def _result_changes(self, made: float | None) -> tuple[float, ...]:
+        return self.links[self._makers[made]].changes if made is not None else ()
 
     def _operands(self, tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
         """The numbers in a tree, and whether each may be a constant: a factor, or ``1 - 0.2``."""
@@ -172,16 +228,41 @@ class _Links:
         return (_UNGROUNDED if at is None else status or _GROUNDED), at
 
 
-def _numbers_of(problem: str) -> set[float]:
-    """The numbers of a problem, in digits or words; of percentages and fractions the rest, too."""
-    found = set[float]()
+def _numbers_of(problem: str) -> dict[float, float]:
+    """The numbers of a problem, in digits or words, with the factors by which they change.
+
+    Of percentages and fractions also the rest.
+    """
+    found = list[float]()
+    rests = dict[float, float]()
     for digits, percent, bottom in _NUMBER.findall(problem):
         number = float(digits.replace(",", ""))
-        found |= {number, 100 - number, 100 + number} if percent else {number}
-        found |= {float(bottom), float(bottom) - number} if bottom else set()
+        found.append(number)
+        if percent:
+            rests |= {100 - number: 100 - _other(number), 100 + number: 100 + _other(number)}
+        if bottom:
+            found.append(float(bottom))
+            rests[float(bottom) - number] = _other(float(bottom)) - _other(number)
     named = [_NAMED.get(word, 0.0) for word in re.findall("[a-z]+", problem.lower())]
-    found |= {*filter(None, named), *(a + b for a, b in pairwise(named) if a >= 20 > b > 0)}
-    return set(map(_key, found))
+    found += [*filter(None, named), *(a + b for a, b in pairwise(named) if a >= 20 > b > 0)]
+    others = {**rests, **{number: _other(number) for number in found}}
+    return {_key(number): other / number if number else 1.0 for number, other in others.items()}
+
+
+def _other(number: float) -> float:
+    """Another number in its place."""
+    return number if number in _FIXED else number * Random(number).uniform(1.1, 1.5)
+
+
+def _with_next(numbers: Iterator[Fraction], node: Node) -> Node:
+    return replace(node, number=next(numbers)) if node.kind == "number" else node
+
+
+def _is_same_change(ours: tuple[float, ...] | None, theirs: tuple[float, ...]) -> bool:
+    if ours is None:
+        return False
+    alike = (math.isclose(a, b, rel_tol=_SAME_CHANGE) for a, b in product(ours, theirs))
+    return not ours or not theirs or any(alike)
 
 
 def _values_of(answer: str) -> set[float]:
