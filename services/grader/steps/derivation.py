@@ -46,6 +46,7 @@ _MAX_READINGS = 8
 _SAME_CHANGE = 0.01  # up to which two changes differ by rounding alone
 _UNGROUNDED, _UNKNOWN, _GROUNDED = range(3)
 _ENOUGH = 0.66  # of the solution's results, or of its given numbers: there are many ways
+_HALF = 0.49  # and without a solution, of the problem's
 _GAP = 0.25  # what a step on the way that is not grounded leaves
 _LEAST = 4  # the derivation is at least one of so many right steps, or they are all sorts of things
 
@@ -86,8 +87,9 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
     goals = _values_of(answer) or _values_of(last_boxed(text) or "")
     asked = results - known.keys() - goals
     found = _Links(text, known, answer, most)
-    changes = {n: reference.changes(n) for n in asked | goals}
-    low, path = found.worth(goals, asked, operands & known.keys(), changes)
+    changes = {n: reference.changes(n) for n in asked | goals} if solution else {}
+    given = operands & known.keys() if solution else _plain_numbers_of(problem)
+    low, path = found.worth(goals, asked, given, changes)
     steps, size = [link.judged.step for link in found.links], len(asked) + 1
     wrong = len({step.identity for step in steps if step.verdict == WRONG})
     low *= size / (size + wrong)
@@ -128,11 +130,13 @@ class _Links:
         if gaps == len(links):
             return 0.0, set()
         results = {n: link.changes for link in links for n in link.results}
-        same = {n for n in changes if _is_same_change(results.get(_match(results, n) or 0.0), changes[n])}
+        pairs = {n: (results.get(_match(results, n) or n), changes[n]) for n in changes}
+        same = {n for n, pair in pairs.items() if _is_same_change(*pair)}
         part = _share(asked, asked & same) if asked else 0.0
         if way:
             whole = _share(given, {n for link in links for n in link.operands})
-            is_whole = goals & same if any(changes[n] for n in goals) else whole > _ENOUGH
+            is_compared = any(all(pairs[n]) for n in goals & pairs.keys())
+            is_whole = goals & same if is_compared else whole > (_ENOUGH if changes else _HALF)
             part = max(part, 1.0 if is_whole else whole / 2)
         if goals and not way:
             part /= 2
@@ -247,6 +251,12 @@ def _numbers_of(problem: str) -> dict[float, float]:
     found += [*filter(None, named), *(a + b for a, b in pairwise(named) if a >= 20 > b > 0)]
     others = {**rests, **{number: _other(number) for number in found}}
     return {_key(number): other / number if number else 1.0 for number, other in others.items()}
+
+
+def _plain_numbers_of(problem: str) -> set[float]:
+    """Those in digits that are no percentages and no part of a fraction."""
+    found = _NUMBER.findall(problem)
+    return {_key(float(digits.replace(",", ""))) for digits, *rest in found if not any(rest)}
 
 
 def _other(number: float) -> float:
