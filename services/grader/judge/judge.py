@@ -10,13 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Self
 
 from prometheus_client import Gauge
 from protocol.messages import Task, Ungradable
 
 from services.chassis.faults import WorkerFault
+from services.grader.judge.canaries import EVERY, canary_question, count_canary
 from services.grader.judge.chat import FAILED, OVER_CONTEXT, Chat, ChatError
 from services.grader.judge.prompt import load_rubric, rubric_form, rubric_messages
 from services.grader.judge.question import NoVerdict, Question, Verdict, as_json
@@ -110,8 +111,9 @@ class Health:
 class Judge(Health):
     """A model that grades. While it is down, questions wait, or raise `JudgeDown` if not patient.
 
-    Ungradable are ``no_verdict`` (no attempt gave a form filled in), ``over_judge_context``,
-    ``judge_refused``, ``judge_failed`` and ``judge_timeout``.
+    Ungradable are ``no_verdict`` (no attempt gave a form filled in), ``verdict_cut`` (the last one
+    used up its tokens), ``over_judge_context``, ``judge_refused``, ``judge_failed`` and
+    ``judge_timeout``. Every attempt has the question's effort, temperature and tokens.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -124,6 +126,8 @@ class Judge(Health):
         self._pace = Pace(settings.concurrency, settings.timeout_s)
         self._sharing: SharedWork[Answer] = SharedWork()
         self._beside = asyncio.TaskGroup()
+        self._num_questions = 0
+        self._canary: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self._beside.__aenter__()
@@ -132,6 +136,8 @@ class Judge(Health):
 
     async def __aexit__(self, *exception: object) -> None:
         self._watching.cancel()
+        if self._canary:
+            self._canary.cancel()
         await self._sharing.close()
         await self._chat.__aexit__()
         await self._beside.__aexit__(None, None, None)  # which wraps no error of its user's
@@ -141,8 +147,16 @@ class Judge(Health):
 
         Waits for: the judge to be up, a free slot, its answers. Unblocked by: those; deadlines.
         """
+        self._num_questions += 1
+        if self._num_questions % EVERY == 0 and (self._canary is None or self._canary.done()):
+            number = self._num_questions // EVERY
+            self._canary = self._beside.create_task(self._ask_canary(number, question))
         asked = [question.sample(number) for number in range(samples)]
         return await asyncio.gather(*map(self._shared, asked))
+
+    async def _ask_canary(self, number: int, question: Question) -> None:
+        with suppress(JudgeDown):
+            count_canary(number, await self._asked(canary_question(number, question)))
 
     async def _shared(self, question: Question) -> Answer:
         """Equal questions at one time are one call."""
@@ -188,7 +202,7 @@ class Judge(Health):
                 async with self._pace.call():
                     return await self._chat.ask(question.attempt(number))
             except NoVerdict as error:
-                failure, question = Ungradable(reason="no_verdict"), question.after(error)
+                failure = Ungradable(reason=error.reason)
             except ChatError as error:
                 failure = error
                 if error.is_of_request:
@@ -308,6 +322,6 @@ async def _grade(chat: Chat, solution: str, seed: int) -> float:
     )
     try:
         verdict = await chat.ask(question)
-    except NoVerdict as failure:
-        verdict = await chat.ask(question.after(failure))
+    except NoVerdict:
+        verdict = await chat.ask(question.attempt(1))
     return rubric.score({name: str(value) for name, value in verdict.items()})

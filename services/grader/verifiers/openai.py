@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import PythonSource, StringCheck, TextSimilarity
 
-from services.chassis.pool import Cause, Failed
+from services.chassis.pool import Cause, Failed, Pool, Value
 from services.grader.client_code import GRADE
 from services.grader.templates import (
     MAX_CHARS,
@@ -25,6 +26,7 @@ from services.grader.tools import Tools
 from services.grader.trial_record import record_failure
 
 PYTHON_S = 10.0  # of CPU time
+_REASONS = {Cause.TIMEOUT: "never_ended", Cause.STALL: "never_ended"}
 _SIMILARITY = "services.grader.similarity:similarity"
 _DEADLINE_S = 60.0  # several times what the slowest metric of texts as long as allowed needs
 _HOLDS: Mapping[str, Callable[[str, str], bool]] = {
@@ -69,14 +71,21 @@ async def text_similarity(task: Task, text: str, check: TextSimilarity, tools: T
 
 
 async def python(task: Task, text: str, check: PythonSource, tools: Tools) -> Score:
-    """What ``grade(sample, item)`` returns, cut to [0, 1]; its failure is not the response's."""
+    """What ``grade(sample, item)`` returns, cut to [0, 1].
+
+    A response whose code fails is worth 0. A failure of the grader's own code is ungradable.
+    """
     if tools.sandbox is None:
         return Ungradable(reason="no_python")
     if len(text) > MAX_CHARS:
         return Graded(value=0, reason="too_long")
-    outcome = await tools.sandbox.run(
-        GRADE, check.source, _sample(final_text(text)), columns_of(task), deadline_s=PYTHON_S
-    )
+    run = partial(_run, tools.sandbox, check.source, columns_of(task))
+    outcome = await run(final_text(text))
+    if isinstance(outcome, Failed) and not isinstance(await run(task.answer or ""), Failed):
+        if outcome.is_machines_fault:  # as it seems: who sleeps, or kills itself, does so again
+            outcome = await run(final_text(text))
+        if isinstance(outcome, Failed):
+            return Graded(value=0, reason=_REASONS.get(outcome.cause, "crashed"))
     if isinstance(outcome, Failed):
         why = outcome.detail
         if outcome.cause is Cause.STALL:
@@ -84,10 +93,16 @@ async def python(task: Task, text: str, check: PythonSource, tools: Tools) -> Sc
         reason = "starved" if outcome.is_machines_fault else f"python_{outcome.cause}"
         return _failed(reason, why)
     found = outcome.value if isinstance(outcome.value, dict) else {}
+    if found.get("is_of_sample"):
+        return Graded(value=0, reason="crashed")
     value = found.get("value")
     if not isinstance(value, float) or not math.isfinite(value):
         return _failed("python_error", str(found.get("error", "grade returned no number")))
     return Graded(value=min(1.0, max(0.0, value)))
+
+
+async def _run(sandbox: Pool, source: str, item: dict[str, Any], text: str) -> Value | Failed:
+    return await sandbox.run(GRADE, source, _sample(text), item, deadline_s=PYTHON_S)
 
 
 def _sample(text: str) -> dict[str, Any]:
