@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
 from prometheus_client import Gauge
@@ -127,7 +127,6 @@ class Judge(Health):
         self._sharing: SharedWork[Answer] = SharedWork()
         self._beside = asyncio.TaskGroup()
         self._num_questions = 0
-        self._canary: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self._beside.__aenter__()
@@ -136,8 +135,6 @@ class Judge(Health):
 
     async def __aexit__(self, *exception: object) -> None:
         self._watching.cancel()
-        if self._canary:
-            self._canary.cancel()
         await self._sharing.close()
         await self._chat.__aexit__()
         await self._beside.__aexit__(None, None, None)  # which wraps no error of its user's
@@ -148,15 +145,14 @@ class Judge(Health):
         Waits for: the judge to be up, a free slot, its answers. Unblocked by: those; deadlines.
         """
         self._num_questions += 1
-        if self._num_questions % EVERY == 0 and (self._canary is None or self._canary.done()):
-            number = self._num_questions // EVERY
-            self._canary = self._beside.create_task(self._ask_canary(number, question))
+        turn, questions_since = divmod(self._num_questions, EVERY)
         asked = [question.sample(number) for number in range(samples)]
-        return await asyncio.gather(*map(self._shared, asked))
-
-    async def _ask_canary(self, number: int, question: Question) -> None:
-        with suppress(JudgeDown):
-            count_canary(number, await self._asked(canary_question(number, question)))
+        if not questions_since:
+            asked.append(canary_question(turn, question))
+        answers = await asyncio.gather(*map(self._shared, asked))
+        if not questions_since:
+            count_canary(turn, answers.pop())
+        return answers
 
     async def _shared(self, question: Question) -> Answer:
         """Equal questions at one time are one call."""

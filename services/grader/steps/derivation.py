@@ -11,7 +11,6 @@ import math
 import operator
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -78,17 +77,16 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
     each step that is wrong, or on its way but not grounded. Splitting gains nothing.
     """
     known = _numbers_of(problem)
-    if not solution:
-        known = dict.fromkeys(known, 1.0)
-    reference = _Links(solution, known, answer, most)
+    moving = known - _FIXED if solution else set[float]()
+    reference = _Links(solution, known, moving, answer, most)
     results = {n for link in reference.links if link.judged.sides for n in link.results}
     operands = {n for link in reference.links for n in link.operands}
-    known |= {n: known.get(_match(known, n) or n, 1.0) for n in operands - results}
+    known = known | (operands - results)
     goals = _values_of(answer) or _values_of(last_boxed(text) or "")
-    asked = results - known.keys() - goals
-    found = _Links(text, known, answer, most)
-    changes = {n: reference.changes(n) for n in asked | goals} if solution else {}
-    given = operands & known.keys() if solution else _plain_numbers_of(problem)
+    asked = results - known - goals
+    found = _Links(text, known, moving, answer, most)
+    changes = {n: reference.changes(n) or () for n in asked | goals} if solution else {}
+    given = operands & known if solution else _plain_numbers_of(problem)
     low, path = found.worth(goals, asked, given, changes)
     steps, size = [link.judged.step for link in found.links], len(asked) + 1
     wrong = len({step.identity for step in steps if step.verdict == WRONG})
@@ -101,9 +99,12 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
 
 
 class _Links:
-    def __init__(self, text: str, known: Mapping[float, float], answer: str, most: int) -> None:
+    def __init__(
+        self, text: str, known: set[float], moving: set[float], answer: str, most: int
+    ) -> None:
         self.links = list[_Link]()
         self._known = known
+        self._moving = moving
         self._makers = dict[float, int]()  # of each number, the last link of the best status
         for at, each in enumerate(refuted(judged(text, most), text, answer)):
             self.links.append(link := self._linked(each))
@@ -130,7 +131,7 @@ class _Links:
         if gaps == len(links):
             return 0.0, set()
         results = {n: link.changes for link in links for n in link.results}
-        pairs = {n: (results.get(_match(results, n) or n), changes[n]) for n in changes}
+        pairs = {n: (results.get(_match(results, n) or n, (0.0,)), changes[n]) for n in changes}
         same = {n for n, pair in pairs.items() if _is_same_change(*pair)}
         part = _share(asked, asked & same) if asked else 0.0
         if way:
@@ -158,9 +159,10 @@ class _Links:
                 waiting += link.needs
         return path
 
-    def changes(self, number: float) -> tuple[float, ...]:
-        found = self._result_changes(_match(self._makers, number))
-        return found if all(map(math.isfinite, found)) else ()
+    def changes(self, number: float) -> tuple[float, ...] | None:
+        """Those of an earlier result, None where it is none."""
+        made = _match(self._makers, number)
+        return None if made is None else self.links[self._makers[made]].changes
 
     def _linked(self, each: Judged) -> _Link:
         computed = [side for side in each.sides if not side.is_literal]
@@ -184,34 +186,31 @@ class _Links:
         is_enough = 0 < len(sources) >= len(constants)
         status = min(status for status, _ in sources.values()) if is_enough else _UNGROUNDED
         needs = tuple(at for _, at in sources.values() if at is not None)
-        changes = self._side_changes(side) if status == _GROUNDED else ()
+        changes = self._side_changes(side) if self._moving and status == _GROUNDED else ()
         return _Link(each, status, tuple(sources), results, needs, changes)
 
     def _side_changes(self, side: Node) -> tuple[float, ...]:
-        """Its factors, as each number may be the problem's or an earlier result; nan for none."""
+        """Its factors, as each number may be the problem's or an earlier result; 0 for no value."""
         numbers = [node.number for node in reversed([*side.walk()]) if node.kind == "number"]
         options = [self._number_changes(_key(number)) for number in numbers]
-        if not all(options):
-            return ()
-        if all(factors == [1.0] for factors in options):
-            return (1.0,)
-        before = values(side, {})[0]
-        changes = set[float]()
+        changes = list[float]()
         for factors in islice(product(*options), _MAX_READINGS):
             others = map(operator.mul, numbers, map(Fraction, factors))
-            with suppress(ArithmeticError, ValueError):
+            try:
                 after = values(rebuilt(side, partial(_with_next, others)), {})[0]
-                changes.add(float(f"{float(after / before):.9g}"))
-        return tuple(changes) or (math.nan,)
+                changes.append(float(after / values(side, {})[0]))
+            except ArithmeticError:
+                changes.append(0.0)
+        return tuple(changes)
 
     def _number_changes(self, number: float) -> list[float]:
-        given, made = _match(self._known, number), _match(self._makers, number)
-        found = {self._known[given]} if given is not None else set[float]()
-        found |= {1.0} if given is made is None else set[float]()
-        return [*found.union(self._result_changes(made))]
-
-    def _result_changes(self, made: float | None) -> tuple[float, ...]:
-        return self.links[self._makers[made]].changes if made is not None else ()
+        made, moving = self.changes(number), _match(self._moving, number)
+        changes = list(made or ())
+        if moving is not None:
+            changes.append(Random(moving).uniform(1.1, 1.5))
+        elif made is None or _match(self._known, number) is not None:
+            changes.append(1.0)
+        return changes
 
     def _operands(self, tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
         """The numbers in a tree, and whether each may be a constant: a factor, or ``1 - 0.2``."""
@@ -232,25 +231,16 @@ class _Links:
         return (_UNGROUNDED if at is None else status or _GROUNDED), at
 
 
-def _numbers_of(problem: str) -> dict[float, float]:
-    """The numbers of a problem, in digits or words, with the factors by which they change.
-
-    Of percentages and fractions also the rest.
-    """
-    found = list[float]()
-    rests = dict[float, float]()
+def _numbers_of(problem: str) -> set[float]:
+    """The numbers of a problem, in digits or words; of percentages and fractions the rest, too."""
+    found = set[float]()
     for digits, percent, bottom in _NUMBER.findall(problem):
         number = float(digits.replace(",", ""))
-        found.append(number)
-        if percent:
-            rests |= {100 - number: 100 - _other(number), 100 + number: 100 + _other(number)}
-        if bottom:
-            found.append(float(bottom))
-            rests[float(bottom) - number] = _other(float(bottom)) - _other(number)
+        found |= {number, 100 - number, 100 + number} if percent else {number}
+        found |= {float(bottom), float(bottom) - number} if bottom else set()
     named = [_NAMED.get(word, 0.0) for word in re.findall("[a-z]+", problem.lower())]
-    found += [*filter(None, named), *(a + b for a, b in pairwise(named) if a >= 20 > b > 0)]
-    others = {**rests, **{number: _other(number) for number in found}}
-    return {_key(number): other / number if number else 1.0 for number, other in others.items()}
+    found |= {*filter(None, named), *(a + b for a, b in pairwise(named) if a >= 20 > b > 0)}
+    return set(map(_key, found))
 
 
 def _plain_numbers_of(problem: str) -> set[float]:
@@ -259,18 +249,11 @@ def _plain_numbers_of(problem: str) -> set[float]:
     return {_key(float(digits.replace(",", ""))) for digits, *rest in found if not any(rest)}
 
 
-def _other(number: float) -> float:
-    """Another number in its place."""
-    return number if number in _FIXED else number * Random(number).uniform(1.1, 1.5)
-
-
 def _with_next(numbers: Iterator[Fraction], node: Node) -> Node:
     return replace(node, number=next(numbers)) if node.kind == "number" else node
 
 
-def _is_same_change(ours: tuple[float, ...] | None, theirs: tuple[float, ...]) -> bool:
-    if ours is None:
-        return False
+def _is_same_change(ours: tuple[float, ...], theirs: tuple[float, ...]) -> bool:
     alike = (math.isclose(a, b, rel_tol=_SAME_CHANGE) for a, b in product(ours, theirs))
     return not ours or not theirs or any(alike)
 

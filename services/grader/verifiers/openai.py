@@ -26,7 +26,6 @@ from services.grader.tools import Tools
 from services.grader.trial_record import record_failure
 
 PYTHON_S = 10.0  # of CPU time
-_REASONS = {Cause.TIMEOUT: "never_ended", Cause.STALL: "never_ended"}
 _SIMILARITY = "services.grader.similarity:similarity"
 _DEADLINE_S = 60.0  # several times what the slowest metric of texts as long as allowed needs
 _HOLDS: Mapping[str, Callable[[str, str], bool]] = {
@@ -79,19 +78,9 @@ async def python(task: Task, text: str, check: PythonSource, tools: Tools) -> Sc
         return Ungradable(reason="no_python")
     if len(text) > MAX_CHARS:
         return Graded(value=0, reason="too_long")
-    run = partial(_run, tools.sandbox, check.source, columns_of(task))
-    outcome = await run(final_text(text))
-    if isinstance(outcome, Failed) and not isinstance(await run(task.answer or ""), Failed):
-        if outcome.is_machines_fault:  # as it seems: who sleeps, or kills itself, does so again
-            outcome = await run(final_text(text))
-        if isinstance(outcome, Failed):
-            return Graded(value=0, reason=_REASONS.get(outcome.cause, "crashed"))
-    if isinstance(outcome, Failed):
-        why = outcome.detail
-        if outcome.cause is Cause.STALL:
-            why += ": it sleeps or waits for something, or the grader's machine is too busy"
-        reason = "starved" if outcome.is_machines_fault else f"python_{outcome.cause}"
-        return _failed(reason, why)
+    outcome = await _outcome(tools.sandbox, check.source, task, final_text(text))
+    if isinstance(outcome, Graded | Ungradable):
+        return outcome
     found = outcome.value if isinstance(outcome.value, dict) else {}
     if found.get("is_of_sample"):
         return Graded(value=0, reason="crashed")
@@ -101,8 +90,27 @@ async def python(task: Task, text: str, check: PythonSource, tools: Tools) -> Sc
     return Graded(value=min(1.0, max(0.0, value)))
 
 
-async def _run(sandbox: Pool, source: str, item: dict[str, Any], text: str) -> Value | Failed:
-    return await sandbox.run(GRADE, source, _sample(text), item, deadline_s=PYTHON_S)
+async def _outcome(sandbox: Pool, source: str, task: Task, text: str) -> Value | Score:
+    """A process that dies or hangs is the response's fault if it does not with the answer."""
+    run = partial(sandbox.run, GRADE, source, deadline_s=PYTHON_S)
+    item = columns_of(task)
+    outcome = await run(_sample(text), item)
+    if isinstance(outcome, Failed):
+        if isinstance(await run(_sample(task.answer or ""), item), Failed):
+            return _grader_failure(outcome)
+        if outcome.is_machines_fault:  # or the response slept, or killed its process: it will again
+            outcome = await run(_sample(text), item)
+    if isinstance(outcome, Value):
+        return outcome
+    has_ended = outcome.cause not in {Cause.TIMEOUT, Cause.STALL}
+    return Graded(value=0, reason="crashed" if has_ended else "never_ended")
+
+
+def _grader_failure(failed: Failed) -> Ungradable:
+    why = failed.detail
+    if failed.cause is Cause.STALL:
+        why += ": it sleeps or waits for something, or the grader's machine is too busy"
+    return _failed("starved" if failed.is_machines_fault else f"python_{failed.cause}", why)
 
 
 def _sample(text: str) -> dict[str, Any]:
