@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -85,7 +85,8 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
     goals = _values_of(answer) or _values_of(last_boxed(text) or "")
     asked = results - known - goals
     found = _Links(text, known, moving, answer, most)
-    changes = {n: reference.changes(n) or () for n in asked | goals} if solution else {}
+    theirs = _merge_changes(reference.links)
+    changes = {n: theirs.get(n, ()) for n in asked | goals} if solution else {}
     given = operands & known if solution else _plain_numbers_of(problem)
     low, path = found.worth(goals, asked, given, changes)
     steps, size = [link.judged.step for link in found.links], len(asked) + 1
@@ -121,7 +122,7 @@ class _Links:
         goals: set[float],
         asked: set[float],
         given: set[float],
-        changes: Mapping[float, tuple[float, ...]],
+        changes: Mapping[float, Sequence[float]],
     ) -> tuple[float, set[int]]:
         """The value, if what cannot be judged is worth nothing and nothing is wrong; the path."""
         way = self.path(goals)
@@ -130,7 +131,7 @@ class _Links:
         gaps = sum(link.status == _UNGROUNDED for link in links)
         if gaps == len(links):
             return 0.0, set()
-        results = {n: link.changes for link in links for n in link.results}
+        results = _merge_changes(links)
         pairs = {n: (results.get(_match(results, n) or n, (0.0,)), changes[n]) for n in changes}
         same = {n for n, pair in pairs.items() if _is_same_change(*pair)}
         part = _share(asked, asked & same) if asked else 0.0
@@ -253,7 +254,15 @@ def _with_next(numbers: Iterator[Fraction], node: Node) -> Node:
     return replace(node, number=next(numbers)) if node.kind == "number" else node
 
 
-def _is_same_change(ours: tuple[float, ...], theirs: tuple[float, ...]) -> bool:
+def _merge_changes(links: Iterable[_Link]) -> dict[float, list[float]]:
+    found = dict[float, list[float]]()
+    for link in links:
+        for number in link.results:
+            found.setdefault(number, []).extend(link.changes)
+    return found
+
+
+def _is_same_change(ours: Sequence[float], theirs: Sequence[float]) -> bool:
     alike = (math.isclose(a, b, rel_tol=_SAME_CHANGE) for a, b in product(ours, theirs))
     return not ours or not theirs or any(alike)
 

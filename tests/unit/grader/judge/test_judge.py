@@ -317,6 +317,22 @@ async def test_a_model_that_gave_no_verdict_or_was_cut_is_asked_the_same_again(
     assert [body[field] for body in server.asked] == sent
 
 
+async def test_a_known_solution_is_graded_now_and_then_as_the_run_asks(
+    server: ScriptedServer, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.grader.judge.judge.EVERY", 2)
+    labels = {"level": "wrong", "judged": "complete"}
+    fooled = counted("weir_judge_canaries_total", **labels)
+    async with Judge(settings_for(server)) as judge, asyncio.timeout(60):
+        asked = ModelJudge(temperature=0.1)
+        known = replace(tools, judge=judge)
+        scores = [await model_judge(TASK, f"{n}", asked, known) for n in range(4)]
+    assert scores == [PERFECT] * 4
+    assert len(server.asked) == 6
+    assert {body["temperature"] for body in server.asked} == {0.1}
+    assert counted("weir_judge_canaries_total", **labels) == fooled + 1
+
+
 async def test_a_refusal_is_loud_and_counted(
     server: ScriptedServer, tools: Tools, caplog: pytest.LogCaptureFixture
 ) -> None:
