@@ -7,17 +7,19 @@ change. Any number of calls may doubt it: they share the next self-test that end
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 from protocol.messages import Task, Ungradable
 
 from services.chassis.faults import WorkerFault
-from services.grader.judge.canaries import EVERY, canary_question, count_canary
 from services.grader.judge.chat import FAILED, OVER_CONTEXT, Chat, ChatError
 from services.grader.judge.prompt import load_rubric, rubric_form, rubric_messages
 from services.grader.judge.question import NoVerdict, Question, Verdict, as_json
@@ -28,7 +30,16 @@ from services.grader.trial_record import record_failure
 log = logging.getLogger(__name__)
 UP = Gauge("weir_judge_up", "1 while the judge passes its self-test, 0 while it is down", ["model"])
 WAITING = Gauge("weir_judge_waiting", "Questions that wait for the judge to be up or to be free")
+CANARIES = Counter(
+    "weir_judge_canaries_total",
+    "Known solutions that the judge was asked about, by their level and by the judge's",
+    ["level", "judged"],
+)
+CANARY_EVERY = 200  # questions
+_CANARIES_TEXT = Path(__file__).with_name("canaries.jsonl").read_text("utf-8")
+_CANARIES = list(map(json.loads, _CANARIES_TEXT.splitlines()))
 _UNTESTED = "starting"
+_RUBRIC = load_rubric("holistic")
 _TASK = Task(
     id="self-test",
     prompt="Show that the sum of two odd integers is even.",
@@ -145,13 +156,23 @@ class Judge(Health):
         Waits for: the judge to be up, a free slot, its answers. Unblocked by: those; deadlines.
         """
         self._num_questions += 1
-        turn, questions_since = divmod(self._num_questions, EVERY)
+        turn, questions_since = divmod(self._num_questions, CANARY_EVERY)
+        canary = None if questions_since else _CANARIES[turn % len(_CANARIES)]
         asked = [question.sample(number) for number in range(samples)]
-        if not questions_since:
-            asked.append(canary_question(turn, question))
+        if canary:
+            task, response = Task(**canary["task"]), canary["response"]
+            asked.append(
+                replace(
+                    question,
+                    messages=rubric_messages(_RUBRIC, task, response),
+                    form=rubric_form(_RUBRIC),
+                )
+            )
         answers = await asyncio.gather(*map(self._shared, asked))
-        if not questions_since:
-            count_canary(turn, answers.pop())
+        if canary:
+            answer = answers.pop()
+            judged = "none" if isinstance(answer, Ungradable) else str(answer["solution"])
+            CANARIES.labels(canary["level"], judged).inc()
         return answers
 
     async def _shared(self, question: Question) -> Answer:
@@ -308,10 +329,9 @@ async def examine(chat: Chat, seed: int) -> str | None:
 
 
 async def _grade(chat: Chat, solution: str, seed: int) -> float:
-    rubric = load_rubric("holistic")
     question = Question(
-        rubric_messages(rubric, _TASK, solution),
-        rubric_form(rubric),
+        rubric_messages(_RUBRIC, _TASK, solution),
+        rubric_form(_RUBRIC),
         reasoning_effort="low",
         max_tokens=2048,
         seed=seed,
@@ -320,4 +340,4 @@ async def _grade(chat: Chat, solution: str, seed: int) -> float:
         verdict = await chat.ask(question)
     except NoVerdict:
         verdict = await chat.ask(question.attempt(1))
-    return rubric.score({name: str(value) for name, value in verdict.items()})
+    return _RUBRIC.score({name: str(value) for name, value in verdict.items()})

@@ -320,7 +320,7 @@ async def test_a_model_that_gave_no_verdict_or_was_cut_is_asked_the_same_again(
 async def test_a_known_solution_is_graded_now_and_then_as_the_run_asks(
     server: ScriptedServer, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.grader.judge.judge.EVERY", 2)
+    monkeypatch.setattr("services.grader.judge.judge.CANARY_EVERY", 2)
     labels = {"level": "wrong", "judged": "complete"}
     fooled = counted("weir_judge_canaries_total", **labels)
     async with Judge(settings_for(server)) as judge, asyncio.timeout(60):
