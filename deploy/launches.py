@@ -20,6 +20,8 @@ from services.chassis.secret_variables import is_secret
 
 _JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the judge's own thoughts
 _KEEPS_TO_SCHEMAS = (0, 33)  # the first vLLM under which gpt-oss does
+# The date in the system turn of gpt-oss: the same question is the same prompt on every day.
+JUDGE_DATE = {"VLLM_SYSTEM_START_DATE": "2025-08-05"}
 _ROOT = Path(__file__).parents[1]
 # Its ranks save a checkpoint when they are told to leave: who supervises it has the last word.
 _PATIENT_TORCHRUN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400"}
@@ -202,9 +204,9 @@ def judge_launch(
         raise PlacementError(f"WEIR_JUDGE_MODEL={model}: {problem}")
     server = _module("vllm.entrypoints.openai.api_server")
     command = (*server, "--port", "{port}", *judge_options(bundle, model, model))
-    devices = environment_of(bundle, visible)
+    variables = JUDGE_DATE | environment_of(bundle, visible)
     return Launch(
-        "judge", "judge", command, devices, bundle, startup_path="/health", is_awaited=False
+        "judge", "judge", command, variables, bundle, startup_path="/health", is_awaited=False
     )
 
 

@@ -92,7 +92,7 @@ class AskedOfAJudge(Check):
         default_factory=dict[str, bool | int | str],
         description="variables of the judge's chat template, such as `enable_thinking = false`",
     )
-    max_tokens: int = Field(default=4096, ge=64, description="of reasoning and verdict")
+    max_tokens: int = Field(default=16_384, ge=64, description="of reasoning and verdict")
     temperature: float = Field(default=0.0, ge=0, le=2, description="above 0 with several samples")
     seed: int = Field(default=0, ge=0, description="of the first sample; the next ones count up")
 

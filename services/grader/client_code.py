@@ -28,7 +28,10 @@ def warm_up() -> None:
 
 
 def grade(source: str, sample: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
-    """What the source's function says of a sample: its ``value`` as a number, or an ``error``."""
+    """What the source's function says of a sample: its ``value`` as a number, or an ``error``.
+
+    With ``is_of_sample`` the error came from code that the source has made of the sample.
+    """
     names: dict[str, Any] = {"__name__": "grader"}
     linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
     try:
@@ -42,7 +45,16 @@ def grade(source: str, sample: dict[str, Any], item: dict[str, Any]) -> dict[str
     except MemoryError:
         raise
     except BaseException as error:
-        return {"error": _told(error)[-_MAX_CHARS:]}
+        return {"error": _told(error)[-_MAX_CHARS:], "is_of_sample": _is_of_sample(error)}
+
+
+def _is_of_sample(error: BaseException) -> bool:
+    """Whether it passed through code that is neither the source nor a file of Python's."""
+    places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append(error.filename or "")
+    own = (_FILE, "<frozen", "/")
+    return not all(place.startswith(own) for place in places)
 
 
 def _told(error: BaseException) -> str:

@@ -32,13 +32,13 @@ REMOVED = {  # what an ablation changes in its parent
         "algorithm.objective algorithm.clip_high training.max_staleness algorithm.correction "
         "algorithm.denominator algorithm.aggregation evaluation.samples reward.process",
     ),
-    "papo/qwen2.5-7b-orm": (PAPO, "algorithm.advantage reward.process"),
+    "papo/qwen2.5-7b-orm": (PAPO, "algorithm.advantage reward.process machine.gpus"),
     "papo/qwen2.5-7b-process-only": (PAPO, "algorithm.advantage reward.process_for"),
     "papo/qwen2.5-7b-multiplicative": (PAPO, "algorithm.advantage"),
     "papo/qwen2.5-7b-full-norm": ("papo/qwen2.5-7b-lambda-0.6", "algorithm.advantage"),
     "papo/qwen3-4b-base-orm": (
         "papo/qwen3-4b-base",
-        "algorithm.advantage reward.process training.micro_batch_tokens",
+        "algorithm.advantage reward.process machine.gpus training.micro_batch_tokens",
     ),
     "dapo/ladder-2-overlong-filter": ("dapo/ladder-1-grpo", "reward.overlong_filter"),
     "dapo/ladder-3-clip-higher": ("dapo/ladder-2-overlong-filter", "algorithm.clip_high"),

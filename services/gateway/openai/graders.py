@@ -79,7 +79,7 @@ _TEXTS = ("id", "prompt", "answer", "solution")
 _FLAGS = {  # of OpenAI's, by the reasons of what could not be graded
     "formula_parse_error": {"formula_undefined"},
     "invalid_variable_error": {"unknown_field"},
-    "model_grader_parse_error": {"no_verdict"},
+    "model_grader_parse_error": {"no_verdict", "verdict_cut"},
     "model_grader_refusal_error": {"judge_refused"},
     "model_grader_server_error": {"judge_failed", "judge_timeout", "over_judge_context"},
     "python_grader_runtime_error": {"python_error", "python_memory", "python_timeout"},

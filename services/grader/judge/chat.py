@@ -13,13 +13,13 @@ import httpx
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.chassis.metrics import born_at_zero
-from services.grader.judge.question import NoVerdict, Question, Verdict, as_json
+from services.grader.judge.question import CutShort, NoVerdict, Question, Verdict, as_json
 from services.grader.judge.settings import API_KEY, MODEL, URL, JudgeSettings
 from services.grader.trial_record import record_tokens
 
 CALLS = born_at_zero(
     Counter("weir_judge_calls_total", "Calls to the judge's server by how they ended", ["outcome"]),
-    *("verdict", "no_verdict", "over_context", "refused", "failed", "timeout"),
+    *("verdict", "no_verdict", "verdict_cut", "over_context", "refused", "failed", "timeout"),
 )
 TOKENS = born_at_zero(
     Counter("weir_judge_tokens_total", "Tokens that the judge's server has counted", ["kind"]),
@@ -97,8 +97,8 @@ class Chat:
             if ended == "length" and 0 < written < question.max_tokens:
                 raise ChatError(OVER_CONTEXT, f"it left {written} tokens", is_of_request=True)
             if ended != "stop":
-                why = f"it ended by {str(ended)[:20]!r}"
-                raise NoVerdict(why, is_cut_short=ended == "length")
+                failure = CutShort if ended == "length" else NoVerdict
+                raise failure(f"it ended by {str(ended)[:20]!r}")
             return question.form.read(content)
 
     async def _reply(self, request: object) -> bytes:
@@ -146,8 +146,8 @@ async def _read(response: httpx.Response) -> bytes:
 def _counted() -> Iterator[None]:
     try:
         yield
-    except NoVerdict:
-        CALLS.labels("no_verdict").inc()
+    except NoVerdict as failure:
+        CALLS.labels(failure.reason).inc()
         raise
     except ChatError as error:
         CALLS.labels(error.reason.replace("judge_", "")).inc()

@@ -7,13 +7,16 @@ change. Any number of calls may doubt it: they share the next self-test that end
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 from protocol.messages import Task, Ungradable
 
 from services.chassis.faults import WorkerFault
@@ -27,7 +30,16 @@ from services.grader.trial_record import record_failure
 log = logging.getLogger(__name__)
 UP = Gauge("weir_judge_up", "1 while the judge passes its self-test, 0 while it is down", ["model"])
 WAITING = Gauge("weir_judge_waiting", "Questions that wait for the judge to be up or to be free")
+CANARIES = Counter(
+    "weir_judge_canaries_total",
+    "Known solutions that the judge was asked about, by their level and by the judge's",
+    ["level", "judged"],
+)
+CANARY_EVERY = 200  # questions
+_CANARIES_TEXT = Path(__file__).with_name("canaries.jsonl").read_text("utf-8")
+_CANARIES = list(map(json.loads, _CANARIES_TEXT.splitlines()))
 _UNTESTED = "starting"
+_RUBRIC = load_rubric("holistic")
 _TASK = Task(
     id="self-test",
     prompt="Show that the sum of two odd integers is even.",
@@ -110,8 +122,9 @@ class Health:
 class Judge(Health):
     """A model that grades. While it is down, questions wait, or raise `JudgeDown` if not patient.
 
-    Ungradable are ``no_verdict`` (no attempt gave a form filled in), ``over_judge_context``,
-    ``judge_refused``, ``judge_failed`` and ``judge_timeout``.
+    Ungradable are ``no_verdict`` (no attempt gave a form filled in), ``verdict_cut`` (the last one
+    used up its tokens), ``over_judge_context``, ``judge_refused``, ``judge_failed`` and
+    ``judge_timeout``. Every attempt has the question's effort, temperature and tokens.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -124,6 +137,7 @@ class Judge(Health):
         self._pace = Pace(settings.concurrency, settings.timeout_s)
         self._sharing: SharedWork[Answer] = SharedWork()
         self._beside = asyncio.TaskGroup()
+        self._num_questions = 0
 
     async def __aenter__(self) -> Self:
         await self._beside.__aenter__()
@@ -141,8 +155,25 @@ class Judge(Health):
 
         Waits for: the judge to be up, a free slot, its answers. Unblocked by: those; deadlines.
         """
+        self._num_questions += 1
+        turn, questions_since = divmod(self._num_questions, CANARY_EVERY)
+        canary = None if questions_since else _CANARIES[turn % len(_CANARIES)]
         asked = [question.sample(number) for number in range(samples)]
-        return await asyncio.gather(*map(self._shared, asked))
+        if canary:
+            task, response = Task(**canary["task"]), canary["response"]
+            asked.append(
+                replace(
+                    question,
+                    messages=rubric_messages(_RUBRIC, task, response),
+                    form=rubric_form(_RUBRIC),
+                )
+            )
+        answers = await asyncio.gather(*map(self._shared, asked))
+        if canary:
+            answer = answers.pop()
+            judged = "none" if isinstance(answer, Ungradable) else str(answer["solution"])
+            CANARIES.labels(canary["level"], judged).inc()
+        return answers
 
     async def _shared(self, question: Question) -> Answer:
         """Equal questions at one time are one call."""
@@ -188,7 +219,7 @@ class Judge(Health):
                 async with self._pace.call():
                     return await self._chat.ask(question.attempt(number))
             except NoVerdict as error:
-                failure, question = Ungradable(reason="no_verdict"), question.after(error)
+                failure = Ungradable(reason=error.reason)
             except ChatError as error:
                 failure = error
                 if error.is_of_request:
@@ -298,16 +329,15 @@ async def examine(chat: Chat, seed: int) -> str | None:
 
 
 async def _grade(chat: Chat, solution: str, seed: int) -> float:
-    rubric = load_rubric("holistic")
     question = Question(
-        rubric_messages(rubric, _TASK, solution),
-        rubric_form(rubric),
+        rubric_messages(_RUBRIC, _TASK, solution),
+        rubric_form(_RUBRIC),
         reasoning_effort="low",
         max_tokens=2048,
         seed=seed,
     )
     try:
         verdict = await chat.ask(question)
-    except NoVerdict as failure:
-        verdict = await chat.ask(question.after(failure))
-    return rubric.score({name: str(value) for name, value in verdict.items()})
+    except NoVerdict:
+        verdict = await chat.ask(question.attempt(1))
+    return _RUBRIC.score({name: str(value) for name, value in verdict.items()})

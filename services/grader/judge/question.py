@@ -13,7 +13,6 @@ from typing import Any
 ANALYSIS = "analysis"  # written first: a judge that has reasoned decides better
 _KEPT_CHARS = 1_500  # of an analysis
 _BETWEEN_ATTEMPTS = 1_000_003  # so that no attempt takes the seed of another sample
-_SOME_CHANCE = 0.7
 
 Turn = dict[str, str]  # {"role": ..., "content": ...}
 Verdict = dict[str, str | float]
@@ -22,9 +21,13 @@ Verdict = dict[str, str | float]
 class NoVerdict(ValueError):
     """The judge's text is not a form filled in; the text says why, without quoting the judge."""
 
-    def __init__(self, why: str, *, is_cut_short: bool = False) -> None:
-        super().__init__(why)
-        self.is_cut_short = is_cut_short  # the model's tokens were used up before it had ended
+    reason = "no_verdict"
+
+
+class CutShort(NoVerdict):
+    """The model's tokens were used up before it had ended."""
+
+    reason = "verdict_cut"
 
 
 def words(what: str) -> Mapping[str, Any]:
@@ -105,7 +108,7 @@ class Question:
     form: Form
     reasoning_effort: str = "medium"
     template_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    max_tokens: int = 4096
+    max_tokens: int = 16_384
     temperature: float = 0.0
     seed: int = 0
 
@@ -114,12 +117,6 @@ class Question:
 
     def attempt(self, number: int) -> Question:
         return self.sample(number * _BETWEEN_ATTEMPTS)
-
-    def after(self, failure: NoVerdict) -> Question:
-        """After no verdict, which temperature 0 would repeat; one cut short thinks less."""
-        effort = "low" if failure.is_cut_short else self.reasoning_effort
-        chance = self.temperature or _SOME_CHANCE
-        return replace(self, temperature=chance, reasoning_effort=effort)
 
     @property
     def request(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class JudgeSettings:
     model: str
     api_key: str | None = field(default=None, repr=False)
     concurrency: int = 512  # calls in flight at once, of this process, at most
-    timeout_s: float = 120.0  # of one attempt, from the first byte sent to the last one read
+    timeout_s: float = 480.0  # of one attempt, from the first byte sent to the last one read
     pauses_s: tuple[float, ...] = (1.0, 4.0)  # before the second attempt, and so on
     retest_s: tuple[float, float] = (1.0, 30.0)  # the first and the longest pause of a judge down
     patient: bool = True  # whether questions wait for a judge that is down

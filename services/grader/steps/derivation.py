@@ -7,15 +7,20 @@ Numbers are compared by nine digits, without signs, and as hundredths. In the po
 
 from __future__ import annotations
 
+import math
+import operator
 import re
-from collections.abc import Collection, Iterable, Iterator
-from itertools import pairwise
-from operator import attrgetter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from itertools import islice, pairwise, product
+from random import Random
 from typing import NamedTuple
 
 from services.grader.answers.boxes import last_boxed
 from services.grader.answers.grammar import read_expression
-from services.grader.answers.nodes import Node, Unreadable
+from services.grader.answers.nodes import Node, Unreadable, rebuilt
 from services.grader.steps import RIGHT, WRONG, Derivation
 from services.grader.steps.evaluation import NoValue, Value, values
 from services.grader.steps.judging import Judged, judged
@@ -35,20 +40,29 @@ _NAMED = {
 _CONSTANTS = frozenset({1, 2, 3, 4, 5, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000})  # as factors
 _TERMS = frozenset({12, 24, 60})  # and as terms
 _FACTORS = frozenset({"*", "/", "fraction", "^", "root", "mixed", "slash", "percent", "binomial"})
+_FIXED = frozenset({0, 1, 2, 100})  # as ``1 - 0.2``, a square, half: no change of the problem's
+_MAX_READINGS = 8
+_SAME_CHANGE = 0.01  # up to which two changes differ by rounding alone
 _UNGROUNDED, _UNKNOWN, _GROUNDED = range(3)
 _ENOUGH = 0.66  # of the solution's results, or of its given numbers: there are many ways
+_HALF = 0.49  # and without a solution, of the problem's
 _GAP = 0.25  # what a step on the way that is not grounded leaves
 _LEAST = 4  # the derivation is at least one of so many right steps, or they are all sorts of things
 
 
 class _Link(NamedTuple):
-    """A step: the numbers it computes with and results in, and the earlier links that it needs."""
+    """A step: the numbers it computes with and results in, and the earlier links that it needs.
+
+    ``changes`` are the factors by which its results change with the numbers of the problem, in two
+    readings; none where any will do.
+    """
 
     judged: Judged
     status: int
     operands: tuple[float, ...] = ()
     results: tuple[float, ...] = ()
     needs: tuple[int, ...] = ()
+    changes: tuple[float, ...] = ()
 
 
 def warm_up() -> None:
@@ -58,18 +72,23 @@ def warm_up() -> None:
 def derive(text: str, problem: str, solution: str, answer: str, most: int) -> Derivation:
     """How far a text derives the answer from the problem, held against a solution if there is one.
 
-    It is worth 1 if it has enough of the solution's results or given numbers, else their share;
-    less with each step that is wrong, or on its way but not grounded. Splitting gains nothing.
+    With other numbers in the problem, other results would follow. It is worth 1 if the answer, or
+    enough of the solution's results, would then be as the solution's, else their share; less with
+    each step that is wrong, or on its way but not grounded. Splitting gains nothing.
     """
     known = _numbers_of(problem)
-    reference = _Links(solution, known, answer, most)
+    moving = known - _FIXED if solution else set[float]()
+    reference = _Links(solution, known, moving, answer, most)
     results = {n for link in reference.links if link.judged.sides for n in link.results}
     operands = {n for link in reference.links for n in link.operands}
-    known |= operands - results
+    known = known | (operands - results)
     goals = _values_of(answer) or _values_of(last_boxed(text) or "")
     asked = results - known - goals
-    found = _Links(text, known, answer, most)
-    low, path = found.worth(goals, asked, operands & known)
+    found = _Links(text, known, moving, answer, most)
+    theirs = _merge_changes(reference.links)
+    changes = {n: theirs.get(n, ()) for n in asked | goals} if solution else {}
+    given = operands & known if solution else _plain_numbers_of(problem)
+    low, path = found.worth(goals, asked, given, changes)
     steps, size = [link.judged.step for link in found.links], len(asked) + 1
     wrong = len({step.identity for step in steps if step.verdict == WRONG})
     low *= size / (size + wrong)
@@ -81,9 +100,12 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
 
 
 class _Links:
-    def __init__(self, text: str, known: Collection[float], answer: str, most: int) -> None:
+    def __init__(
+        self, text: str, known: set[float], moving: set[float], answer: str, most: int
+    ) -> None:
         self.links = list[_Link]()
         self._known = known
+        self._moving = moving
         self._makers = dict[float, int]()  # of each number, the last link of the best status
         for at, each in enumerate(refuted(judged(text, most), text, answer)):
             self.links.append(link := self._linked(each))
@@ -96,7 +118,11 @@ class _Links:
         return any(link.status == _UNKNOWN and link.results for link in links)
 
     def worth(
-        self, goals: set[float], asked: set[float], given: set[float]
+        self,
+        goals: set[float],
+        asked: set[float],
+        given: set[float],
+        changes: Mapping[float, Sequence[float]],
     ) -> tuple[float, set[int]]:
         """The value, if what cannot be judged is worth nothing and nothing is wrong; the path."""
         way = self.path(goals)
@@ -105,10 +131,15 @@ class _Links:
         gaps = sum(link.status == _UNGROUNDED for link in links)
         if gaps == len(links):
             return 0.0, set()
-        part = _share(asked, {n for link in links for n in link.results}) if asked else 0.0
+        results = _merge_changes(links)
+        pairs = {n: (results.get(_match(results, n) or n, (0.0,)), changes[n]) for n in changes}
+        same = {n for n, pair in pairs.items() if _is_same_change(*pair)}
+        part = _share(asked, asked & same) if asked else 0.0
         if way:
             whole = _share(given, {n for link in links for n in link.operands})
-            part = max(part, whole if whole > _ENOUGH else whole / 2)
+            is_compared = any(all(pairs[n]) for n in goals & pairs.keys())
+            is_whole = goals & same if is_compared else whole > (_ENOUGH if changes else _HALF)
+            part = max(part, 1.0 if is_whole else whole / 2)
         if goals and not way:
             part /= 2
         elif part > _ENOUGH:
@@ -129,6 +160,11 @@ class _Links:
                 waiting += link.needs
         return path
 
+    def changes(self, number: float) -> tuple[float, ...] | None:
+        """Those of an earlier result, None where it is none."""
+        made = _match(self._makers, number)
+        return None if made is None else self.links[self._makers[made]].changes
+
     def _linked(self, each: Judged) -> _Link:
         computed = [side for side in each.sides if not side.is_literal]
         if not computed:
@@ -137,10 +173,10 @@ class _Links:
         if each.step.verdict == WRONG:
             return _Link(each, _UNGROUNDED, results=results[-1:])
         grounded = (self._grounded(each, side, results) for side in computed)
-        link = max(grounded, key=attrgetter("status"))
+        link = max(grounded, key=operator.attrgetter("status"))
         last = self.links[-1] if self.links else link
         if last.status > link.status and last.judged.relation.right is each.relation.left:
-            return _Link(each, last.status, (), results, (len(self.links) - 1,))
+            return _Link(each, last.status, (), results, (len(self.links) - 1,), last.changes)
         return link
 
     def _grounded(self, each: Judged, side: Node, results: tuple[float, ...]) -> _Link:
@@ -151,7 +187,31 @@ class _Links:
         is_enough = 0 < len(sources) >= len(constants)
         status = min(status for status, _ in sources.values()) if is_enough else _UNGROUNDED
         needs = tuple(at for _, at in sources.values() if at is not None)
-        return _Link(each, status, tuple(sources), results, needs)
+        changes = self._side_changes(side) if self._moving and status == _GROUNDED else ()
+        return _Link(each, status, tuple(sources), results, needs, changes)
+
+    def _side_changes(self, side: Node) -> tuple[float, ...]:
+        """Its factors, as each number may be the problem's or an earlier result; 0 for no value."""
+        numbers = [node.number for node in reversed([*side.walk()]) if node.kind == "number"]
+        options = [self._number_changes(_key(number)) for number in numbers]
+        changes = list[float]()
+        for factors in islice(product(*options), _MAX_READINGS):
+            others = map(operator.mul, numbers, map(Fraction, factors))
+            try:
+                after = values(rebuilt(side, partial(_with_next, others)), {})[0]
+                changes.append(float(after / values(side, {})[0]))
+            except ArithmeticError:
+                changes.append(0.0)
+        return tuple(changes)
+
+    def _number_changes(self, number: float) -> list[float]:
+        made, moving = self.changes(number), _match(self._moving, number)
+        changes = list(made or ())
+        if moving is not None:
+            changes.append(Random(moving).uniform(1.1, 1.5))
+        elif made is None or _match(self._known, number) is not None:
+            changes.append(1.0)
+        return changes
 
     def _operands(self, tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
         """The numbers in a tree, and whether each may be a constant: a factor, or ``1 - 0.2``."""
@@ -182,6 +242,29 @@ def _numbers_of(problem: str) -> set[float]:
     named = [_NAMED.get(word, 0.0) for word in re.findall("[a-z]+", problem.lower())]
     found |= {*filter(None, named), *(a + b for a, b in pairwise(named) if a >= 20 > b > 0)}
     return set(map(_key, found))
+
+
+def _plain_numbers_of(problem: str) -> set[float]:
+    """Those in digits that are no percentages and no part of a fraction."""
+    found = _NUMBER.findall(problem)
+    return {_key(float(digits.replace(",", ""))) for digits, *rest in found if not any(rest)}
+
+
+def _with_next(numbers: Iterator[Fraction], node: Node) -> Node:
+    return replace(node, number=next(numbers)) if node.kind == "number" else node
+
+
+def _merge_changes(links: Iterable[_Link]) -> dict[float, list[float]]:
+    found = dict[float, list[float]]()
+    for link in links:
+        for number in link.results:
+            found.setdefault(number, []).extend(link.changes)
+    return found
+
+
+def _is_same_change(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    alike = (math.isclose(a, b, rel_tol=_SAME_CHANGE) for a, b in product(ours, theirs))
+    return not ours or not theirs or any(alike)
 
 
 def _values_of(answer: str) -> set[float]:

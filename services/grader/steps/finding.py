@@ -20,11 +20,16 @@ _OPENERS = {")": "([", "]": "([", "}": "{", r"\}": r"\{", r"\rangle": r"\langle"
 _OPENERS |= {r"\rfloor": r"\lfloor", r"\rceil": r"\lceil"}
 _MODULUS = re.compile("[0-9]{1,300}")
 _MAX_SIDE = 300  # tokens
+_ANSWER = 10  # characters behind a question
 _NEAR = 200  # characters of a sentence on each side of a relation
 _SENTENCE_ENDS = re.compile(r"(?<=[.?!;])(?=[\s$])|\n")
 _DOUBT = re.compile(
     r"(?i)\b(?:false|wrong|incorrect|contradict\w*|impossible|fails?|no solutions?"
-    r"|mod|modul[oa]r?|base|round\w*|nearest|remainders?)\b|\?|[✗❌]"
+    r"|mod(?!\W{0,3}1\b)|modul[oa]r?|base|round\w*|nearest|remainders?)\b|[✗❌]"
+)
+_QUESTION = re.compile(  # a question mark alone takes nothing back
+    r"(?i)\b(?:is|are|do|does|did|can|could|would|should|what|why|how|if|whether|check|verify)\b"
+    r"[^?]*\?|\?\W*(?:no|not|wait|hmm|but|check|wrong|that|this)\b"
 )
 _DENIAL = re.compile(r"(?i)(?:\b(?:not|cannot|never)|n['’]t)\b[^,.$]{0,20}\$?\Z")  # before
 _DENIAL_BEHIND = re.compile(r"(?i)\b(?:is|are|was|were|do|does|did)(?: not|n['’]t)\b")
@@ -47,9 +52,12 @@ class Relation(NamedTuple):
 
     def is_doubtful(self, text: str) -> bool:
         before = _SENTENCE_ENDS.split(text[max(0, self.start - _NEAR) : self.start])[-1]
-        behind = _SENTENCE_ENDS.split(text[self.end : self.end + _NEAR], maxsplit=1)[0]
+        after = text[self.end : self.end + _NEAR]
+        behind = _SENTENCE_ENDS.split(after, maxsplit=1)[0]
+        question = behind + after[len(behind) : len(behind) + _ANSWER] if "?" in behind else ""
         is_denied = _DENIAL.search(before) or _DENIAL_BEHIND.search(behind)
-        return bool(is_denied or _DOUBT.search(f"{before} {behind}"))
+        is_asked = _QUESTION.search(f"{before} {question}")
+        return bool(is_denied or is_asked or _DOUBT.search(f"{before} {behind}"))
 
     def is_loose(self, text: str) -> bool:
         """Whether its left side may belong to words beside it, as in ``Week 2 = 35 + 35``."""
@@ -127,4 +135,5 @@ def _side(found: list[Token], before: int, behind: int) -> list[Token]:
 def _modulus(found: list[Token], at: int) -> int | None:
     near = [piece.text for piece in found[at : at + 5] if piece.text not in {"", "(", "{"}]
     is_modulus = len(near) > 1 and near[0] in MODULO and _MODULUS.fullmatch(near[1])
-    return int(near[1]) if is_modulus else None
+    modulus = int(near[1]) if is_modulus else 0
+    return modulus if modulus > 1 else None  # modulo 1 it says nothing

@@ -138,7 +138,18 @@ def holds(sign: str, sides: Sequence[Node], pair: Pair) -> bool | None:
         may_round = (is_close or is_rounded) if is_near else is_close and is_rounded and divides
         is_hundredfold = 0 in {compare(100 * pair[0], pair[1]), compare(pair[0], 100 * pair[1])}
         return None if may_round or is_hundredfold else False  # such as cents, and per cent
-    return True if is_close or is_near else False if share > _FAR else None
+    if is_close or is_near:
+        return True
+    return False if share > _FAR or _is_exact(sides) else None
+
+
+def _is_exact(sides: Sequence[Node]) -> bool:
+    """Whether a sum or product of integers stands beside a number that is no estimate in tens."""
+    computed = [node for side in sides if not side.is_literal for node in side.walk()]
+    plain = [node for side in sides if side.is_literal for node in side.walk()]
+    is_inexact = any(node.places or node.kind in _INEXACT for node in computed)
+    is_estimate = any(node.kind == "number" and node.number % 10 == 0 for node in plain)
+    return not is_inexact and not is_estimate
 
 
 def _last_place(side: Node) -> float:
@@ -150,9 +161,9 @@ def _last_place(side: Node) -> float:
 
 def _congruence(sign: str, modulus: int, sides: Sides) -> str | None:
     a, b = (whole(values(side, {})[0]) for side in sides)
-    if modulus <= 1 or sign not in {"=", r"\equiv"}:  # modulo 1 it says nothing
+    if sign not in {"=", r"\equiv"}:
         return None
-    return RIGHT if (a - b) % modulus == 0 else WRONG if sign == r"\equiv" else None
+    return RIGHT if (a - b) % modulus == 0 else WRONG
 
 
 def _is_identity(sides: Sides) -> bool:

@@ -33,12 +33,14 @@ _WORD = rf"(?:(?:an?|of|on|in|to) )?(?:(?!(?:{_NO_UNIT})\b)[A-Za-z]{{3,20}}+|{_M
 _MORE = rf"(?:(?:[ -]| ?/ ?){_WORD}|/[hs]\b){{0,5}}"
 _AHEAD = r"(?=\s?(?:=|\)\s?[-–−+*/×=]|(?:[-–−+*/×]|x(?= ))\s?[$(0-9]))"
 _TEXT = r"\s?\\text\s?\{[^{}$]{1,40}\}(?:\^\{?[23]\}?)?(?=\s?(?:[-+=]|\\times|\\cdot))"
+_TEXT_WITH_RELATION = re.compile(r"\\(?:text\w*|mbox|math\w+)\s?\{([^{}]*[=<>≈][^{}]*)\}")
 _SPELLED_ALIKE = [  # of which every place stays where it is
     (re.compile(pattern), spelled)
     for pattern, spelled in (
         (rf"\\begin{_FLAT}", r"\["),
         (rf"\\end{_FLAT}", r"\]"),
         (r"(?<!\\)\\\$|[&€£]", " "),  # money and alignment say nothing
+        (r"(?<![0-9)}\]\\])(?<![0-9)}\]] )(?<![^A-Za-z][A-Za-z])%", ";"),  # of no number: a comment
         (r"(?<=[0-9])\.(?![0-9.]|\\(?:over|dot|bar))", ";"),  # a full stop, no decimal point
         (r"[-=]>", "→"),
         (r"(?<=[a-z]) a (?=[0-9])", " ;"),
@@ -55,6 +57,7 @@ _SPELLED_ALIKE = [  # of which every place stays where it is
 def segments(text: str) -> Iterator[Token]:
     """The tokens of a text, between two walls."""
     written = text
+    text = _TEXT_WITH_RELATION.sub(lambda found: f";{found[1]};".rjust(len(found[0])), text)
     for pattern, spelled in _SPELLED_ALIKE:
         text = pattern.sub(lambda found, s=spelled: s.ljust(len(found[0])), text)
     end = Token("wall", "", gap=True, start=len(text), end=len(text))

@@ -35,7 +35,7 @@ from services.grader.tools import Tools
 _LOW = 0.5  # a score below has a reason
 _MOST = 200_000  # characters: far above what a judge's context takes
 # Characters told of the reference and the problem, one pair after the other while the judge's
-# context is too short. With the last it also has half of its tokens, and thinks less.
+# context is too short.
 _TRIES = ((_MOST, _MOST), (4000, _MOST), (1000, _MOST), (1000, 2000))
 _REASONS = words("your reasons, in at most 1500 characters")
 
@@ -117,7 +117,6 @@ async def _judged(
         return Graded(value=0, reason="no_solution")
     asked = None
     for kept_chars in _TRIES:
-        is_last = kept_chars == _TRIES[-1]
         told, left_out = shortened(task, *kept_chars)
         try:
             turns = messages(told, solution)
@@ -126,9 +125,9 @@ async def _judged(
         question = Question(
             turns,
             form,
-            reasoning_effort="low" if is_last else check.reasoning_effort,
+            reasoning_effort=check.reasoning_effort,
             template_options=check.chat_template_options,
-            max_tokens=check.max_tokens // (2 if is_last else 1),
+            max_tokens=check.max_tokens,
             temperature=check.temperature,
             seed=check.seed,
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from protocol.messages import Graded, Score, Task, Ungradable
 from protocol.rewards import PythonSource, StringCheck, TextSimilarity
 
-from services.chassis.pool import Cause, Failed
+from services.chassis.pool import Cause, Failed, Pool, Value
 from services.grader.client_code import GRADE
 from services.grader.templates import (
     MAX_CHARS,
@@ -69,25 +70,47 @@ async def text_similarity(task: Task, text: str, check: TextSimilarity, tools: T
 
 
 async def python(task: Task, text: str, check: PythonSource, tools: Tools) -> Score:
-    """What ``grade(sample, item)`` returns, cut to [0, 1]; its failure is not the response's."""
+    """What ``grade(sample, item)`` returns, cut to [0, 1].
+
+    A response whose code fails is worth 0. A failure of the grader's own code is ungradable.
+    """
     if tools.sandbox is None:
         return Ungradable(reason="no_python")
     if len(text) > MAX_CHARS:
         return Graded(value=0, reason="too_long")
-    outcome = await tools.sandbox.run(
-        GRADE, check.source, _sample(final_text(text)), columns_of(task), deadline_s=PYTHON_S
-    )
-    if isinstance(outcome, Failed):
-        why = outcome.detail
-        if outcome.cause is Cause.STALL:
-            why += ": it sleeps or waits for something, or the grader's machine is too busy"
-        reason = "starved" if outcome.is_machines_fault else f"python_{outcome.cause}"
-        return _failed(reason, why)
+    outcome = await _outcome(tools.sandbox, check.source, task, final_text(text))
+    if isinstance(outcome, Graded | Ungradable):
+        return outcome
     found = outcome.value if isinstance(outcome.value, dict) else {}
+    if found.get("is_of_sample"):
+        return Graded(value=0, reason="crashed")
     value = found.get("value")
     if not isinstance(value, float) or not math.isfinite(value):
         return _failed("python_error", str(found.get("error", "grade returned no number")))
     return Graded(value=min(1.0, max(0.0, value)))
+
+
+async def _outcome(sandbox: Pool, source: str, task: Task, text: str) -> Value | Score:
+    """A process that dies or hangs is the response's fault if it does not with the answer."""
+    run = partial(sandbox.run, GRADE, source, deadline_s=PYTHON_S)
+    item = columns_of(task)
+    outcome = await run(_sample(text), item)
+    if isinstance(outcome, Failed):
+        if isinstance(await run(_sample(task.answer or ""), item), Failed):
+            return _grader_failure(outcome)
+        if outcome.is_machines_fault:  # or the response slept, or killed its process: it will again
+            outcome = await run(_sample(text), item)
+    if isinstance(outcome, Value):
+        return outcome
+    has_ended = outcome.cause not in {Cause.TIMEOUT, Cause.STALL}
+    return Graded(value=0, reason="crashed" if has_ended else "never_ended")
+
+
+def _grader_failure(failed: Failed) -> Ungradable:
+    why = failed.detail
+    if failed.cause is Cause.STALL:
+        why += ": it sleeps or waits for something, or the grader's machine is too busy"
+    return _failed("starved" if failed.is_machines_fault else f"python_{failed.cause}", why)
 
 
 def _sample(text: str) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def replies(body: bytes, status: int = 200, **headers: str) -> Behaviour:
 
 def says(content: object, finish_reason: str | None = "stop") -> Behaviour:
     """A completion with this content, which is cut off after all tokens that were granted."""
-    return replies(completion(content, finish_reason, 4096 if finish_reason == "length" else 20))
+    return replies(completion(content, finish_reason, 16384 if finish_reason == "length" else 20))
 
 
 def breaks_off(head: bytes) -> Behaviour:

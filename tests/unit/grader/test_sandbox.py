@@ -16,7 +16,7 @@ import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import PythonSource
 
-from services.chassis.pool import Cause, Failed, Pool, sandbox
+from services.chassis.pool import Cause, Failed, Pool, Value, sandbox
 from services.grader import client_code
 from services.grader.tools import Tools
 from services.grader.trial_record import recorded
@@ -80,6 +80,63 @@ async def test_a_failure_is_no_grade_and_is_told_in_words(
     score, told = await graded(sandboxed, body)
     assert score == Ungradable(reason=reason)
     assert words in told
+
+
+EXECUTES = """
+def grade(sample, item):
+    names = {}
+    exec(sample["output_text"], names)
+    return float(names["f"](3) == 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("def f(x): return x * x", Graded(value=1)),
+        ("def f(x) return", Graded(value=0, reason="crashed")),
+        ("def f(x): return x / 0", Graded(value=0, reason="crashed")),
+        ("raise SystemExit", Graded(value=0, reason="crashed")),
+        ("raise KeyboardInterrupt", Graded(value=0, reason="crashed")),
+        ("import os; os._exit(0)", Graded(value=0, reason="crashed")),
+        ("import os; os.kill(os.getpid(), 9)", Graded(value=0, reason="crashed")),
+        ("x = 'x' * 10**10", Graded(value=0, reason="crashed")),
+        ("", Ungradable(reason="python_error")),  # the grader itself asks for f
+    ],
+)
+async def test_a_response_whose_code_fails_is_worth_nothing(
+    sandboxed: Tools, text: str, expected: Score
+) -> None:
+    source = PythonSource(source=EXECUTES)
+    assert await openai.python(a_task(), text, source, sandboxed) == expected
+
+
+class _ScriptedSandbox:
+    """Outcomes for a response's runs in turn; a run with the answer, "2", ends well."""
+
+    def __init__(self, *outcomes: Value | Failed) -> None:
+        self.outcomes = list(outcomes)
+
+    async def run(self, function: str, source: str, sample: Any, *_: Any, **__: Any) -> Any:
+        is_answer = sample["output_text"] == "2"
+        return Value({"value": 1.0}) if is_answer else self.outcomes.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([Failed(Cause.TIMEOUT)], Graded(value=0, reason="never_ended")),
+        ([Failed(Cause.STALL), Failed(Cause.STALL)], Graded(value=0, reason="never_ended")),
+        ([Failed(Cause.STALL), Value({"value": 0.5})], Graded(value=0.5)),  # a busy machine
+        ([Failed(Cause.KILLED), Value({"value": 0.5})], Graded(value=0.5)),
+    ],
+)
+async def test_a_response_that_never_ends_is_worth_nothing_and_a_busy_machine_costs_nothing(
+    outcomes: list[Value | Failed], expected: Score
+) -> None:
+    box: Any = _ScriptedSandbox(*outcomes)
+    source = PythonSource(source=EXECUTES)
+    assert await openai.python(a_task(), "f = 0", source, Tools(box, sandbox=box)) == expected
 
 
 @pytest.mark.parametrize(

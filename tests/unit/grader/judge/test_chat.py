@@ -47,7 +47,7 @@ async def test_a_form_is_sent_and_comes_back_filled_in(server: ScriptedServer) -
         server.script = [says('{"verdict": "yes"}', "length")]
         with pytest.raises(NoVerdict) as caught:
             await chat.ask(QUESTION)
-    assert caught.value.is_cut_short
+    assert caught.value.reason == "verdict_cut"
     assert server.asked[0]["model"] == MODEL
     assert server.asked[0]["messages"][0]["content"] == "half a character: ?"
     assert set(server.keys) == {"Bearer secret"}

@@ -271,6 +271,7 @@ def test_what_is_no_form_filled_in_is_no_verdict(form: Form, content: object) ->
         ([DUMB, BEST], PERFECT, 2, 2),
         ([DEAD, DEAD, DEAD, BEST], PERFECT, 4, 4),  # one more after a self-test that was passed
         ([DEAD], FAILED, 4, 6),
+        ([says(None, "length")], Ungradable(reason="verdict_cut"), 3, 2),
         ([DUMB], NO_VERDICT, 3, 2),  # what the model says is no sign of a judge that is down
         ([replies(b"too large", 400)], JUDGE_REFUSED, 1, 2),
     ],
@@ -292,17 +293,18 @@ async def test_what_may_pass_is_tried_again_and_what_stays_has_no_score(
 @pytest.mark.parametrize(
     ("script", "check", "field", "sent"),
     [
-        ([DEAD, DUMB, BEST], {}, "temperature", [0, 0, 0.7]),
+        ([DEAD, DUMB, BEST], {}, "temperature", [0, 0, 0]),
         ([DUMB, BEST], {"temperature": 1.5}, "temperature", [1.5, 1.5]),
         (
             [DUMB, says(None, "length"), BEST],
             {"reasoning_effort": "high"},
             "reasoning_effort",
-            ["high", "high", "low"],
+            ["high", "high", "high"],
         ),
+        ([says(None, "length"), BEST], {}, "max_completion_tokens", [16_384, 16_384]),
     ],
 )
-async def test_a_model_that_gave_no_verdict_is_asked_with_chance_or_to_think_less(
+async def test_a_model_that_gave_no_verdict_or_was_cut_is_asked_the_same_again(
     script: list[Behaviour],
     check: dict[str, Any],
     field: str,
@@ -313,6 +315,22 @@ async def test_a_model_that_gave_no_verdict_is_asked_with_chance_or_to_think_les
     server.script = script
     await score(server, tools, **check)
     assert [body[field] for body in server.asked] == sent
+
+
+async def test_a_known_solution_is_graded_now_and_then_as_the_run_asks(
+    server: ScriptedServer, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.grader.judge.judge.CANARY_EVERY", 2)
+    labels = {"level": "wrong", "judged": "complete"}
+    fooled = counted("weir_judge_canaries_total", **labels)
+    async with Judge(settings_for(server)) as judge, asyncio.timeout(60):
+        asked = ModelJudge(temperature=0.1)
+        known = replace(tools, judge=judge)
+        scores = [await model_judge(TASK, f"{n}", asked, known) for n in range(4)]
+    assert scores == [PERFECT] * 4
+    assert len(server.asked) == 6
+    assert {body["temperature"] for body in server.asked} == {0.1}
+    assert counted("weir_judge_canaries_total", **labels) == fooled + 1
 
 
 async def test_a_refusal_is_loud_and_counted(

@@ -64,6 +64,32 @@ def test_what_goes_through_letters_or_is_not_read_cannot_be_judged(text: str) ->
     assert worth(rf"1+1=2. {text} \boxed{{18}}") is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "16+4-2=18",
+        "3^2=9. 9*2=18",
+        "16+2=18",
+        "3*4=12. 12+3+3=18",
+        "(16+2)*(4-3)=18",
+        "4+3+2=9. 9*2=18",
+    ],
+)
+def test_with_a_solution_another_computation_that_happens_to_give_the_answer_is_no_derivation(
+    text: str,
+) -> None:
+    value = worth(text)
+    assert value is not None
+    assert value <= 0.5
+
+
+@pytest.mark.parametrize("text", ["3*4=12. 12+3+3=18", "3*4+3+3=18"])
+def test_without_a_solution_half_of_the_problems_numbers_are_needed(text: str) -> None:
+    value = worth(text, "")
+    assert value is not None
+    assert value <= 0.25
+
+
 def test_with_a_solution_numbers_of_the_problem_that_happen_to_give_the_answer_earn_little() -> (
     None
 ):
