@@ -76,8 +76,9 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
     enough of the solution's results, would then be as the solution's, else their share; less with
     each step that is wrong, or on its way but not grounded. Splitting gains nothing.
     """
-    known = _numbers_of(problem)
-    moving = known - _FIXED if solution else set[float]()
+    moves = _moves_of(problem)
+    known = set(moves)
+    moving = moves if solution else {}
     reference = _Links(solution, known, moving, answer, most)
     results = {n for link in reference.links if link.judged.sides for n in link.results}
     operands = {n for link in reference.links for n in link.operands}
@@ -101,7 +102,7 @@ def derive(text: str, problem: str, solution: str, answer: str, most: int) -> De
 
 class _Links:
     def __init__(
-        self, text: str, known: set[float], moving: set[float], answer: str, most: int
+        self, text: str, known: set[float], moving: Mapping[float, float], answer: str, most: int
     ) -> None:
         self.links = list[_Link]()
         self._known = known
@@ -208,7 +209,7 @@ class _Links:
         made, moving = self.changes(number), _match(self._moving, number)
         changes = list(made or ())
         if moving is not None:
-            changes.append(Random(moving).uniform(1.1, 1.5))
+            changes.append(self._moving[moving])
         elif made is None or _match(self._known, number) is not None:
             changes.append(1.0)
         return changes
@@ -232,16 +233,29 @@ class _Links:
         return (_UNGROUNDED if at is None else status or _GROUNDED), at
 
 
-def _numbers_of(problem: str) -> set[float]:
-    """The numbers of a problem, in digits or words; of percentages and fractions the rest, too."""
-    found = set[float]()
+def _moves_of(problem: str) -> dict[float, float]:
+    """The numbers of a problem, in digits or words, with the factors by which they move.
+
+    Of percentages and fractions the rest, too, which moves with them.
+    """
+    numbers = list[float]()
+    rests = dict[float, float]()
     for digits, percent, bottom in _NUMBER.findall(problem):
         number = float(digits.replace(",", ""))
-        found |= {number, 100 - number, 100 + number} if percent else {number}
-        found |= {float(bottom), float(bottom) - number} if bottom else set()
+        numbers.append(number)
+        if percent:
+            rests |= {100 - number: 100 - _moved(number), 100 + number: 100 + _moved(number)}
+        if bottom:
+            numbers.append(float(bottom))
+            rests[float(bottom) - number] = _moved(float(bottom)) - _moved(number)
     named = [_NAMED.get(word, 0.0) for word in re.findall("[a-z]+", problem.lower())]
-    found |= {*filter(None, named), *(a + b for a, b in pairwise(named) if a >= 20 > b > 0)}
-    return set(map(_key, found))
+    numbers += [*filter(None, named), *(a + b for a, b in pairwise(named) if a >= 20 > b > 0)]
+    others = {**rests, **{number: _moved(number) for number in numbers}}
+    return {_key(number): other / number if number else 1.0 for number, other in others.items()}
+
+
+def _moved(number: float) -> float:
+    return number if number in _FIXED else number * Random(number).uniform(1.1, 1.5)
 
 
 def _plain_numbers_of(problem: str) -> set[float]:
