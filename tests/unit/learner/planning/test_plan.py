@@ -541,7 +541,8 @@ def test_prompts_that_do_not_fit_are_counted_file_by_file(
 
 
 def test_the_resolved_recipe_is_toml_that_means_the_same() -> None:
-    for path in (ROOT / "recipes").rglob("*.toml"):
+    recipes = ROOT / "recipes"
+    for path in {*recipes.rglob("*.toml")} - {*recipes.glob("tiny/*.toml")}:
         recipe = load_recipe(path)
         assert parse_recipe(tomllib.loads("\n".join(resolved(recipe)))) == recipe, path
 
