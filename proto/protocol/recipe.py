@@ -626,8 +626,8 @@ def explain(error: ValidationError, whole: str = "recipe") -> str:
         field = ".".join(part for part in parts if not part.startswith("<")) or whole
         if problem["type"] == "extra_forbidden" and field in _OF_A_FILE:
             lines.append(
-                f"{field}: only a file has parents, and here is none; give all settings, as "
-                "`weir plan FILE` shows them, or use `weir run FILE`"
+                f"{field}: works only in a file, as for `weir run FILE`; "
+                "give all settings here, as `weir plan FILE` shows them"
             )
         elif problem["type"] == "extra_forbidden":
             lines.append(f"{field}: unknown key; remove it or check its spelling")
