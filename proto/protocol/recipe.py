@@ -652,17 +652,17 @@ def load_tables(path: Path) -> Tables:
 
 
 def _apply_file(path: Path, tables: Tables, children: tuple[Path, ...]) -> Tables:
-    """Change the tables as the parents of a file say, one after the other, then as it says."""
+    """Apply the changes of a file's parents to the tables, in order, and then its own."""
     own = _read_toml(path)
     children = (*children, path.resolve())
     for parent in _pop_texts(own, "extends", path):
         file = path.parent / parent
-        if file.resolve() in children:
-            raise RecipeError(f"{path}: extends: {parent} is this file or extends it; remove one")
         if not file.is_file():
             raise RecipeError(
                 f"{path}: extends: {file}: no such file; give a path from the folder of this file"
             )
+        if file.resolve() in children:
+            raise RecipeError(f"{path}: extends: {parent} is this file or extends it; remove one")
         tables = _apply_file(file, tables, children)
     for setting in _pop_texts(own, "without", path):
         if not _remove_setting(tables, setting):
@@ -692,7 +692,7 @@ def _pop_texts(tables: Tables, key: str, path: Path) -> list[str]:
 
 
 def _remove_setting(tables: Tables, setting: str) -> bool:
-    """Whether it was there."""
+    """Remove it from its table; False if it is not there."""
     *outer, last = setting.split(".")
     table: Any = tables
     for name in outer:
