@@ -32,6 +32,23 @@ A recipe says what to learn, from which tasks, and by which algorithm. It is a T
 does not read. Paths are relative to the current directory; a submitted recipe has ids of uploaded
 files as its tasks. `weir plan RECIPE` shows a recipe with all its defaults.
 `python -m docs.reference.recipe` writes this page from the code.
+
+## Files that extend others
+
+```toml
+extends = "../papo/qwen2.5-7b.toml"  # relative to the folder of this file
+without = ["evaluation.every"]       # settings of the parent to remove
+name = "mine"
+algorithm.lambda_process = 0.5
+```
+
+A file starts from the settings of its parent, removes those in `without`, and adds its own. Tables
+merge key by key; any other value, such as a list, replaces the parent's.
+
+`extends` may list several files: each one changes the result of those before it. Both keys stand
+above the first table. They work only in files, also in those of `weir sft` and
+`WEIR_RECIPE_DEFAULTS`: a submitted recipe has all its settings. `weir plan RECIPE` shows the result
+as TOML, and `weir plan RECIPE --json` as JSON.
 """
 _OF_CHECKS: Mapping[str, type[Table]] = {
     "every check": rewards.Check,

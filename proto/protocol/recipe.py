@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -41,7 +41,10 @@ _FORMULAS = {
 }
 MOST_STEPS = 10**9  # of a client, which says when it ends
 MOST_RESPONSES = 16384  # that vLLM samples to one prompt
+_OF_A_FILE = ("extends", "without")
 _MAX_REFILL = 4  # dynamic sampling has at most so many times the groups in flight
+
+Tables = dict[str, Any]
 
 
 class Purpose(StrEnum):
@@ -621,7 +624,12 @@ def explain(error: ValidationError, whole: str = "recipe") -> str:
     for problem in error.errors():
         parts = (str(part) for part in problem["loc"])
         field = ".".join(part for part in parts if not part.startswith("<")) or whole
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] == "extra_forbidden" and field in _OF_A_FILE:
+            lines.append(
+                f"{field}: works only in a file, as for `weir run FILE`; "
+                "give all settings here, as `weir plan FILE` shows them"
+            )
+        elif problem["type"] == "extra_forbidden":
             lines.append(f"{field}: unknown key; remove it or check its spelling")
         elif problem["type"] == "missing":
             lines.append(f"{field}: required, but missing")
@@ -638,8 +646,33 @@ def parse_recipe(data: object) -> Recipe:
         raise RecipeError(explain(error)) from error
 
 
-def load_tables(path: Path) -> dict[str, Any]:
-    """Read tables from a TOML file, or raise a `RecipeError`."""
+def load_tables(path: Path) -> Tables:
+    """Read a TOML file on top of those that it extends, or raise a `RecipeError`."""
+    return _apply_file(path, {}, children=())
+
+
+def _apply_file(path: Path, tables: Tables, children: tuple[Path, ...]) -> Tables:
+    """Apply the changes of a file's parents to the tables, in order, and then its own."""
+    own = _read_toml(path)
+    children = (*children, path.resolve())
+    for parent in _pop_texts(own, "extends", path):
+        file = path.parent / parent
+        if not file.is_file():
+            raise RecipeError(
+                f"{path}: extends: {file}: no such file; give a path from the folder of this file"
+            )
+        if file.resolve() in children:
+            raise RecipeError(f"{path}: extends: {parent} is this file or extends it; remove one")
+        tables = _apply_file(file, tables, children)
+    for setting in _pop_texts(own, "without", path):
+        if not _remove_setting(tables, setting):
+            raise RecipeError(
+                f"{path}: without: no parent sets {setting}; remove it or check its spelling"
+            )
+    return merge_tables(tables, own)
+
+
+def _read_toml(path: Path) -> Tables:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -648,6 +681,38 @@ def load_tables(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:  # its encoding, its grammar, or a number of thousands of digits
         raise RecipeError(f"{path}: not valid TOML: {error}") from error
+
+
+def _pop_texts(tables: Tables, key: str, path: Path) -> list[str]:
+    value = tables.pop(key, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise RecipeError(f"{path}: {key}: must be a text or a list of texts")
+    return texts
+
+
+def _remove_setting(tables: Tables, setting: str) -> bool:
+    """Remove it from its table; False if it is not there."""
+    *outer, last = setting.split(".")
+    table: Any = tables
+    for name in outer:
+        table = table.get(name) if isinstance(table, dict) else None
+    if not isinstance(table, dict) or last not in table:
+        return False
+    del table[last]
+    return True
+
+
+def merge_tables(
+    tables: Mapping[str, Any], changes: Mapping[str, Any], together: Collection[str] = ()
+) -> Tables:
+    """Tables merge key by key, but not those named ``together``; any other value is replaced."""
+    merged = {
+        key: merge_tables(tables[key], value, together)
+        for key, value in changes.items()
+        if key not in together and isinstance(value, dict) and isinstance(tables.get(key), dict)
+    }
+    return {**tables, **changes, **merged}
 
 
 def load_recipe(path: Path) -> Recipe:

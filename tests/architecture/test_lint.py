@@ -44,7 +44,7 @@ MISTAKES = {
         ("no service exports weir_none", "weir_ready has no label colour", "weir_ready is a gauge"),
     ),
     "docs/reference/metrics.md": ("`weir_none`\n", ("no service exports weir_none",)),
-    "recipes/demo.toml": ("tasksize = 1\n", ("tasksize",)),
+    "recipes/demo-grpo.toml": ("tasksize = 1\n", ("tasksize",)),
     "recipes/lost.toml": (
         (ROOT / "recipes/demo.toml").read_text().replace("/base-model", "/no-model"),
         ("examples/arithmetic/no-model/config.json is not there",),

@@ -1,17 +1,21 @@
 """Recipes that are told to be alike differ in what they are told to differ in, and in no more."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from protocol.recipe import Recipe, load_recipe
+from protocol.recipe import Recipe, RecipeError, load_recipe
 
 from tests.architecture.project import ROOT
 
+FOLDER = ROOT / "recipes"
+TWIN = FOLDER / "tiny/twin.toml"  # what all twins change, and no recipe by itself
 RECIPES = {
-    str(path.relative_to(ROOT / "recipes").with_suffix("")): load_recipe(path)
-    for path in sorted((ROOT / "recipes").rglob("*.toml"))
+    str(path.relative_to(FOLDER).with_suffix("")): load_recipe(path)
+    for path in sorted(FOLDER.rglob("*.toml"))
+    if path != TWIN
 }
 UNPUBLISHED = ("tiny/", "one-gpu/", "environments/")
 PUBLISHED = [n for n in RECIPES if "/" in n and not n.startswith(UNPUBLISHED)]
@@ -107,6 +111,16 @@ def test_a_published_run_has_a_twin_that_differs_in_size_data_and_judge() -> Non
         assert {check.verifier for check in twin.reward.process} <= {"equation_steps"}, name
         assert twin.training.groups_per_step * twin.rollout.group_size == 128, name
         assert twin.training.steps + twin.num_pretrain_steps <= 30, name
+
+
+def test_a_twin_is_its_run_and_what_all_twins_change() -> None:
+    for name in PUBLISHED:
+        path = FOLDER / f"tiny/{name}.toml"
+        parents = tomllib.loads(path.read_text())["extends"]
+        files = [(path.parent / parent).resolve() for parent in parents]
+        assert files == [FOLDER / f"{name}.toml", TWIN], name
+    with pytest.raises(RecipeError, match="without: no parent sets machine"):
+        load_recipe(TWIN)
 
 
 def test_samples_that_are_older_than_the_policy_are_corrected_for() -> None:

@@ -33,7 +33,7 @@ def is_balanced(account: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(TINY.rglob("*.toml")), ids=lambda path: str(path.relative_to(TINY))
+    "path", sorted(TINY.glob("*/*.toml")), ids=lambda path: str(path.relative_to(TINY))
 )
 def test_a_tiny_recipe_trains_the_demos_model(
     stack: Stack, path: Path, monkeypatch: pytest.MonkeyPatch

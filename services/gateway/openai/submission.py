@@ -13,7 +13,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from protocol.recipe import Recipe, RecipeError, load_tables, parse_recipe
+from protocol.recipe import (
+    Recipe,
+    RecipeError,
+    Tables,
+    load_tables,
+    merge_tables,
+    parse_recipe,
+)
 from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
 from services.chassis.deployment import DeploymentError, variable
@@ -29,8 +36,6 @@ _TOGETHER = ("algorithm", "outcome", "process")  # their settings mean something
 _MAX_CONTEXT = 4096
 _FEWEST_STEPS, _MOST_EPOCHS = 100, 10
 _EVALUATIONS = 10  # beside the first
-
-Tables = dict[str, Any]
 
 
 def _use_instead(remedy: str) -> BeforeValidator:
@@ -275,16 +280,6 @@ def _check(tables: Tables) -> None:
     parse_recipe(_completed(_with_deployment(tables, job), NOTHING_KNOWN, num_tasks=1))
 
 
-def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Tables:
-    """``given``, and from ``defaults`` each key that is not in it."""
-    both = {
-        key: _merged(defaults[key], value)
-        for key, value in given.items()
-        if key not in _TOGETHER and isinstance(value, dict) and isinstance(defaults.get(key), dict)
-    }
-    return {**defaults, **given, **both}
-
-
 def _with_deployment(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Tables:
     """What a job gives, completed by the deployment's tables as far as they suit it."""
     left_out = set()
@@ -293,7 +288,7 @@ def _with_deployment(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> T
     if given["tasks"]["held_out"] is None:
         left_out.add("evaluation")
     kept = {name: table for name, table in defaults.items() if name not in left_out}
-    return _merged(kept, given)
+    return merge_tables(kept, given, _TOGETHER)
 
 
 def _completed(tables: Tables, facts: ModelFacts, num_tasks: int) -> Tables:
@@ -308,7 +303,7 @@ def _completed(tables: Tables, facts: ModelFacts, num_tasks: int) -> Tables:
         "training": {},
         "algorithm": {},
     }
-    full = deepcopy(_merged(needed, tables))
+    full = deepcopy(merge_tables(needed, tables))
     if facts.has_chat_template is False:
         _set_default(full, "model", "prompt_template", "{prompt}")
     context, sampling = _at(full, "model", "max_context"), _at(full, "rollout", "sampling")
@@ -324,7 +319,7 @@ def _evaluated(tables: Tables) -> Tables:
     """The tables with an evaluation of the held-out tasks at every tenth of the steps."""
     steps = _at(tables, "training", "steps")
     every = math.ceil(steps / _EVALUATIONS) if isinstance(steps, int) else 1
-    return _merged({"evaluation": {"every": max(1, every)}}, tables)
+    return merge_tables({"evaluation": {"every": max(1, every)}}, tables)
 
 
 def _steps_of(n_epochs: int, num_tasks: int, tables: Tables) -> int:

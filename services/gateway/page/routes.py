@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from protocol.exchange import Exchange
 from protocol.messages import JobEvent
+from protocol.recipe import RecipeError, load_tables, parse_recipe
 from pydantic import Field
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -75,9 +78,20 @@ def parse_recipe_text(body: RecipeText) -> dict[str, Any]:
 def example_recipes() -> dict[str, Any]:
     """The recipes in the folder `recipes` where the gateway runs, if there is one."""
     files = sorted(_RECIPES.rglob("*.toml"), key=lambda path: (len(path.parts), path))
-    named = {path.relative_to(_RECIPES).as_posix(): path for path in files}
-    texts = [{"name": name, "text": path.read_text("utf-8")} for name, path in named.items()]
-    return {"object": "list", "data": texts}
+    return {"object": "list", "data": [*_load_examples(files)]}
+
+
+def _load_examples(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The text of each recipe; of one that extends others, which a text cannot, its tables."""
+    for path in files:
+        try:
+            tables = load_tables(path)
+            parse_recipe(tables)
+        except RecipeError:  # such as a file that only others extend
+            continue
+        name, text = path.relative_to(_RECIPES).as_posix(), path.read_text("utf-8")
+        is_whole = tables == tomllib.loads(text)
+        yield {"name": name, "text": text} if is_whole else {"name": name, "recipe": tables}
 
 
 @page.get("/v1/page/jobs/{job_id}/latest")

@@ -143,6 +143,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["recipe.training.steps", "recipe.training.seed"],
     ),
     "an unknown table": ({"tables": {"trainning": {}}}, ["recipe.trainning"]),
+    "a parent, which is a file": ({"tables": {"extends": "/a.toml"}}, ["recipe.extends"]),
     "an unknown file": ({"tables": {"tasks": {"tran": "x"}}}, ["recipe.tasks.tran"]),
     "a table that is none": ({"tables": {"model": 3}}, ["recipe.model"]),
     "another model": ({"tables": {"model": {"path": "other"}}}, ["recipe.model.path"]),

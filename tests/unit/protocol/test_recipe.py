@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.recipe import RecipeError, load_recipe, parse_recipe
+from protocol.recipe import RecipeError, load_recipe, load_tables, parse_recipe
 
 from tests.builders import a_recipe
 
@@ -141,3 +142,108 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_recipe(broken)
     with pytest.raises(RecipeError, match=r"wrong\.toml:\ntraining"):
         load_recipe(wrong)
+
+
+# ---------------------------------------------------------------------- files that extend others
+
+CRITIC = """
+[critic]
+pretrain_steps = 5
+path = "models/critic"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "parents").mkdir()
+    (tmp_path / "parents/whole.toml").write_text(SMALL)
+    return tmp_path
+
+
+def write(folder: Path, text: str, name: str = "child.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_child_changes_settings_and_keeps_the_others(folder: Path) -> None:
+    text = """
+    extends = "parents/whole.toml"
+    model.dtype = "float32"
+    rollout.sampling = { stop = ["a", "b"] }
+    """
+    child, parent = load_tables(write(folder, text)), tomllib.loads(SMALL)
+    assert child["name"] == "small"
+    assert child["model"] == {"path": "models/tiny", "dtype": "float32"}  # as in the parent's file
+    assert child["rollout"]["sampling"] == {"max_tokens": 8, "stop": ["a", "b"]}
+    assert child | parent == child | {table: parent[table] for table in parent}
+    grandchild = 'extends = "child.toml"\nname = "third"\nrollout.sampling.stop = ["c"]\n'
+    recipe = load_recipe(write(folder, grandchild, "grandchild.toml"))
+    assert (recipe.name, recipe.model.dtype) == ("third", "float32")
+    assert recipe.rollout.sampling.stop == ("c",)  # a list is replaced
+
+
+def test_a_value_and_a_table_replace_each_other(folder: Path) -> None:
+    judge = '{ verifier = "model_judge", rubric = "holistic" }'
+    text = f'extends = "parents/whole.toml"\nreward.process = {judge}\n'
+    assert load_recipe(write(folder, text)).reward.process[0].verifier == "model_judge"
+    back = write(folder, 'extends = "child.toml"\nreward.process = "equation_steps"\n', "b.toml")
+    assert load_recipe(back).reward == load_recipe(folder / "parents/whole.toml").reward
+
+
+def test_a_child_leaves_settings_of_its_parent_out(folder: Path) -> None:
+    write(folder, SMALL + CRITIC, "parents/critic.toml")
+    text = """
+    extends = "parents/critic.toml"
+    without = ["critic.pretrain_steps", "reward"]
+    [critic]
+    path = "models/other"
+    """
+    tables = load_tables(write(folder, text))
+    assert tables["critic"] == {"path": "models/other"}
+    assert "reward" not in tables
+    text = 'extends = "parents/critic.toml"\nwithout = "critic"\ncritic.value_clip = 1.0\n'
+    assert load_tables(write(folder, text))["critic"] == {"value_clip": 1.0}
+
+
+def test_parents_apply_one_after_the_other_and_then_the_child(folder: Path) -> None:
+    overlay = 'without = ["reward"]\n[training]\nsteps = 3\nseed = 3\ngroups_per_step = 3\n'
+    write(folder, overlay, "overlay.toml")
+    text = 'extends = ["parents/whole.toml", "overlay.toml"]\ntraining.seed = 4\n'
+    tables = load_tables(write(folder, text))
+    assert tables["training"] == {"steps": 3, "seed": 4, "groups_per_step": 3}
+    assert "reward" not in tables
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('extends = "child.toml"', "child.toml: extends: child.toml is this file or extends it"),
+        ('extends = "ring.toml"', "ring.toml: extends: child.toml is this file or extends it"),
+        ('extends = "none.toml"', r"child.toml: extends: .*none.toml: no such file; give a path"),
+        ('extends = "parents"', r"child.toml: extends: .*parents: no such file; give a path"),
+        ("extends = 3", "child.toml: extends: must be a text or a list of texts"),
+        ('extends = "broken.toml"', "broken.toml: not valid TOML"),
+        (
+            'extends = "parents/whole.toml"\nwithout = ["training.stepz"]',
+            "child.toml: without: no parent sets training.stepz; remove it or check its spelling",
+        ),
+        (
+            'extends = "parents/whole.toml"\nwithout = ["name.first"]',
+            "child.toml: without: no parent sets name.first",
+        ),
+        ('without = ["name"]\nname = "a"', "child.toml: without: no parent sets name"),
+        ("without = { name = 1 }", "child.toml: without: must be a text or a list of texts"),
+        ('extends = "parents/whole.toml"\ntraining.stepz = 3', "child.toml:\ntraining.stepz: unk"),
+    ],
+)
+def test_what_is_wrong_with_parents_is_named(folder: Path, text: str, told: str) -> None:
+    write(folder, 'extends = "child.toml"', "ring.toml")
+    write(folder, "name = ", "broken.toml")
+    with pytest.raises(RecipeError, match=told):
+        load_recipe(write(folder, text))
+
+
+@pytest.mark.parametrize("key", ["extends", "without"])
+def test_only_a_file_extends_others(key: str) -> None:
+    assert f"{key}: works only in a file" in error_of(**{key: "recipes/demo.toml"})

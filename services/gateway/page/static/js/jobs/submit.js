@@ -55,7 +55,7 @@ export function Submit({ query }) {
   const examples = {
     "": "",
     "my first": example(models?.data[0]?.id ?? "MODEL"),
-    ...Object.fromEntries(recipes?.data.map(({ name, text }) => [name, text]) ?? []),
+    ...Object.fromEntries(recipes?.data.map(({ name, text, recipe }) => [name, text ?? toml(recipe)]) ?? []),
   };
   const submit = (event) => {
     event.preventDefault();
