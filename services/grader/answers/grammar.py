@@ -166,8 +166,8 @@ class _Reader:
             if depth == 0:
                 break
             if token.kind == "name":
-                mark, *index = (each.text for each in self._tokens[at + 1 : at + 4])
-                inside.add(token.text + ("".join(index) if mark == "_" else ""))
+                mark = [each.text for each in self._tokens[at + 1 : at + 4]]
+                inside.add(token.text + "".join(mark if mark[:1] == ["_"] else ()))
         is_weight = [each.text for each in self._tokens[self._at - 2 : self._at]] == ["m", "g"]
         return not is_weight and len(inside) < 2 and last.letter not in inside
 
@@ -318,8 +318,8 @@ class _Reader:
 
     def primes(self) -> str:
         primes = ""
-        while mark := self.takes("'", "’", "′"):
-            primes += "'" if mark else ""
+        while self.takes("'", "’", "′"):
+            primes += "'"
         return primes
 
     def subscript(self) -> str:
