@@ -37,7 +37,7 @@ from tests.contract.valkey_server import Server
 from tests.unit.grader.pools import inline_tools
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
-ANSWERS = ("2", "???", r"\frac{1}{2}", r"[0,1)\cup(2,+\infty)", "Paris")
+ANSWERS = ("2", "???", r"\frac{1}{2}", "g(2)", "Paris")
 SUMS = {"prompt": "3 boxes of 12 eggs, 4 broken?", "answer": "32"}
 BY_NUMBERS = "3 * 12 = 36. 36 - 4 = 32."
 BY_LETTERS = "We have $x + y = z$, so $x = z - y$."
