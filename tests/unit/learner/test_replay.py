@@ -21,7 +21,7 @@ from tests.sample_stores import write_samples
 # The answer is 12. By these steps the process scores differ among the correct ones.
 TEXTS = (
     r"3 \cdot 2 = 6, 6 + 6 = 12. So \boxed{12}",
-    r"3 \cdot 2 = 5, 6 + 6 = 12. So \boxed{12}",
+    r"3 \cdot 2 = 6, 6 + 6 = 12, 3 + 2 = 4. So \boxed{12}",
     r"3 \cdot 2 = 7, 6 + 6 = 11. So \boxed{12}",
     r"3 \cdot 2 = 6, 6 + 6 = 13. So \boxed{13}",
     "I do not know",
