@@ -17,7 +17,7 @@ _BRACES = re.compile(
 )
 _SPACE = r"(?:[\s$]|\\[()\[\],;:! ]|\\q?quad(?![a-z])){0,40}"
 _AND = r"(?:[,;&、和或]|and|or|\\text\s?\{\s*,?\s*(?:and|or)\s*\})"
-_NAME = r"(?:\\?[a-zA-Z]{1,8}(?:_\{?\w{1,4}\}?)?(?:\(\w{1,3}\))?\s?=\s?)?"
+_NAME = r"(?:(?:[a-zA-Z]|\\[a-zA-Z]{2,8})(?:_\{?\w{1,4}\}?)?(?:\(\w{1,3}\))?\s?=\s?)?"
 _JOINT = re.compile(rf"{_SPACE}{_AND}(?:{_SPACE}{_AND})?{_SPACE}{_NAME}{_SPACE}")
 _NAME_BEFORE = re.compile(rf"{_NAME}\Z")
 _MAX_NAME_CHARS = 30
@@ -73,7 +73,8 @@ def _boxes(text: str) -> list[_Box]:
             boxes.pop()
         behind = boxes[-1].after if boxes else begin
         line = max(behind, text.rfind("\n", behind, box.begin) + 1)
-        if not _COMMENT.match(text, line, box.begin):
+        is_named_only = not text[box.start : box.end].strip(" .…")
+        if not is_named_only and not _COMMENT.match(text, line, box.begin):
             boxes.append(box)
     return boxes
 

@@ -150,7 +150,9 @@ def _shape_of_node(node: Node, *parts: _Shape) -> _Shape:
     if node.kind == "*":
         factors = [each for part in parts for each in part.factors if each != "1"] or ["1"]
         return _Shape([_listed("*", factors)], factors)
-    text = f"({_SAME_KINDS.get(node.kind, node.kind)} {node.letter} {[p.text for p in parts]})"
+    text = (
+        f"({_SAME_KINDS.get(node.kind, node.kind)} {node.letter} {' '.join(p.text for p in parts)})"
+    )
     if node.kind == "number":
         text = f"{node.number}{'.' * bool(node.places)}"
     return _Shape([text], [text])

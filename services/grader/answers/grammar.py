@@ -249,8 +249,8 @@ class _Reader:
             return Node("root", (self.argument(single=True), index))
         if text in _COMPLEX:
             inside = self.argument()
-            if text == r"\overline" and all(node.letter != "i" for node in inside.walk()):
-                raise Unreadable("a segment, a digit or a mean")
+            if {node.letter for node in inside.walk()} - {"", "e"} != {"i"}:
+                raise Unreadable("a part of what may be real, a segment or a mean")
             return Node("function", (inside,), letter=_COMPLEX[text])
         if text in ("√", "∛"):
             return Node("root", (self.argument(), integer(2 if text == "√" else 3)))

@@ -63,7 +63,7 @@ _OWN = {
 _HAN_UNITS = {"平方": "square ", "立方": "cubic ", "千米": "km", "公里": "km", "厘米": "cm"}
 _HAN_UNITS |= {"毫米": "mm", "分米": "dm", "米": "m", "千克": "kg", "公斤": "kg", "克": "g"}
 _HAN_UNITS |= {"毫升": "ml", "升": "L", "小时": "hour", "分钟": "minute", "秒": "s", "天": "day"}
-_HAN_UNITS |= {"年": "year", "度": "degree", "分": "unit"}  # minutes, marks or cents
+_HAN_UNITS |= {"年": "year", "度": "degree", "分": "minute"}
 _HAN_UNIT = re.compile("|".join(_HAN_UNITS))
 _LETTERS = frozenset("msghlLNVWJAΩ")
 _NOUNS = lexicon(
@@ -152,6 +152,8 @@ def _by_pint(name: str, *, is_exact: bool = True) -> Measure | None:
     if not next(allowed, None):
         return None
     prefix, base, _ = next(n for n in names if not n[0] or n[1] in _PREFIXED)
+    if not registry._units[base].is_multiplicative:
+        return None  # a logarithm, as of decibels and decades
     quantity = registry.Quantity(Fraction(1), f"{prefix}{base}").to_root_units()
     dimension = tuple(sorted((name, int(power)) for name, power in quantity.dimensionality.items()))
     return Measure(dimension, Fraction(quantity.magnitude)) if dimension else None

@@ -10,6 +10,7 @@ from protocol.messages import Ungradable
 from services.chassis.pool import Cause, Failed
 from services.grader.answers.boxes import last_boxed
 from services.grader.answers.compare import compare
+from services.grader.answers.echo import is_restated
 from services.grader.answers.units import measure_of
 from services.grader.verifiers import math_answer
 from tests.unit.grader.pools import calls_of, failing_tools
@@ -79,6 +80,7 @@ def test_whatever_is_repeated_or_nested_is_read_without_an_error(opens: str, clo
             answer = opens * times + last
             compare(answer, "x^2")
             compare("7", answer)
+            is_restated("7", answer, "Compute 3 + 4.")
             last_boxed(rf"\boxed{{{answer}}}")
 
 
