@@ -16,8 +16,14 @@ from itertools import permutations
 
 from services.grader.answers.nodes import Node, are_different, integer, written
 from services.grader.answers.problem import MAX_CHARS, Problem
-from services.grader.answers.read import INFINITY, MINUS_INFINITY, letter_of, read_answer
-from services.grader.answers.tokens import lexicon
+from services.grader.answers.read import (
+    INFINITY,
+    MINUS_INFINITY,
+    expression_of,
+    letter_of,
+    read_answer,
+)
+from services.grader.answers.tokens import lexicon, tokens
 from services.grader.answers.units import DEGREE, PERCENT, RADIAN, THINGS, Measure, measure_of
 from services.grader.answers.values import (
     CLOCK,
@@ -56,6 +62,7 @@ _EXPECTED = re.compile(r"(?:E|\\mathbb ?\{ ?E ?\}|\\text\{E\}) ?[\[(] ?[A-Za-z] 
 _VALUE_OF_X = re.compile(r"[a-z]\([a-z]\)")
 _OPERATOR = re.compile(r"[+*-]")
 _MAX_NAMES = 6
+_MAX_SYMBOLS = 3
 _MAX_LOOKED_FOR = 3
 _MAX_MEMBERS = 64
 _CHANGES_VALUE = re.compile(
@@ -681,7 +688,9 @@ def compare_with(algebra: Algebra | None, gold: str, answer: str, problem: str =
         found = Number(Fraction(answer))
     elif isinstance(found, Number) and _SCIENTIFIC.fullmatch(gold):
         expected = Number(Fraction(gold))
-    expected, found = _with_unit(gold, expected, found), _with_unit(answer, found, expected)
+    product = _as_product(gold, expected, found, comparison.problem)
+    found = _as_product(answer, found, expected, Problem())
+    expected, found = _with_unit(gold, product, found), _with_unit(answer, found, product)
     verdict = comparison.same(expected, found)
     if verdict.equal is False and ("," in gold or "," in answer):
         return _as_lists(comparison, gold, answer) or verdict
@@ -700,6 +709,20 @@ def _at_sight(gold: str, answer: str) -> Verdict | None:
 def _squeezed(text: str) -> str:
     """Without what is around or between marks and says nothing: equal texts are equal answers."""
     return _BETWEEN_MARKS.sub("", text).replace(r"\dfrac", r"\frac")
+
+
+def _as_product(text: str, value: Value, other: Value, problem: Problem) -> Value:
+    """``3mg`` is a weight, and no mass, where the other answer or the problem has m and g."""
+    if not isinstance(value, Quantity) or not value.is_bare:
+        return value
+    symbols = [char for char in value.unit if char.isalpha()]
+    if not 1 < len(symbols) <= _MAX_SYMBOLS:
+        return value
+    letters = {"e", *(other.letters if isinstance(other, Expression) else ())}
+    if letters.issuperset(symbols) or all(map(problem.mentions, symbols)):
+        product = expression_of(tuple(tokens(text)))
+        return product if _has_tree(product) else value
+    return value
 
 
 def _with_unit(text: str, value: Value, other: Value) -> Value:
