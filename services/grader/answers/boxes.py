@@ -38,8 +38,8 @@ def last_box(text: str) -> tuple[int, int] | None:
 
     Braces are matched; a doubled backslash is one. Without braces a box holds one letter or digit
     that stands alone, ``\boxed 5``. Text up to the last ``</think>``, or with an open ``<think>``,
-    is no answer, nor is a box in a LaTeX comment. Boxes between which nothing stands but a comma,
-    "and", "or" and names are one answer, which starts before the first box and its name.
+    is no answer, nor is a box that is empty or in a LaTeX comment. Boxes with only commas, "and",
+    "or" and names between them are one answer, which starts before the first box and its name.
     """
     if not (boxes := _boxes(text)):
         return None
