@@ -12,8 +12,9 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from protocol.placement import Bundle, Placement, PlacementError, divide, environment_of, parse
+
 from deploy.launches import judge_options
-from deploy.placement import Bundle, Placement, PlacementError, divide, environment_of, parse
 
 BASE_IMAGE = "vllm/vllm-openai:v0.32.0"  # the vLLM of the CPU stack
 REDIS_MAXMEMORY = "48gb"  # twice the largest recipe's work under way, rounded up

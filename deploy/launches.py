@@ -14,7 +14,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from secrets import token_urlsafe
 
-from deploy.placement import Bundle, Placement, PlacementError, environment_of, number_of
+from protocol.placement import Bundle, Placement, PlacementError, environment_of, number_of
+
 from services.chassis.deployment import variable, words
 from services.chassis.secret_variables import is_secret
 

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from protocol.placement import Choice, PlacementError, choose
+
 from deploy.launches import (
     Launch,
     judge_launch,
@@ -30,7 +32,6 @@ from deploy.launches import (
     stack_secrets,
     with_secrets,
 )
-from deploy.placement import Choice, PlacementError, choose
 from deploy.processes import (
     STOP_TIMEOUT_S,
     Home,

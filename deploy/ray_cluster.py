@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from protocol.placement import Placement, PlacementError, choose_on, visible_gpus
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.metrics import Gauge
 from ray.util.placement_group import PlacementGroup, placement_group
@@ -38,7 +39,6 @@ from deploy.launches import (
     stack_secrets,
     with_secrets,
 )
-from deploy.placement import Placement, PlacementError, choose_on, visible_gpus
 from deploy.processes import Home, Process, StackError, free_ports, say, stop, stop_timeout_s
 from services.chassis.deployment import variable
 from services.chassis.secret_variables import hide_secrets

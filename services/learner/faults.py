@@ -8,10 +8,10 @@ import re
 from protocol.exchange import Disconnected, Fenced
 from protocol.frames import FrameError
 from protocol.messages import Fault
+from protocol.placement import PlacementError
 from protocol.tasks import TaskFileError
 from protocol.weights import WeightsError
 
-from deploy.placement import PlacementError
 from services.chassis.faults import Unworkable, WorkerFault
 from services.learner.algorithms import UnknownName
 from services.learner.attempt import EnginesFault, JobFault, MachineFault, RepeatNeeded

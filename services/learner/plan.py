@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.capacity import responses_in_flight, worst_case_in_words
+from protocol.placement import PlacementError
 from protocol.recipe import Recipe, RecipeError, load_recipe
 from protocol.rewards import Check
 from pydantic import BaseModel
@@ -24,7 +25,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deploy.placement import PlacementError
 from services.chassis.deployment import DeploymentError
 from services.learner.planning.footprint import (
     Item,

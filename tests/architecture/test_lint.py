@@ -76,11 +76,11 @@ BREACHES = {
     "Ray has one door": ("deploy/local.py", "ray"),
     "OpenEnv's wire has one door": ("services/environment/door.py", "websockets"),
     "deploy starts services and imports none": ("deploy/local.py", "protocol.streams"),
-    "services import neither weir nor, but for the placement, deploy": (
+    "services import neither weir nor deploy": (
         "services/learner/job/run.py",
         "deploy.local",
     ),
-    "a placement is the standard library": ("deploy/placement.py", "numpy"),
+    "a placement is the standard library": ("proto/protocol/placement.py", "numpy"),
 }
 
 

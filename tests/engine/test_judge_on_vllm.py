@@ -19,10 +19,10 @@ from typing import Any, cast
 import httpx
 import pytest
 from protocol.messages import Graded, Score, Ungradable
+from protocol.placement import Bundle, Gpu
 from protocol.rewards import ModelJudge
 
 from deploy.launches import judge_options
-from deploy.placement import Bundle, Gpu
 from services.chassis.pool import Pool
 from services.grader.judge.chat import Chat, ChatError
 from services.grader.judge.judge import Judge

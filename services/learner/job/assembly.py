@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 from protocol.messages import JobRecord, Task
+from protocol.placement import parse
 from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
-from deploy.placement import parse
 from services.chassis.deployment import Deployment
 from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service

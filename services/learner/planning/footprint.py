@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, Literal
 
 from protocol.capacity import responses_in_flight
+from protocol.placement import Placement, split_problem
 from protocol.recipe import Optimizer, Recipe
 
-from deploy.placement import Placement, split_problem
 from services.chassis.positions import most_positions
 from services.learner.planning.machine import GIB, Machine
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol import placement as placements
 from protocol import recipe
+from protocol.placement import Bundle, Gpu, Placement, PlacementError
 
-from deploy import placement as placements
-from deploy.placement import Bundle, Gpu, Placement, PlacementError
 from services.chassis.deployment import Reader, model_sources, positive, whole
 
 GIB = 2**30

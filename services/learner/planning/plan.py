@@ -17,11 +17,11 @@ from typing import Any
 
 from huggingface_hub import constants
 from protocol.capacity import tasks_of, worst_case_bytes
+from protocol.placement import MOST_OF_A_GPU
 from protocol.recipe import Recipe, Rollout
 from protocol.rewards import AskedOfAJudge
 from protocol.tasks import TaskFileError, read_tasks
 
-from deploy.placement import MOST_OF_A_GPU
 from services.learner.model_source import folder_under_roots
 from services.learner.ordering import order_warnings
 from services.learner.planning.footprint import (

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Literal
 
 from protocol.messages import Fault, Task
+from protocol.placement import PlacementError
 from protocol.recipe import RecipeError
 from protocol.tasks import TaskFileError, read_tasks
 
-from deploy.placement import PlacementError
 from services.chassis.deployment import DeploymentError, model_sources
 from services.chassis.faults import Unworkable
 from services.chassis.parent import die_with_parent

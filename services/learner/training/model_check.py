@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from protocol.placement import Placement, PlacementError
 from protocol.recipe import Lora
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -18,7 +19,6 @@ from transformers import (
     PretrainedConfig,
 )
 
-from deploy.placement import Placement, PlacementError
 from services.chassis.positions import most_positions
 from services.chassis.renderer import Vocabulary
 from services.learner.planning.footprint import ModelShape, sequence_problem, split_problems

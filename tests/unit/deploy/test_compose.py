@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
+from protocol.placement import parse
 from protocol.recipe import Model
 
 from deploy import compose
 from deploy.local import USERS, users
-from deploy.placement import parse
 from services.chassis.deployment import Deployment
 from services.chassis.secret_variables import is_secret
 from services.chassis.security import ALLOWANCES

@@ -15,10 +15,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from protocol.placement import PlacementError, choose
 
 from deploy.launches import Launch, learner_command
 from deploy.local import Stack, describe_stack
-from deploy.placement import PlacementError, choose
 from deploy.processes import (
     STOP_TIMEOUT_S,
     Home,

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from deploy.launches import cluster_variables, launches, resources_of
-from deploy.placement import (
+from protocol.placement import (
     Gpu,
     PlacementError,
     choose,
@@ -21,6 +19,8 @@ from deploy.placement import (
     split_problem,
     visible_gpus,
 )
+
+from deploy.launches import cluster_variables, launches, resources_of
 
 WISH = "learner=0-3 rollout=4,5 rollout=6,7"
 

@@ -12,13 +12,13 @@ import torch
 from protocol.exchange import Disconnected, Fenced
 from protocol.frames import FrameError
 from protocol.messages import Fault
+from protocol.placement import PlacementError
 from protocol.tasks import TaskFileError
 from protocol.weights import WeightsGone
 from redis.exceptions import NoPermissionError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from deploy.placement import PlacementError
 from services.learner.algorithms import UnknownName
 from services.learner.attempt import EnginesFault, JobFault, MachineFault
 from services.learner.faults import cause_of, fault_of, words_of

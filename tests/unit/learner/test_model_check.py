@@ -1,9 +1,9 @@
 """A model that cannot be trained exactly is refused before any rank loads it."""
 
 import pytest
+from protocol.placement import PlacementError, parse
 from protocol.recipe import Lora
 
-from deploy.placement import PlacementError, parse
 from services.chassis.renderer import Vocabulary
 from services.learner.training.model_check import (
     UnsupportedModel,

@@ -8,9 +8,9 @@ from math import prod
 from typing import Any
 
 import pytest
+from protocol.placement import divide, parse
 from protocol.recipe import Recipe
 
-from deploy.placement import divide, parse
 from services.learner.planning.footprint import (
     BUILT_IN,
     LearnerFootprint,

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from protocol import recipe as recipes
+from protocol.placement import PlacementError, divide, on_cpus, parse
 from protocol.recipe import Recipe, load_recipe, parse_recipe
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from deploy.compose import REDIS_MAXMEMORY
-from deploy.placement import PlacementError, divide, on_cpus, parse
 from services.chassis.deployment import DeploymentError
 from services.data.__main__ import main as check_data
 from services.learner import plan as command
