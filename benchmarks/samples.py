@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from services.chassis.pool import Pool
-from services.gateway.samples.group import group_json
-from services.gateway.samples.routes import FOLDER, SampleQuery, page_json
-from services.gateway.samples.store import Store
+from services.gateway.api.samples import FOLDER, SampleQuery, page_json
+from services.gateway.core.samples.group import group_json
+from services.gateway.core.samples.store import Store
 from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request
 from tests.sample_stores import a_response, a_sample, write_samples

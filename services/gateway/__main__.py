@@ -12,20 +12,26 @@ from fastapi.security import HTTPBearer
 from services.chassis.deployment import DeploymentError, variable
 from services.chassis.service import Service, run_service
 from services.gateway import errors
-from services.gateway.calls import routes as calls
-from services.gateway.calls.desk import Desk
-from services.gateway.calls.sessions import Sessions
-from services.gateway.files.store import MAX_FILE_BYTES, FileStore, Uploads
-from services.gateway.jobs.service import JobService
-from services.gateway.middleware import Bounded, Guarded, Measured, parse_keys, with_environment_key
-from services.gateway.openai.submission import tables_of_the_deployment
-from services.gateway.page import routes as page
-from services.gateway.routes import ROUTERS
-from services.gateway.samples.routes import samples
-from services.gateway.tinker import routes as tinker
-from services.gateway.watch.fleet import tidy_forever, watch_forever
-from services.gateway.watch.stalls import words_of
-from services.gateway.watch.watchdog import Watchdog
+from services.gateway.api.calls import routes as calls
+from services.gateway.api.middleware import (
+    Bounded,
+    Guarded,
+    Measured,
+    parse_keys,
+    with_environment_key,
+)
+from services.gateway.api.openai.submission import tables_of_the_deployment
+from services.gateway.api.page import routes as page
+from services.gateway.api.routes import ROUTERS
+from services.gateway.api.samples import samples
+from services.gateway.api.tinker import routes as tinker
+from services.gateway.core.calls.desk import Desk
+from services.gateway.core.calls.sessions import Sessions
+from services.gateway.core.files.store import MAX_FILE_BYTES, FileStore, Uploads
+from services.gateway.core.jobs.service import JobService
+from services.gateway.core.watch.fleet import tidy_forever, watch_forever
+from services.gateway.core.watch.stalls import words_of
+from services.gateway.core.watch.watchdog import Watchdog
 
 
 class Gateway:

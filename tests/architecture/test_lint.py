@@ -53,7 +53,10 @@ MISTAKES = {
 }
 BREACHES = {
     "services -> chassis -> protocol": ("proto/protocol/tasks.py", "services.chassis"),
-    "services meet only in the protocol": ("services/gateway/jobs/events.py", "services.grader"),
+    "services meet only in the protocol": (
+        "services/gateway/core/jobs/events.py",
+        "services.grader",
+    ),
     "the command is a client": ("weir/views.py", "services.gateway"),
     "all but the engines is slim": ("services/grader/worker.py", "torch"),
     "answers are a library": ("services/grader/answers/compare.py", "services.grader.tools"),
@@ -61,7 +64,18 @@ BREACHES = {
         "services/data/check.py",
         "services.grader.judge",
     ),
-    "the rooms of the gateway": ("services/gateway/models/folders.py", "services.gateway.jobs"),
+    "the gateway's edge is above its core": (
+        "services/gateway/core/models/folders.py",
+        "services.gateway.api.calls",
+    ),
+    "the rooms of the gateway's edge": (
+        "services/gateway/api/openai/body.py",
+        "services.gateway.api.calls",
+    ),
+    "the rooms of the gateway's core": (
+        "services/gateway/core/models/folders.py",
+        "services.gateway.core.jobs",
+    ),
     "the rooms of the learner": (
         "services/learner/supply/feeder.py",
         "services.learner.job.learning",

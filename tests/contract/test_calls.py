@@ -9,8 +9,8 @@ from protocol.calls import Call, CallSampling, Piece, Pieces, Served
 from protocol.exchange import Exchange
 from protocol.recipe import Model
 
-from services.gateway.calls import desk
-from services.gateway.calls.desk import Answer, Desk
+from services.gateway.core.calls import desk
+from services.gateway.core.calls.desk import Answer, Desk
 from services.gateway.errors import Problem
 from tests.contract.conftest import OpenExchange
 

@@ -13,7 +13,7 @@ from protocol.messages import JobState, Requested
 from protocol.streams import REQUESTS
 
 from services.chassis.deployment import Deployment
-from services.gateway.watch.fleet import KEPT_JOBS, Fleet
+from services.gateway.core.watch.fleet import KEPT_JOBS, Fleet
 from tests.builders import a_job_record, a_request
 from tests.contract.attempts import Learner, answering
 from tests.contract.valkey_server import Server

@@ -18,8 +18,8 @@ from protocol.streams import GRADED, ROLLOUTS
 from services.chassis.faults import NotStarted, WorkerFault
 from services.chassis.service import Service, StatusTeller, telling
 from services.chassis.stage import Stage, up_to, work_forever
-from services.gateway.watch.stalls import Edge
-from services.gateway.watch.watchdog import Watchdog
+from services.gateway.core.watch.stalls import Edge
+from services.gateway.core.watch.watchdog import Watchdog
 from tests.builders import a_group, a_recipe, a_request, a_status
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.conftest import OpenExchange

@@ -19,7 +19,7 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service, StatusTeller
 from services.chassis.stage import Stage, up_to, work_forever
-from services.gateway.watch.stalls import words_of
+from services.gateway.core.watch.stalls import words_of
 from tests.builders import a_recipe, a_request
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import DEPLOYMENT, take_over

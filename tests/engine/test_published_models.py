@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.chassis.prompts import PromptError
 from services.chassis.renderer import PromptRenderer
-from services.gateway.samples.decoding import pieces
+from services.gateway.core.samples.decoding import pieces
 from services.learner.training.folders import weights_of, write_folder
 from services.learner.training.model_check import SAFELY, UnsupportedModel
 from services.learner.training.models import read_model

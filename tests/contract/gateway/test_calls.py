@@ -25,11 +25,11 @@ from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.calls.desk import Answer, Desk
-from services.gateway.calls.served import sampler_of
+from services.gateway.core.calls.desk import Answer, Desk
+from services.gateway.core.calls.served import sampler_of
+from services.gateway.core.files.store import FileStore
+from services.gateway.core.jobs.service import JobService
 from services.gateway.errors import Problem
-from services.gateway.files.store import FileStore
-from services.gateway.jobs.service import JobService
 from tests.builders import a_job_record, a_recipe
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout, tokens_of

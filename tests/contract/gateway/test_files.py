@@ -15,8 +15,8 @@ from protocol.exchange import Exchange
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.files.store import FileStore
-from services.gateway.jobs.service import JobService
+from services.gateway.core.files.store import FileStore
+from services.gateway.core.jobs.service import JobService
 from tests.contract.gateway.stack import (
     EXACT,
     JOBS,

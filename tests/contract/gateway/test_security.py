@@ -20,7 +20,7 @@ from services.chassis.faults import Unable
 from services.environment.hosts import GroupPlayer, Hosts
 from services.environment.kinds import Kinds
 from services.environment.worker import kinds_of
-from services.gateway.calls.sessions import Sessions
+from services.gateway.core.calls.sessions import Sessions
 from tests.architecture.project import ROOT
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import a_seen_rollout

@@ -16,13 +16,13 @@ from protocol.messages import JobRecord, JobState, Requested, Trial, TrialResult
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
+from services.gateway.api.openai.graders import GraderToRun, run_trial
+from services.gateway.api.openai.submission import JobRequest
+from services.gateway.core.files.store import FileStore
+from services.gateway.core.jobs.folders import put_aside
+from services.gateway.core.jobs.service import JobService, Repeat
+from services.gateway.core.watch.fleet import tidy_forever
 from services.gateway.errors import Problem
-from services.gateway.files.store import FileStore
-from services.gateway.jobs.folders import put_aside
-from services.gateway.jobs.service import JobService, Repeat
-from services.gateway.openai.graders import GraderToRun, run_trial
-from services.gateway.openai.submission import JobRequest
-from services.gateway.watch.fleet import tidy_forever
 from tests.builders import a_job_record, an_event
 from tests.contract.conftest import OpenExchange
 from tests.contract.gateway.stack import EXACT
@@ -196,7 +196,7 @@ async def test_who_gets_no_answer_to_a_submission_is_told_that_the_job_may_be_qu
 async def test_a_request_that_waits_too_long_for_others_is_a_503(
     jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.jobs.service._LONGEST_TURN_S", 0)
+    monkeypatch.setattr("services.gateway.core.jobs.service._LONGEST_TURN_S", 0)
     await jobs._turn.acquire()
     await refusal(jobs.delete("nobody"), code="busy")
     monkeypatch.undo()

@@ -11,7 +11,7 @@ from tests.contract.gateway.stack import KEY
 from tests.contract.page.conftest import Site
 
 pytestmark = [pytest.mark.redis, pytest.mark.long]
-FOLDER = Path(__file__).parents[3] / "services/gateway/page/screenshots"
+FOLDER = Path(__file__).parents[3] / "services/gateway/api/page/screenshots"
 
 
 def test_curves_in_light_colours_and_a_group_of_samples_in_dark_ones(

@@ -10,7 +10,7 @@ from protocol.calls import Call, CallSampling, Piece, Refusal, Served, Token
 from protocol.messages import FinishReason, VersionSpan
 from protocol.recipe import Model
 
-from services.gateway.calls.desk import Answer, Desk
+from services.gateway.core.calls.desk import Answer, Desk
 
 pytestmark = pytest.mark.anyio
 SERVED = Served(name="it", job_id="job", model=Model(path="/it"))

@@ -18,15 +18,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from services.gateway import errors
-from services.gateway.errors import Problem
-from services.gateway.files.check import TaskCheck
-from services.gateway.files.store import (
+from services.gateway.core.files.check import TaskCheck
+from services.gateway.core.files.store import (
     FileStore,
     StoredFile,
     Uploads,
     copy_with_id,
     file_name,
 )
+from services.gateway.errors import Problem
 
 HOUR = {
     "purpose": "fine-tune",

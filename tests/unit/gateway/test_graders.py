@@ -15,8 +15,8 @@ from protocol.rewards import (
 )
 from pydantic import ValidationError
 
+from services.gateway.api.openai.graders import GraderToValidate, reward_of
 from services.gateway.errors import Problem, explain_body
-from services.gateway.openai.graders import GraderToValidate, reward_of
 
 EXACT: dict[str, Any] = {
     "type": "string_check",

@@ -4,7 +4,7 @@ from typing import Any
 
 from protocol.messages import JobState
 
-from services.gateway.watch.job_metrics import JobHistory, families
+from services.gateway.core.watch.job_metrics import JobHistory, families
 from tests.builders import a_job_record, an_event
 
 LEDGER = {"asked": 9, "trained": 6, "under_way": 1, "dropped": {"no_signal": 2}}

@@ -6,8 +6,8 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob
 from protocol.messages import JobRecord, JobState, Requested
 
-from services.gateway.jobs.service import Repeat
-from services.gateway.openai.job_object import job_object, status_of
+from services.gateway.api.openai.job_object import job_object, status_of
+from services.gateway.core.jobs.service import Repeat
 from tests.builders import a_recipe
 
 

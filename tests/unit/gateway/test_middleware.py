@@ -23,9 +23,8 @@ from starlette.types import Receive, Scope, Send
 
 from services.chassis.deployment import DeploymentError
 from services.chassis.logs import REQUEST_ID, JsonFormatter
-from services.gateway import middleware
-from services.gateway.errors import Problem, respond
-from services.gateway.middleware import (
+from services.gateway.api import middleware
+from services.gateway.api.middleware import (
     MAX_JSON_BYTES,
     Bounded,
     Guarded,
@@ -33,6 +32,7 @@ from services.gateway.middleware import (
     parse_keys,
     with_environment_key,
 )
+from services.gateway.errors import Problem, respond
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +42,7 @@ def lines() -> Iterator[Any]:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter("gateway"))
-    logger = logging.getLogger("services.gateway.middleware")
+    logger = logging.getLogger("services.gateway.api.middleware")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]

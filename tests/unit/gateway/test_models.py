@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from services.chassis.deployment import Deployment
+from services.gateway.core.jobs.folders import with_own_models
+from services.gateway.core.models.folders import NOTHING_KNOWN, facts_of, resolve_model
 from services.gateway.errors import Problem
-from services.gateway.jobs.folders import with_own_models
-from services.gateway.models.folders import NOTHING_KNOWN, facts_of, resolve_model
 from tests.builders import a_recipe
 
 WEIGHTS = "model-00001-of-00001.safetensors"

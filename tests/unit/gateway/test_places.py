@@ -13,7 +13,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from services.gateway import errors
-from services.gateway.places import Places
+from services.gateway.api.places import Places
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from protocol.recipe import load_recipe
 
-from services.gateway.page.recipe_text import RecipeTextError, read_recipe
-from services.gateway.page.routes import example_recipes
+from services.gateway.api.page.recipe_text import RecipeTextError, read_recipe
+from services.gateway.api.page.routes import example_recipes
 
 DEMO = Path(__file__).parents[3] / "recipes/demo.toml"
 

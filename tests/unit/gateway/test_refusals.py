@@ -8,9 +8,9 @@ import pytest
 from protocol.capacity import worst_case_bytes
 from protocol.exchange.connection import Memory
 
+from services.gateway.core.jobs.refusals import check, check_memory, check_room
+from services.gateway.core.models.folders import NOTHING_KNOWN, ModelFacts
 from services.gateway.errors import Problem
-from services.gateway.jobs.refusals import check, check_memory, check_room
-from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts
 from tests.builders import a_recipe
 
 WITH, WITHOUT = ModelFacts(has_chat_template=True), ModelFacts(has_chat_template=False)

@@ -17,9 +17,9 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from services.gateway.samples.decoding import pieces
-from services.gateway.samples.group import group_json, token_texts
-from services.gateway.samples.store import Store
+from services.gateway.core.samples.decoding import pieces
+from services.gateway.core.samples.group import group_json, token_texts
+from services.gateway.core.samples.store import Store
 from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request, a_task
 from tests.sample_stores import a_failed_sample, a_response, a_sample, write_samples

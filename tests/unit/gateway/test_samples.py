@@ -10,10 +10,10 @@ from typing import Any
 import duckdb
 import pytest
 
+from services.gateway.api import samples as routes
+from services.gateway.api.samples import SampleQuery, page_json
+from services.gateway.core.samples.store import Order, SampleFilter, Store
 from services.gateway.errors import Problem
-from services.gateway.samples import routes
-from services.gateway.samples.routes import SampleQuery, page_json
-from services.gateway.samples.store import Order, SampleFilter, Store
 from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request, a_task
 from tests.sample_stores import a_failed_sample, a_response, a_sample, write_samples

@@ -16,10 +16,10 @@ from protocol.calls import Call, CallSampling, Served, Terms, Token
 from protocol.messages import VersionSpan
 from protocol.recipe import Model, Purpose, Sampling
 
-from services.gateway.calls import sessions
-from services.gateway.calls.desk import Answer
-from services.gateway.calls.requests import Sampled
-from services.gateway.calls.sessions import Recorded, Sessions, branches_of
+from services.gateway.api.calls.requests import Sampled
+from services.gateway.core.calls import sessions
+from services.gateway.core.calls.desk import Answer
+from services.gateway.core.calls.sessions import Recorded, Sessions, branches_of
 from services.gateway.errors import Problem
 
 

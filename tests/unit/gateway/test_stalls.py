@@ -11,7 +11,7 @@ from protocol.exchange import Backlog
 from protocol.messages import Failure
 from protocol.streams import WORK_STREAMS
 
-from services.gateway.watch.stalls import (
+from services.gateway.core.watch.stalls import (
     Edge,
     Process,
     Snapshot,
@@ -21,7 +21,7 @@ from services.gateway.watch.stalls import (
     why_first,
     why_not_first,
 )
-from services.gateway.watch.watchdog import Watchdog
+from services.gateway.core.watch.watchdog import Watchdog
 from tests.builders import a_job_record, a_recipe, a_status
 
 CERTAIN_S = 25.0  # 5/3 of the 15 s after which a process is dead

@@ -12,14 +12,14 @@ from protocol.tasks import MAX_DEPTH
 from pydantic import ValidationError
 
 from services.chassis.deployment import DeploymentError
-from services.gateway.errors import Problem, explain_body
-from services.gateway.models.folders import NOTHING_KNOWN, ModelFacts
-from services.gateway.openai.body import MAX_VALUES, unusable
-from services.gateway.openai.submission import (
+from services.gateway.api.openai.body import MAX_VALUES, unusable
+from services.gateway.api.openai.submission import (
     JobRequest,
     build_recipe,
     tables_of_the_deployment,
 )
+from services.gateway.core.models.folders import NOTHING_KNOWN, ModelFacts
+from services.gateway.errors import Problem, explain_body
 
 EXACT = {
     **{"type": "string_check", "name": "same", "operation": "eq"},

@@ -9,7 +9,7 @@ import pytest
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
-from services.gateway.tinker import futures
+from services.gateway.api.tinker import futures
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ import pytest
 from protocol.calls import Served
 from protocol.recipe import Model
 
+from services.gateway.api.tinker import bodies, samples
 from services.gateway.errors import Problem
-from services.gateway.tinker import bodies, samples
 
 pytestmark = pytest.mark.anyio
 

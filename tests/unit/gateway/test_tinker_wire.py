@@ -13,10 +13,10 @@ from protocol.recipe import Model
 from tinker.proto import tinker_public_pb2 as sdk
 from tinker.proto.response_conv import deserialize_forward_backward_output
 
-from services.gateway.calls.desk import Answer
+from services.gateway.api.tinker import wire
+from services.gateway.api.tinker.futures import answer
+from services.gateway.core.calls.desk import Answer
 from services.gateway.errors import Problem
-from services.gateway.tinker import wire
-from services.gateway.tinker.futures import answer
 
 BOUNDS = wire.Bounds(context=6, vocabulary=10)
 IDS = np.array([1, 2, 3], np.int32)

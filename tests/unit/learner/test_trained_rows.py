@@ -13,9 +13,9 @@ from protocol.operations import Data, Operation
 from protocol.samples import TOKENIZER
 from tokenizers import Tokenizer
 
-from services.gateway.samples.group import group_json
-from services.gateway.samples.routes import SampleQuery, page_json
-from services.gateway.samples.store import Store
+from services.gateway.api.samples import SampleQuery, page_json
+from services.gateway.core.samples.group import group_json
+from services.gateway.core.samples.store import Store
 from services.learner.durable.sample_rows import write_groups
 from services.learner.durable.trained_rows import data_rows, rows_of_data
 from services.learner.replay import CannotReplay, read_step

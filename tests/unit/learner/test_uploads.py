@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.files.store import copy_with_id
+from services.gateway.core.files.store import copy_with_id
 from services.learner.attempt import MachineFault
 from services.learner.durable.uploads import check_upload
 

@@ -1,0 +1,1 @@
+"""The edge: routes, bodies, and the words of OpenAI and Tinker."""

@@ -1,0 +1,1 @@
+"""The front door: files and jobs over REST, progress as events."""

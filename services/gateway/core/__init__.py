@@ -1,0 +1,1 @@
+"""Jobs, files, models, calls and samples, without a word of HTTP clients."""

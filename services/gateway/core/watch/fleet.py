@@ -1,0 +1,176 @@
+"""What the gateway measures of the stack, and the tidying: ended jobs, leftovers, expired files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from prometheus_client import REGISTRY, Gauge
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from protocol.exchange import Exchange
+from protocol.exchange.jobs import AnyRecord
+from protocol.messages import JobRecord
+
+from services.chassis.deployment import Deployment
+from services.chassis.service import Service, check_server
+from services.gateway.core.calls.sessions import Sessions
+from services.gateway.core.jobs.folders import remove_leftovers
+from services.gateway.core.jobs.service import JobService
+from services.gateway.core.models.checkpoints import kept_checkpoints
+from services.gateway.core.watch.job_metrics import JobHistory, families
+from services.gateway.errors import Problem, in_time
+
+JOBS = Gauge("weir_jobs", "Jobs, by state; the queue is those queued", ["state"])
+FREE = Gauge("weir_data_free_bytes", "Free room of the file system of WEIR_DATA_DIR")
+SIZE = Gauge("weir_data_size_bytes", "Size of the file system of WEIR_DATA_DIR")
+KEPT_JOBS = 20  # the newest, besides all that were begun and have not ended
+KEPT_SHARE = 0.25  # of Redis' maxmemory, for records and events of jobs that have ended
+_SERVICES = ("gateway", "learner", "rollout", "environment", "grader")
+_EVERY_S, _TIDY_EVERY_S = 2.0, 60.0
+_PAGE = 500  # events of a job that are taken in at one look
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)  # a registry hashes it
+class Fleet(Collector):
+    """Measures the stack, and exports what its jobs have told and how often processes started."""
+
+    exchange: Exchange
+    deployment: Deployment
+    histories: dict[str, JobHistory] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+    _records: dict[str, AnyRecord] = field(default_factory=dict)
+    _changing: dict[str, list[bytes | None]] = field(default_factory=dict)  # of each of them
+
+    async def measure(self) -> None:
+        """Set the gauges, and take in what jobs have told.
+
+        Raises:
+            Problem: 503 if the exchange is silent; the next call goes on.
+        """
+        await in_time(self._measure_jobs())
+        for record in self._records.values():
+            if isinstance(record, JobRecord):
+                history = self.histories[record.id]
+                if not (history.is_done and history.record is record):  # it has not changed since
+                    await in_time(self._read_on(history, record))
+
+    async def _measure_jobs(self) -> None:
+        for state, count in (await self.exchange.count_states()).items():
+            JOBS.labels(state.value).set(count)
+        self.starts = dict.fromkeys(_SERVICES, 0) | await self.exchange.starts()
+        newest = await self.exchange.job_ids(KEPT_JOBS)
+        begun = (await self.exchange.queue()).begun
+        await self._read([*newest, *(set(begun) - set(newest))])
+        self.histories = {
+            record.id: self.histories.get(record.id) or JobHistory(record)
+            for record in self._records.values()
+            if isinstance(record, JobRecord)
+        }
+
+    async def _read(self, job_ids: Sequence[str]) -> None:
+        """Read their records; only those that are new or have changed."""
+        changing = await self.exchange.changing(job_ids)
+        changed = [job_id for job_id in changing if self._changing.get(job_id) != changing[job_id]]
+        read = {record.id: record for record in await self.exchange.records(changed)}
+        same = [job_id for job_id in job_ids if job_id in self._records and job_id not in changed]
+        self._records = {job_id: self._records[job_id] for job_id in same} | read
+        self._changing = changing
+
+    async def _read_on(self, history: JobHistory, record: JobRecord) -> None:
+        """The record was read before its events: what an ended job had to say is among them."""
+        rows = await self.exchange.events(record.id, after=history.place, count=_PAGE)
+        for place, event in rows:
+            history.place = place
+            history.see(event)
+        history.record, is_at_end = record, len(rows) < _PAGE
+        history.is_current = history.is_current or is_at_end
+        history.is_done = record.state.is_final and is_at_end
+
+    async def look_for_checkpoints(self) -> None:
+        for job_id, history in list(self.histories.items()):
+            kept = await asyncio.to_thread(kept_checkpoints, self.deployment.job_dir(job_id))
+            for newest in kept[:1]:
+                history.checkpoint = (newest.step, newest.created_at)
+
+    def collect(self) -> Iterable[Metric]:
+        starts = CounterMetricFamily(
+            "weir_service_starts_total", "Processes of a service that started", labels=["service"]
+        )
+        for service, count in self.starts.items():
+            starts.add_metric([service], count)
+        return [starts, *families(self.histories.values(), time.time())]
+
+
+async def _watch_disk_forever(fleet: Fleet) -> None:
+    """Consumes the state of the data folder; produces its gauges, and jobs' newest checkpoints.
+
+    Waits for: the next look, or for a file system that hangs. Unblocked by: time; in the end, to be
+    cancelled.
+    """
+    while True:
+        with suppress(OSError):  # one that is away is for others to tell
+            disk = await asyncio.to_thread(shutil.disk_usage, fleet.deployment.data_dir)
+            FREE.set(disk.free)
+            SIZE.set(disk.total)
+            await fleet.look_for_checkpoints()
+        await asyncio.sleep(_EVERY_S)
+
+
+async def watch_forever(service: Service) -> None:
+    """Consumes the state of the exchange; produces the fleet's gauges and the gateway's readiness.
+
+    Waits for: the next look, every two seconds. Unblocked by: time, or the service stopping.
+
+    Raises:
+        DeploymentError: if the server would delete work.
+    """
+    fleet, is_checked = Fleet(service.exchange, service.deployment), False
+    REGISTRY.register(fleet)
+    disk = asyncio.create_task(_watch_disk_forever(fleet))
+    while not service.stopping.is_set():
+        try:
+            if not is_checked:
+                await in_time(check_server(service.exchange))
+                is_checked = True
+            await fleet.measure()
+            service.readiness.set(True)
+        except Problem as problem:
+            service.readiness.set(False, str(problem.detail))
+        await service.pause(_EVERY_S)
+    disk.cancel()
+
+
+async def tidy_forever(service: Service, jobs: JobService) -> None:
+    """Consumes records of ended jobs, folders of deleted ones, and what has expired; produces room.
+
+    Waits for: the next look. Unblocked by: time, or the service stopping.
+    """
+    await asyncio.to_thread(jobs.files.remove_leftovers)
+    while not service.stopping.is_set():
+        try:
+            await asyncio.to_thread(remove_leftovers, service.deployment.jobs_dir)
+            await forget_surplus(service)
+            await jobs.expire_files()
+            await asyncio.to_thread(Sessions(service.deployment.sessions_dir).expire)
+        except Problem:  # Redis is away, as /readyz says
+            pass
+        except Exception:  # whoever only tidies must not end the gateway
+            log.exception("cannot tidy")
+        await service.pause(_TIDY_EVERY_S)
+
+
+async def forget_surplus(service: Service) -> None:
+    """Forget the oldest of the jobs that have ended, if all of them take more than their share."""
+    limit = (await in_time(service.exchange.memory())).limit
+    if limit is not None:
+        gone = await service.exchange.forget_oldest(int(KEPT_SHARE * limit))
+        if gone:
+            log.warning("forgot the oldest jobs; their folders stay", extra={"jobs": gone})
