@@ -130,7 +130,7 @@ def test_what_a_container_mounts_is_declared_and_no_secret_is_a_variable() -> No
 def test_a_container_has_the_variables_that_its_code_reads_and_no_others(name: str) -> None:
     given = {key.removesuffix("_FILE") for key in CONTAINERS[name]["environment"]}
     given |= {"WEIR_GPUS"} if name == "learner" else set()
-    known = read_by(f"services/{name}", "services/chassis", "deploy", "weir")
+    known = read_by(f"services/{name}", "services/chassis", "proto", "deploy", "weir")
     assert {key for key in given if key.startswith("WEIR_")} <= known
     in_deployment = set(re.findall(r"WEIR_MODEL_\w+", " ".join(ALLOWANCES)))
     listed = set(ALLOWANCES) - read_by(f"services/{name}") - in_deployment
