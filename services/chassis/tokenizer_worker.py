@@ -19,6 +19,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from protocol.messages import Task
+from protocol.model_folder import has_config, read_config, vocabulary_size
 
 from services.chassis import prompts
 from services.chassis.parity import digest_of
@@ -64,7 +65,7 @@ def load(folder: str) -> None:
     if backend is not None and '"Regex"' in json.dumps(json.loads(backend.to_str())["decoder"]):
         raise ValueError("the decoder in tokenizer.json has a regular expression, which has no end")
     _check_text(Path(folder, "tokenizer.json"))
-    _tokenizer.num_rows = _num_rows(Path(folder, "config.json"))
+    _tokenizer.num_rows = _num_rows(Path(folder))
     _tokenizer("a")
     with suppress(TemplateError):
         turns = [{"role": "user", "content": ""}]
@@ -150,10 +151,10 @@ def describe() -> tuple[str, int, int | None]:
     return digest, max_id, _tokenizer.eos_token_id
 
 
-def _num_rows(config: Path) -> int:
-    """How many token ids a model knows; some tokenizers have more."""
-    told = json.loads(config.read_bytes()) if config.is_file() else {}
-    return (told.get("text_config") or told).get("vocab_size") or sys.maxsize
+def _num_rows(folder: Path) -> int:
+    """Return the number of token ids of a model; some tokenizers have more."""
+    size = vocabulary_size(read_config(folder)) if has_config(folder) else None
+    return size or sys.maxsize
 
 
 def _rows() -> int:

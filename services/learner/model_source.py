@@ -7,6 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
+from protocol.model_folder import has_config, has_weights
 
 from services.chassis.deployment import variable
 
@@ -53,7 +54,7 @@ def folder_under_roots(path: str, roots: tuple[Path, ...], field: str) -> Path |
     """
     for root in roots:
         folder = (root / path).resolve()
-        if folder.is_relative_to(root) and (folder / "config.json").is_file():
+        if folder.is_relative_to(root) and has_config(folder):
             return _with_safetensors(folder, field)
     return None
 
@@ -68,6 +69,6 @@ def _downloaded(name: str, field: str) -> Path:
 
 
 def _with_safetensors(folder: Path, field: str) -> Path:
-    if not any(folder.glob("*.safetensors")):
+    if not has_weights(folder):
         raise ModelNotFound(f"{field}: {folder} holds no *.safetensors; other formats are refused")
     return folder

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any, Literal
 
 from protocol.capacity import responses_in_flight
+from protocol.model_folder import max_positions
 from protocol.placement import Placement, split_problem
 from protocol.recipe import Optimizer, Recipe
 
-from services.chassis.positions import most_positions
 from services.learner.planning.machine import GIB, Machine
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -116,14 +116,12 @@ def trained_flops(
     return length * flops
 
 
-def shape_of_config(config: Any) -> ModelShape:
+def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a Hugging Face ``config.json`` describes.
 
     Raises:
         UnknownModel: for another family than Llama and Qwen, or a damaged field.
     """
-    if not isinstance(config, dict):
-        raise UnknownModel("it must be a JSON object: {...}")
     family = config.get("model_type")
     if family not in ("llama", "qwen2", "qwen3"):
         raise UnknownModel(f"model_type {family!r} is none of llama, qwen2, qwen3")
@@ -142,7 +140,7 @@ def shape_of_config(config: Any) -> ModelShape:
         head_size=_whole(config, "head_dim", default=hidden // heads or None),
         intermediate=_whole(config, "intermediate_size"),
         vocabulary=_whole(config, "vocab_size"),
-        max_positions=most_positions(config) or _whole(config, "max_position_embeddings"),
+        max_positions=max_positions(config) or _whole(config, "max_position_embeddings"),
         tied=tied,
         attention_bias=family == "qwen2",
         query_key_norm=family == "qwen3",

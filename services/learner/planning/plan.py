@@ -17,6 +17,7 @@ from typing import Any
 
 from huggingface_hub import constants
 from protocol.capacity import tasks_of, worst_case_bytes
+from protocol.model_folder import CONFIG, has_config, has_weights, read_config
 from protocol.placement import MOST_OF_A_GPU
 from protocol.recipe import Recipe, Rollout
 from protocol.rewards import AskedOfAJudge
@@ -38,7 +39,7 @@ from services.learner.planning.footprint import (
     learner_footprint,
     rollout_footprint,
     sequence_problem,
-    shape_of_config,
+    shape_from_config,
     split_problems,
     total,
     trained_models,
@@ -242,9 +243,9 @@ def _shape_in(
     folder: Path, measure: Callable[[Path], ModelShape] | None
 ) -> tuple[ModelShape | None, str]:
     """The shape and where it comes from, or why it is not known."""
-    config = folder / "config.json"
+    config = folder / CONFIG
     try:
-        return shape_of_config(json.loads(config.read_bytes())), "its config.json"
+        return shape_from_config(read_config(folder)), "its config.json"
     except UnknownModel as error:
         if measure is None:
             return None, f"{config}: {error}"
@@ -252,15 +253,15 @@ def _shape_in(
             return measure(folder), "its parameters, counted; all else as of a Llama of its size"
         except ValueError as problem:
             return None, f"{config}: {problem}"
-    except (OSError, ValueError, RecursionError) as error:
-        return None, f"{config} is not valid JSON: {error}"
+    except (OSError, ValueError) as error:
+        return None, f"{config} cannot be read: {error}"
 
 
 def _downloaded(path: str) -> Path | None:
     """Where `huggingface_hub` keeps a model that it has downloaded, weights included."""
     cache = Path(constants.HF_HUB_CACHE) / f"models--{path.replace('/', '--')}"
     for folder in sorted(cache.glob("snapshots/*")):
-        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        if has_config(folder) and has_weights(folder):
             return folder
     return None
 

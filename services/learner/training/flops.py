@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from protocol.model_folder import read_config
 from protocol.recipe import Recipe
 
-from services.learner.planning.footprint import ModelShape, shape_of_config, trained_flops
+from services.learner.planning.footprint import ModelShape, shape_from_config, trained_flops
 from services.learner.planning.machine import peak_flops
 
 
@@ -57,6 +57,6 @@ def work_of(policy: Path, critic: Path | None) -> Callable[[int], float]:
 
 def _shape(folder: Path) -> ModelShape | None:
     try:
-        return shape_of_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        return shape_from_config(read_config(folder))
     except (OSError, ValueError):
         return None

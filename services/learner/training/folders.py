@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
+from protocol.model_folder import CONFIG, read_config
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -56,7 +57,7 @@ def write_settings(model: PreTrainedModel, source: Path, folder: Path) -> None:
     for path in source.iterdir():
         if path.is_file() and not _WEIGHTS.intersection(path.suffixes):
             shutil.copy(path, folder / path.name)
-    config = json.loads((source / "config.json").read_bytes())
+    config = read_config(source)
     if config.get("model_type") != model.config.model_type:  # a part of what the folder has
         config = json.loads(model.config.to_json_string(use_diff=False))
     config.pop("torch_dtype", None)
@@ -66,7 +67,7 @@ def write_settings(model: PreTrainedModel, source: Path, folder: Path) -> None:
         config["tie_word_embeddings"] = tied
         config.get("text_config", {})["tie_word_embeddings"] = tied
     content = json.dumps(config, indent=2, ensure_ascii=False)
-    (folder / "config.json").write_text(f"{content}\n", encoding="utf-8")
+    (folder / CONFIG).write_text(f"{content}\n", encoding="utf-8")
 
 
 def is_tied(model: PreTrainedModel) -> bool:

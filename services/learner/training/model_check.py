@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from protocol.model_folder import CONFIG, max_positions, read_config
 from protocol.placement import Placement, PlacementError
 from protocol.recipe import Lora
 from safetensors import safe_open
@@ -19,7 +19,6 @@ from transformers import (
     PretrainedConfig,
 )
 
-from services.chassis.positions import most_positions
 from services.chassis.renderer import Vocabulary
 from services.learner.planning.footprint import ModelShape, sequence_problem, split_problems
 from services.learner.training.lora import linear_layers
@@ -34,7 +33,7 @@ class UnsupportedModel(ValueError):
     """A model that Weir cannot train exactly; the text says why."""
 
 
-def read_config(field: str, folder: Path) -> PretrainedConfig:
+def load_config(field: str, folder: Path) -> PretrainedConfig:
     """Read the config of a model.
 
     Args:
@@ -44,10 +43,9 @@ def read_config(field: str, folder: Path) -> PretrainedConfig:
         UnsupportedModel: if it needs code of the folder, transformers cannot read it, or the
             weights cannot be of so many layers.
     """
-    path = folder / "config.json"
-    written: Any = None
+    written: dict[str, Any] = {}
     try:
-        written = json.loads(path.read_bytes())
+        written = read_config(folder)
         _check_depth(field, folder, written)
         return _config(folder)
     except UnsupportedModel:
@@ -56,11 +54,11 @@ def read_config(field: str, folder: Path) -> PretrainedConfig:
         if is_of_machine(error):
             raise
         problem = " ".join(str(error).split())[:300]
-        if "auto_map" in (written or ()):
+        if "auto_map" in written:
             problem = "it needs code of its folder (auto_map), which is never run"
         raise UnsupportedModel(
-            f"{field}: {path} cannot be read: {problem}; choose a model that transformers has "
-            "built in"
+            f"{field}: {folder / CONFIG} cannot be read: {problem}; choose a model that "
+            "transformers has built in"
         ) from error
 
 
@@ -70,7 +68,7 @@ def count_parameters(folder: Path) -> ModelShape:
     Raises:
         UnsupportedModel: if transformers cannot build it, or its config does not say its size.
     """
-    config = read_config("model.path", folder).get_text_config()
+    config = load_config("model.path", folder).get_text_config()
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -104,13 +102,13 @@ def check_context(field: str, folder: Path, config: PretrainedConfig, context: i
     Raises:
         UnsupportedModel: naming the setting of the config, or the recipe's.
     """
-    most = most_positions(json.loads((folder / "config.json").read_bytes()))
+    most = max_positions(read_config(folder))
     if most is not None and context > most:
         raise UnsupportedModel(
             f"{field}: {folder} reads at most {most} tokens; lower model.max_context = {context}"
         )
     for problem in _problems(config.get_text_config(), context):
-        raise UnsupportedModel(f"{field}: {folder / 'config.json'} has {problem}")
+        raise UnsupportedModel(f"{field}: {folder / CONFIG} has {problem}")
 
 
 def check_critic(folder: Path) -> None:
@@ -119,7 +117,7 @@ def check_critic(folder: Path) -> None:
     Raises:
         UnsupportedModel: if it is a classifier, or a reward model without its head.
     """
-    config = read_config("critic.path", folder)
+    config = load_config("critic.path", folder)
     labels = config.num_labels if _scores(config) else 1
     if labels != 1:
         raise UnsupportedModel(
@@ -188,7 +186,7 @@ def _check_depth(field: str, folder: Path, config: dict[str, Any]) -> None:
     tensors = sum(1 for _ in stored_names(folder))
     if 0 < tensors < layers:
         raise UnsupportedModel(
-            f"{field}: {folder / 'config.json'} has num_hidden_layers = {layers}, but its "
+            f"{field}: {folder / CONFIG} has num_hidden_layers = {layers}, but its "
             f"weights are {tensors} tensors; choose a model whose files belong together"
         )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from protocol.model_folder import has_config
 from protocol.recipe import Recipe
 from torch import Tensor, nn
 from torch.nn import functional
@@ -216,7 +217,7 @@ class Models:
         if self.recipe.model.lora is not None or is_stored_otherwise(model, shapes):
             self.export(folder)
             return
-        if torch.distributed.get_rank() == 0 and not (folder / "config.json").exists():
+        if torch.distributed.get_rank() == 0 and not has_config(folder):
             write_settings(model, self.policy_folder, folder)
         own = self._shares.of(slot, folder, shapes)
         for bucket in self.policy.gathered(weights):

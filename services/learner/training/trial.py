@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from protocol.model_folder import CONFIG
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -31,7 +32,7 @@ from services.learner.training.model_check import (
     check_context,
     check_critic,
     is_of_machine,
-    read_config,
+    load_config,
     stored_names,
 )
 from services.learner.training.models import Critic, Policy, read_model
@@ -74,7 +75,7 @@ class _Trial:
     loader: Any  # of a policy, or of a critic
 
     def run(self, max_context: int) -> Iterator[str]:
-        config = read_config(self.field, self.folder)
+        config = load_config(self.field, self.folder)
         check_context(self.field, self.folder, config, max_context)
         with (
             _quietly(),
@@ -161,7 +162,7 @@ class _Trial:
         start, out = place / "start", place / "out"
         with self._refusing("it cannot be written and read again"):
             write_folder(small, weights_of(small), self.folder, start)
-            (start / "config.json").write_text(small.config.to_json_string())
+            (start / CONFIG).write_text(small.config.to_json_string())
             read = read_model(self.loader, start, ALONE, torch.float32)
             write_folder(read, weights_of(read), start, out)
             again = self.loader.from_pretrained(out, **SAFELY)

@@ -20,8 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from protocol.model_folder import max_positions
+
 from services.chassis.deployment import Deployment
-from services.chassis.positions import most_positions
 from services.gateway.core.models.checkpoints import checkpoint_of, kept_checkpoints
 from services.gateway.errors import no_model, not_found, wrong
 
@@ -172,7 +173,7 @@ def facts_of(model: str) -> ModelFacts:
     )
     config = _read(folder / "config.json")
     return ModelFacts(
-        context=most_positions(config),
+        context=max_positions(config),
         dtype=config.get("dtype") or config.get("torch_dtype"),
         has_chat_template=None if brings_its_own and not has_template else has_template,
         vocabulary=_vocabulary(config),
