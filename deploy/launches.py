@@ -189,7 +189,8 @@ def model_roots(environment: Mapping[str, str]) -> str:
 
 def python_path(environment: Mapping[str, str]) -> str:
     inherited = environment.get("PYTHONPATH", "")
-    return ":".join(filter(None, [str(_ROOT), str(_ROOT / "proto"), inherited]))
+    folders = (_ROOT, _ROOT / "proto", _ROOT / "packages/answers/src")
+    return ":".join(filter(None, [*map(str, folders), inherited]))
 
 
 def judge_launch(

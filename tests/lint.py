@@ -112,7 +112,7 @@ def blocks() -> Iterator[Fault]:
 def architecture() -> Iterator[Fault]:
     """The walks name functions that there are, and the streams are among those of the code."""
     for at, line in lines(ARCHITECTURE):
-        row = re.match(r"\| `(services/[\w/.]+)` \| (`.+?`) \|", line)
+        row = re.match(r"\| `((?:services|packages)/[\w/.]+)` \| (`.+?`) \|", line)
         if row and (path := ROOT / row[1]).exists():
             modules = [
                 each.read_text() for each in ([path] if path.is_file() else path.rglob("*.py"))

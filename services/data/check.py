@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from answers import read_answer
+from answers.values import Number, Words
 from protocol.messages import Task
 from protocol.tasks import Line, parse_lines, raw_lines
 
 from services.chassis.pool import Cause, Failed, Pool
-from services.grader.answers.read import read_answer
-from services.grader.answers.values import Number, Words
 from services.grader.tools import Settings, Tools
 from services.grader.verifiers.math_answer import EXAMINE, WARM_UP
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from answers import read_answer
+from answers.values import Choice, Number, Words
 from protocol.messages import Task, Ungradable
 from protocol.tasks import Line
 
-from services.grader.answers.read import read_answer
-from services.grader.answers.values import Choice, Number, Words
 from services.grader.judge.judge import Answer, Judge
 from services.grader.judge.question import Form, Question, as_json, number_within, words
 from services.grader.judge.settings import JudgeSettings

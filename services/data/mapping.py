@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from answers import last_boxed
+
 from services.data.presets import Preset, Taken
-from services.grader.answers.boxes import last_boxed
 
 Row = dict[str, Any]
 

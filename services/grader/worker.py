@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from answers import measure_of
 from protocol.exchange import Exchange
 from protocol.messages import (
     ActiveJob,
@@ -34,7 +35,6 @@ from services.chassis.pool import Pool, sandbox
 from services.chassis.service import Service
 from services.chassis.stage import Stage, up_to, work_forever
 from services.grader import client_code, grading
-from services.grader.answers.units import measure_of
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
 from services.grader.tools import Settings, Tools

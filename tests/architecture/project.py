@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PRODUCT_FOLDERS = ("proto", "services", "weir", "deploy", "examples")
+PRODUCT_FOLDERS = ("packages", "proto", "services", "weir", "deploy", "examples")
 FOLDERS = (*PRODUCT_FOLDERS, "benchmarks", "docs", "recipes", "tests")
 MODULES = [path for folder in PRODUCT_FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 DOCUMENTS = [*sorted(ROOT.glob("*.md"))] + [

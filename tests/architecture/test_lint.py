@@ -59,7 +59,7 @@ BREACHES = {
     ),
     "the command is a client": ("weir/views.py", "services.gateway"),
     "all but the engines is slim": ("services/grader/worker.py", "torch"),
-    "answers are a library": ("services/grader/answers/compare.py", "services.grader.tools"),
+    "answers are a library": ("packages/answers/src/answers/compare.py", "services.grader.tools"),
     "data is prepared with the grader's reader, comparer and pool": (
         "services/data/check.py",
         "services.grader.judge",
@@ -115,7 +115,7 @@ def add(path: Path, text: str) -> None:
 
 
 def told(tree: Path, *command: str) -> list[str]:
-    path = f"{tree / 'proto'}:{tree}"
+    path = f"{tree / 'proto'}:{tree}:{tree / 'packages/answers/src'}"
     ran = subprocess.run(
         [str(Path(sys.executable).with_name(command[0])), *command[1:]],
         cwd=tree,

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from answers import last_boxed
 from torch import Tensor
 
-from services.grader.answers.boxes import last_boxed
 from services.learner.algorithms import advantages as formulas
 from services.learner.algorithms import order_safety
 from services.learner.algorithms.advantages import Advantage, GroupScores

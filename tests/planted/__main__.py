@@ -64,7 +64,7 @@ def copy_tree(tree: Path) -> None:
 
 def run_tests(tree: Path, tests: str) -> str:
     """What noticed: the first test that failed, or "" if none did."""
-    path = os.pathsep.join([str(tree / "proto"), str(tree)])
+    path = os.pathsep.join(str(tree / folder) for folder in ("proto", ".", "packages/answers/src"))
     mark = f"{os.environ.get(MARK, '')}/planted-{os.getpid()}"
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()],

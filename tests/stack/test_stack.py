@@ -14,8 +14,9 @@ import psutil
 import pytest
 from protocol.recipe import Purpose
 
+from deploy.launches import python_path
 from tests.kept_samples import fates
-from tests.stack.conftest import ROOT, Json, Stack, of_home, start, wait_for
+from tests.stack.conftest import Json, Stack, of_home, start, wait_for
 from weir.client import WeirError
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
@@ -125,7 +126,7 @@ def replayed(stack: Stack, job_id: str, step: int) -> subprocess.CompletedProces
     verb = ["-m", "weir", "replay", job_id, "--step", str(step)]
     environment = os.environ | {
         "WEIR_HOME": str(stack.home),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),
+        "PYTHONPATH": python_path({}),
     }
     return subprocess.run([sys.executable, *verb], env=environment, capture_output=True, text=True)
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
+from answers.steps import OPEN, RIGHT, WRONG, Derivation, Step
 from protocol.messages import (
     CLOSES_THINKING,
     OPENS_THINKING,
@@ -22,13 +23,12 @@ from protocol.messages import (
 from protocol.rewards import Check
 
 from services.chassis.pool import Cause, Failed
-from services.grader.steps import OPEN, RIGHT, WRONG, Derivation, Step
 from services.grader.tools import Tools
 
 MAX_STEPS = 5_000
-WARM_UP = "services.grader.steps.derivation:warm_up"
+WARM_UP = "answers.steps.derivation:warm_up"
 
-_DERIVE = "services.grader.steps.derivation:derive"
+_DERIVE = "answers.steps.derivation:derive"
 _DEADLINE_S = 20.0
 _MAX_TEXT_CHARS = 1_000_000
 _NOT_READ = Ungradable(reason="equations_not_read")

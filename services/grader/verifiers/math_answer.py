@@ -1,6 +1,6 @@
 r"""Outcome by rule: is the last ``\boxed{}`` the task's answer?
 
-`services.grader.answers` decides on nearly all answers, in microseconds; the rest is decided in the
+The library `answers` decides on nearly all answers, in microseconds; the rest is decided in the
 pool. What hangs or crashes there twice is wrong, not ungradable, or a policy could learn to hide
 there. Ungradable is a gold answer that fails, and a machine that gave the comparison no time.
 """
@@ -10,25 +10,27 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from answers import (
+    MAX_ANSWER_CHARS,
+    MAX_PROBLEM_CHARS,
+    MAX_RULE_CHARS,
+    is_restated,
+    last_box,
+)
+from answers import compare as compare_by_rules
 from protocol.messages import Graded, Mark, Score, Task, Ungradable, is_right
 from protocol.rewards import MathAnswer, ModelJudge
 
 from services.chassis.pool import Cause, Failed, Value
-from services.grader.answers.boxes import last_box
-from services.grader.answers.compare import compare as compare_here
-from services.grader.answers.echo import is_restated
-from services.grader.answers.problem import MAX_CHARS
 from services.grader.tools import Tools
 from services.grader.verifiers.judges import model_judge
 
-WARM_UP = "services.grader.answers.algebra.equivalence:warm_up"
-EXAMINE = "services.grader.answers.algebra.equivalence:examine"
+WARM_UP = "answers.algebra.equivalence:warm_up"
+EXAMINE = "answers.algebra.equivalence:examine"
 
-_COMPARE = "services.grader.answers.algebra.equivalence:compare"
+_COMPARE = "answers.algebra.equivalence:compare"
 _MAX_TEXT_CHARS = 1_000_000
 _MAX_CHARS_HERE = 100_000  # longer texts are scanned beside the event loop
-_MAX_ANSWER_CHARS = 2_000
-_MAX_CHARS_TO_SETTLE = 500
 
 _RIGHT = Graded(value=1)
 _WRONG = Graded(value=0, reason="wrong")
@@ -81,11 +83,11 @@ async def decide_response(
     place = last_box(text) if is_short else await asyncio.to_thread(last_box, text)
     if place is None or not (boxed := text[slice(*place)]).strip():
         return Decision(_fault("no_answer"), "box")
-    if len(boxed) > _MAX_ANSWER_CHARS:
+    if len(boxed) > MAX_ANSWER_CHARS:
         return Decision(_marked(_fault("too_long"), *place), "box")
     decision = await decide(gold_answer, boxed, tools, problem=problem)
     may_be_right = decision.score in (_RIGHT, _UNKNOWN)
-    if may_be_right and is_restated(gold_answer, boxed, problem[-MAX_CHARS:]):
+    if may_be_right and is_restated(gold_answer, boxed, problem[-MAX_PROBLEM_CHARS:]):
         decision = decision._replace(score=_RESTATED)
     return Decision(_marked(decision.score, *place), decision.path)
 
@@ -108,9 +110,9 @@ async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> 
     It also tells what the answer may be called, as in ``\text{Area} = 12``, and of what there are
     12.
     """
-    problem = problem[-MAX_CHARS:]
-    if len(answer) <= _MAX_CHARS_TO_SETTLE and len(gold) <= _MAX_ANSWER_CHARS:
-        verdict = compare_here(gold, answer, problem)
+    problem = problem[-MAX_PROBLEM_CHARS:]
+    if len(answer) <= MAX_RULE_CHARS and len(gold) <= MAX_ANSWER_CHARS:
+        verdict = compare_by_rules(gold, answer, problem)
         if verdict.equal is not None:
             return Decision(_RIGHT if verdict.equal else _WRONG, verdict.path)
     score = await tools.comparisons.once(

@@ -24,8 +24,8 @@ import httpx
 from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, JobEvent, JobState
 
+from deploy.launches import python_path
 from deploy.processes import free_ports
-from tests.architecture.project import ROOT
 from tests.contract.valkey_server import Server
 from tests.sample_stores import a_sample, write_samples
 
@@ -153,7 +153,7 @@ def start_gateway(
         "WEIR_PORT": str(port),
         "WEIR_API_KEYS": f"other-key,{KEY}",
         "WEIR_ENVIRONMENT_KEY": ENVIRONMENT_KEY,
-        "PYTHONPATH": f"proto{os.pathsep}.",
+        "PYTHONPATH": python_path({}),
         **variables,
     }
     process = subprocess.Popen([sys.executable, *command], env=environment, stderr=stderr)
@@ -317,7 +317,7 @@ def start_weir(
 ) -> subprocess.Popen[str]:
     """The command in ``here``; no file that it writes can get larger than ``most_bytes``."""
     environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
-    environment["PYTHONPATH"] = f"{ROOT / 'proto'}{os.pathsep}{ROOT}"
+    environment["PYTHONPATH"] = python_path({})
     return subprocess.Popen(
         [sys.executable, "-m", "weir", *arguments],
         cwd=here,

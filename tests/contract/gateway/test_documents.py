@@ -22,6 +22,7 @@ from protocol.recipe import load_recipe
 from protocol.rewards import Reward
 from pydantic import BaseModel
 
+from deploy.launches import python_path
 from services.grader.verifiers import VERIFIERS
 from services.learner.algorithms import advantages
 from services.learner.sft.recipe import SftRecipe
@@ -167,7 +168,7 @@ def in_a_shell(script: str, folder: Path, **variables: str) -> subprocess.Comple
         (programs / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
-    environment["PYTHONPATH"] = f"{ROOT / 'proto'}{os.pathsep}{ROOT}"
+    environment["PYTHONPATH"] = python_path({})
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=folder,

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import pytest
 
+from deploy.launches import python_path
 from services.grader import worker
 from services.grader.offline import __main__ as command
 from services.grader.offline.__main__ import MAX_LINE_BYTES, read_labelled
@@ -137,7 +138,7 @@ def test_what_is_no_file_is_named(
 def start(file: str | Path, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "services.grader.offline", str(file)],
-        env=os.environ | {"PYTHONPATH": f"{ROOT / 'proto'}{os.pathsep}{ROOT}"},
+        env=os.environ | {"PYTHONPATH": python_path({})},
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=subprocess.PIPE,

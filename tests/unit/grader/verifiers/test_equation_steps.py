@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from answers.steps import UNREAD, Derivation, Step
+from answers.steps.derivation import derive
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import Check
 
+from examples.arithmetic.tasks import distinct_tasks
 from services.chassis.pool import Cause, Failed
-from services.grader.steps import Derivation, Step
 from services.grader.tools import Tools
 from services.grader.verifiers import equation_steps
 from services.grader.verifiers.equation_steps import MAX_STEPS
 from tests.builders import a_task
 from tests.unit.grader.pools import failing_tools
-from tests.unit.grader.steps.test_judging import judge
 
 pytestmark = pytest.mark.anyio
 
@@ -142,7 +143,7 @@ MARKED = [
 
 @pytest.mark.parametrize(("text", "expected"), MARKED)
 async def test_every_step_is_marked_where_it_stands(text: str, expected: list[str]) -> None:
-    steps = judge(text, 99)
+    steps = [step for step in derive(text, "", "", "", 99).steps if step.verdict != UNREAD]
     score = equation_steps.score(Derivation(steps, [True] * len(steps), 1, 1, 1))
     assert expected == marks_of(score, text)
 
@@ -160,3 +161,14 @@ def marks_of(score: Score, text: str) -> list[str]:
         for mark in score.marks
         if mark.start < mark.end <= len(text)
     ]
+
+
+def test_every_task_of_the_demo_is_derived_as_it_is_meant_and_not_without_work() -> None:
+    for task in distinct_tasks(200, held_out=True):
+        lazy = [rf"{task.answer}+0={task.answer};", f"{task.answer}={task.answer};", "1+1=2;", ""]
+        slip = task.solution.replace(f"={task.totals[1]};", f"={task.totals[1] + 1};", 1)
+        for text in (task.solution, f"{task.prompt[:-1]}{task.answer};"):
+            assert derive(text, task.prompt, task.solution, task.answer, 99).low == 1
+        for text in lazy:
+            assert derive(text, task.prompt, task.solution, task.answer, 99).low == 0
+        assert derive(slip, task.prompt, task.solution, task.answer, 99).low <= 0.75

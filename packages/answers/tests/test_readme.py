@@ -1,0 +1,26 @@
+"""The examples of the README do what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+EXAMPLES, REWARD = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_examples_have_the_values_in_their_comments() -> None:
+    names: dict[str, Any] = {}
+    exec(EXAMPLES, names)
+    examples = re.findall(r"^(is_equal\(.*\))  # (True|False)", EXAMPLES, re.MULTILINE)
+    assert len(examples) == 4
+    for call, value in examples:
+        assert str(eval(call, names)) == value, call
+
+
+def test_the_reward_function_rewards_right_answers() -> None:
+    names: dict[str, Any] = {}
+    exec(REWARD, names)
+    completions = [[{"role": "assistant", "content": text}] for text in (r"\boxed{4}", "five")]
+    assert names["correctness_reward"](completions, answer=["4", "4"], problem=["?"] * 2) == [1, 0]

@@ -1,0 +1,50 @@
+"""The truth table: every answer is judged as a careful examiner would judge it.
+
+A row of ``golden/answers.jsonl`` has a gold ``answer``, a ``response`` or its ``boxed`` answer,
+perhaps the ``problem``, and the ``verdict``: true, false, or null if the gold answer cannot be
+read. A text may be a list of pieces, in which ``["x", 100]`` is x a hundred times. Rows of the kind
+"hangs" would not end here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from answers import decide, last_boxed
+
+Row = dict[str, Any]
+TABLE = Path(__file__).with_name("golden") / "answers.jsonl"
+ROWS: list[Row] = [json.loads(line) for line in TABLE.read_text("utf-8").splitlines()]
+
+
+def expand(text: str | list[Any]) -> str:
+    pieces = [text] if isinstance(text, str) else text
+    return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in pieces)
+
+
+def response_text(row: Row) -> str:
+    if "response" in row:
+        return expand(row["response"])
+    return rf"We find $x$. First \boxed{{41}}, no: \boxed{{{expand(row['boxed'])}}}."
+
+
+def judge(row: Row) -> bool | None:
+    answer = last_boxed(response_text(row))
+    if answer is None or not answer.strip():
+        return False
+    reason = decide(expand(row["answer"]), answer, row.get("problem") or "")
+    return None if reason == "gold_not_parsable" else reason == "right"
+
+
+def test_every_row_of_the_truth_table_is_judged_as_it_says() -> None:
+    rows = [row for row in ROWS if row["kind"] != "hangs"]
+    assert len(rows) > 2_000
+    assert [row for row in rows if judge(row) is not row["verdict"]] == []
+
+
+def test_the_truth_table_says_each_thing_once() -> None:
+    keys = Counter((str(row["answer"]), response_text(row), row.get("problem")) for row in ROWS)
+    assert [key for key, count in keys.items() if count > 1] == []
