@@ -20,9 +20,9 @@ from protocol.messages import ActiveJob, GradedGroup, JobEvent, JobState, Rollou
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
+from services.chassis.consumer import Consumer, limit_in_flight, work_forever
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.chassis.stage import Stage, up_to, work_forever
 from services.learner.training.samples import Measured, Sample
 from services.rollout.policy_sync import PolicyFollower
 from tests.builders import a_graded_group, a_group, a_task
@@ -81,12 +81,12 @@ async def roll_out(service: Service) -> None:
             group = a_group(request, [2] * request.group_size, version=version)
             return a_graded_group(group, [1.0, *[0.0] * (request.group_size - 1)])
 
-    stage = Stage(
+    stage = Consumer(
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=GRADED,
         failures=GRADED,
         handle=answer,
-        room=up_to(PLACES),
+        room=limit_in_flight(PLACES),
         is_open=follower.serves,
         leaves=follower.demand.left_to_others,
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.chassis.stage import share_of
+from services.chassis.consumer import fair_share
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _claim(
     """Each engine in turn takes its share as far as it has room, then one after the other."""
     for engine in engines:
         claimed = sum(each.num_groups for each in engines)
-        share = share_of(len(asked), claimed, len(engines), engine.num_groups)
+        share = fair_share(len(asked), claimed, len(engines), engine.num_groups)
         while share > 0 and _take_next(asked, groups, engine, at_once):
             share -= 1
     while any([_take_next(asked, groups, engine, at_once) for engine in engines]):

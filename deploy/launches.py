@@ -16,7 +16,7 @@ from secrets import token_urlsafe
 
 from protocol.placement import Bundle, Placement, PlacementError, environment_of, number_of
 
-from services.chassis.deployment import variable, words
+from services.chassis.deployment import read_variable, split_list
 from services.chassis.secret_variables import is_secret
 
 _JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the judge's own thoughts
@@ -118,7 +118,7 @@ def stack_secrets(environment: Mapping[str, str], api_keys: str) -> dict[str, st
     Raises:
         DeploymentError: if a file that a variable names cannot be read.
     """
-    values = {n: variable(environment, n) or "" for names in _ROLES.values() for n in names}
+    values = {n: read_variable(environment, n) or "" for names in _ROLES.values() for n in names}
     return {**values, "WEIR_API_KEYS": api_keys, "WEIR_ENVIRONMENT_KEY": token_urlsafe(32)}
 
 
@@ -132,7 +132,7 @@ def inherited_variables(
     environment: Mapping[str, str], pattern: str = f"{_SYSTEM}|{_LIBRARIES}"
 ) -> dict[str, str]:
     """Return what a service inherits: variables that it may need, and no secret or its file."""
-    named = words(environment.get("WEIR_INHERIT", ""))
+    named = split_list(environment.get("WEIR_INHERIT", ""))
     return {
         name: text
         for name, text in environment.items()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.launches import Launch, inherited_variables
-from services.chassis.deployment import variable
+from services.chassis.deployment import read_variable
 
 STOP_TIMEOUT_S = 20.0
 _MEMORY = "/dev/shm"
@@ -320,7 +320,7 @@ class Home:
         Raises:
             DeploymentError: if that file cannot be read.
         """
-        keys = variable(environment, "WEIR_API_KEYS") or ""
+        keys = read_variable(environment, "WEIR_API_KEYS") or ""
         for key in map(str.strip, re.split("[,\n]", keys)):
             if key and ":" not in key:  # which a hash has
                 return keys, key

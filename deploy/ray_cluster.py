@@ -40,7 +40,7 @@ from deploy.launches import (
     with_secrets,
 )
 from deploy.processes import Home, Process, StackError, free_ports, say, stop, stop_timeout_s
-from services.chassis.deployment import variable
+from services.chassis.deployment import read_variable
 from services.chassis.secret_variables import hide_secrets
 
 PLACING_TIMEOUT_S = 60.0
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str]) -> int:
     home = Home.of(os.environ)
     try:
         required = ("WEIR_REDIS_URL", "WEIR_DATA_DIR")
-        if missing := [name for name in required if not variable(os.environ, name)]:
+        if missing := [name for name in required if not read_variable(os.environ, name)]:
             raise StackError(
                 f"{' and '.join(missing)} must be set: a Redis, and a folder, that every node sees"
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from services.chassis.deployment import DeploymentError, home_dir, variable, words
+from services.chassis.deployment import DeploymentError, home_dir, read_variable, split_list
 from weir.client import WeirClient, WeirError
 
 # What reading an answer ends in that has another shape than a gateway's.
@@ -69,10 +69,10 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
 def _first_key(environment: Mapping[str, str], name: str) -> str | None:
     """The first plain key that a variable holds, or the file that ``<name>_FILE`` names."""
     try:
-        keys = variable(environment, name) or ""
+        keys = read_variable(environment, name) or ""
     except DeploymentError as error:
         raise NoStack(str(error)) from error
-    key = next((key for key in words(keys) if ":" not in key), None)  # the others are hashes
+    key = next((key for key in split_list(keys) if ":" not in key), None)  # the others are hashes
     if key and not (key.isascii() and key.isprintable()):
         raise NoStack(f"{name} holds a key with characters that HTTP cannot carry")
     return key

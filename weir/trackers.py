@@ -22,7 +22,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, ClassVar
 
-from services.chassis.deployment import home_dir, variable
+from services.chassis.deployment import home_dir, read_variable
 from weir.client import WeirClient, WeirError
 
 Json = dict[str, Any]
@@ -183,7 +183,7 @@ class WandB(Tracker):
             resume="allow",
             reinit="create_new",
             settings=wandb.Settings(
-                **self._SETTINGS, api_key=variable(os.environ, "WANDB_API_KEY")
+                **self._SETTINGS, api_key=read_variable(os.environ, "WANDB_API_KEY")
             ),
         )
         self._place = {"row": self._row, "open": str(Path(self._run.dir).parent)}

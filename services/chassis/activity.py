@@ -29,7 +29,7 @@ class Readiness:
     fault: str = ""  # of its own, found while it worked
     _otherwise: tuple[bool, str] = (True, "")  # what it is but for the fault
 
-    def fails(self, fault: str) -> None:
+    def set_fault(self, fault: str) -> None:
         """It is not ready, though all else is there, until this is called with no fault."""
         self.fault = fault
         self.set(*self._otherwise)
@@ -72,7 +72,7 @@ class Activity:
     def now(self) -> Work:
         return self._begun[-1] if self._begun else self.rest
 
-    def rests(self, doing: Doing) -> None:
+    def set_idle(self, doing: Doing) -> None:
         if doing is not self.rest.doing:
             self.rest = Work(doing)
 
@@ -94,6 +94,6 @@ class Activity:
         finally:
             self._begun.remove(work)
 
-    def holding(self, keys: Iterable[str]) -> None:
+    def set_held(self, keys: Iterable[str]) -> None:
         now = time.monotonic()
         self.holds = {key: self.holds.get(key, now) for key in keys}

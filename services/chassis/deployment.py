@@ -64,17 +64,17 @@ class Deployment:
             host=read("WEIR_HOST", str, "127.0.0.1"),
             port=port,
             metrics_port=read("WEIR_METRICS_PORT", int, str(port)),
-            trusted_proxies=read("WEIR_TRUSTED_PROXIES", words, ""),
-            api_keys=read("WEIR_API_KEYS", words, ""),
-            heartbeat_s=read("WEIR_HEARTBEAT_S", positive, "1"),
-            claim_idle_s=read("WEIR_CLAIM_IDLE_S", positive, "15"),
+            trusted_proxies=read("WEIR_TRUSTED_PROXIES", split_list, ""),
+            api_keys=read("WEIR_API_KEYS", split_list, ""),
+            heartbeat_s=read("WEIR_HEARTBEAT_S", parse_positive, "1"),
+            claim_idle_s=read("WEIR_CLAIM_IDLE_S", parse_positive, "15"),
             drain_s=read("WEIR_DRAIN_S", float, "10"),
             keep_samples_bytes=read("WEIR_KEEP_SAMPLES_BYTES", int, "10737418240"),
             keep_samples_days=read("WEIR_KEEP_SAMPLES_DAYS", float, "inf"),
             log_level=read("WEIR_LOG_LEVEL", _level, "INFO"),
             name=read("WEIR_NAME", str, ""),
-            turns=read("WEIR_TURNS", words, ""),
-            extensions=read("WEIR_EXTENSIONS", words, ""),
+            turns=read("WEIR_TURNS", split_list, ""),
+            extensions=read("WEIR_EXTENSIONS", split_list, ""),
             umask=read("WEIR_UMASK", lambda text: int(text, 8), "077"),
         )
         if deployment.claim_idle_s < 3 * deployment.heartbeat_s:
@@ -88,7 +88,7 @@ class Deployment:
         """Import the modules that add formulas of the deployment's own to the tables."""
         import_extensions("WEIR_EXTENSIONS", self.extensions)
 
-    def without_places(self, text: str) -> str:
+    def hide_paths(self, text: str) -> str:
         """A text for people who use the stack, and need not know where folders lie here."""
         named = {self.data_dir: "WEIR_DATA_DIR", self.memory_dir: "WEIR_MEMORY_DIR"}
         named |= {root: "WEIR_MODEL_ROOTS" for root in self.model_roots if root.name}
@@ -126,14 +126,14 @@ def model_sources(environment: Mapping[str, str]) -> tuple[tuple[Path, ...], boo
     """The folders that models may lie in, and whether a model hub is asked for others."""
     read = Reader(environment)
     roots = read("WEIR_MODEL_ROOTS", _paths, ".:models")
-    return roots, read("WEIR_MODEL_HUB", switch, "off")
+    return roots, read("WEIR_MODEL_HUB", parse_switch, "off")
 
 
 def home_dir(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("WEIR_HOME", ".weir"))
 
 
-def variable(environment: Mapping[str, str], name: str) -> str | None:
+def read_variable(environment: Mapping[str, str], name: str) -> str | None:
     """A variable's value, or what is in the file that ``<name>_FILE`` names, as secrets are.
 
     Empty counts as not set, since a compose file passes on what is not set as empty.
@@ -172,7 +172,7 @@ class Reader:
 
     def __call__(self, name: str, parse: Callable[[str], T], default: str | None = None) -> T:
         """What ``parse`` makes of a variable's text, or of the default's."""
-        found = variable(self.environment, name)
+        found = read_variable(self.environment, name)
         text = default if found is None else found
         if text is None:
             raise DeploymentError(f"{name} is not set; `weir up` and docker-compose.yml set it")
@@ -206,30 +206,30 @@ def _paths(text: str) -> tuple[Path, ...]:
     return tuple(Path(part).resolve() for part in text.split(":") if part)
 
 
-def words(text: str) -> tuple[str, ...]:
+def split_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in re.split("[,\n]", text) if part.strip())
 
 
-def positive(text: str) -> float:
+def parse_positive(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
         raise ValueError("give a number above 0")
     return number
 
 
-def whole(text: str) -> int:
+def parse_whole(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError("give a whole number")
     return int(text)
 
 
-def count(text: str) -> int:
-    if not (number := whole(text)):
+def parse_count(text: str) -> int:
+    if not (number := parse_whole(text)):
         raise ValueError("give a whole number above 0")
     return number
 
 
-def switch(text: str) -> bool:
+def parse_switch(text: str) -> bool:
     if text not in {"on", "off"}:
         raise ValueError("say 'on' or 'off'")
     return text == "on"

@@ -5,11 +5,11 @@ class Unworkable(ValueError):
     """An entry that no worker can work on; the text says why."""
 
 
-class Unable(RuntimeError):
+class UnsupportedEntry(RuntimeError):
     """An entry that this worker will never be able to work on, though another one may be."""
 
 
-class NotNow(Exception):
+class Busy(Exception):
     """An entry that this worker leaves to others for the time being."""
 
 
@@ -21,11 +21,11 @@ class WorkerBroken(WorkerFault):
     """Everything fails in this worker; its process must end, to be started anew."""
 
 
-class Unfit(WorkerFault):
+class RestartRequired(WorkerFault):
     """Another process must do what comes next; this one ends in good order, to be restarted."""
 
 
-class NotStarted(WorkerFault):
+class StartupFailed(WorkerFault):
     """What the worker needs for a job does not start; the text says why."""
 
     def __init__(self, why: str, job_id: str) -> None:

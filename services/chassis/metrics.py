@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from protocol.messages import Loss
 
 
-def born_at_zero(counter: Counter, *values: str) -> Counter:
+def start_at_zero(counter: Counter, *values: str) -> Counter:
     """A counter with one label, of which these values are there from the start.
 
     Else Prometheus would first see what is counted already, which is no increase to it.
@@ -81,7 +81,7 @@ LOST = Counter("weir_deliveries_lost_total", "Entries that another worker finish
 RECLAIMED = Counter("weir_deliveries_reclaimed_total", "Entries claimed that others released")
 DEATHS = Counter("weir_worker_deaths_total", "Workers that this one found dead with entries")
 FAILURES = Counter("weir_deliveries_failed_total", "Attempts to work on an entry that failed")
-GIVEN_UP = born_at_zero(
+GIVEN_UP = start_at_zero(
     Counter("weir_deliveries_given_up_total", "Entries handed on as failed", ["why"]),
     *Loss,
 )

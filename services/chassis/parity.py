@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from protocol.messages import Probes, Task
 
-from services.chassis.prompts import PromptError, Tokenizer, rendered
+from services.chassis.prompts import PromptError, Tokenizer, encode_prompt
 
 _ROUNDING = 1e-5  # nats, mean: of no consequence
 _NEARER = 0.5
 
 
-def compared(given: Sequence[float], probes: Probes) -> dict[str, Any]:
+def compare_logprobs(given: Sequence[float], probes: Probes) -> dict[str, Any]:
     """How an engine's log-probs of probes are to the learner's, as `ParityReport` has it.
 
     The mean is relative where log-probs are larger than 1: rounding is relative, and of what is
@@ -34,7 +34,7 @@ def compared(given: Sequence[float], probes: Probes) -> dict[str, Any]:
     return {"mean": mean, "max": float(gaps.max()), "holds": holds}
 
 
-def digest_of(
+def digest_prompts(
     tasks: Iterable[Task], template: str | None, tokenizer: Tokenizer, options: Mapping[str, Any]
 ) -> str:
     """A digest of the prompts of tasks, as a tokenizer and a template make them.
@@ -42,7 +42,7 @@ def digest_of(
     Of a chat template that prints the time it is one of the template.
     """
     try:
-        prompts: Any = [rendered(task, template, tokenizer, options) for task in tasks]
+        prompts: Any = [encode_prompt(task, template, tokenizer, options) for task in tasks]
         if template is None and prompts and "strftime_now" in str(tokenizer.chat_template):
             prompts = [str(tokenizer.chat_template), dict(options)]
     except PromptError as error:

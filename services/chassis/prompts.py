@@ -22,7 +22,7 @@ class PromptError(Unworkable):
     """A task that cannot be a prompt of this model; the text says what to change."""
 
 
-class NoRow(PromptError):
+class UnknownToken(PromptError):
     """A prompt with a token that the tokenizer has and the model has not."""
 
 
@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any: ...
 
 
-def rendered(
+def encode_prompt(
     task: Task, template: str | None, tokenizer: Tokenizer, options: Mapping[str, Any] | None = None
 ) -> list[int]:
     """The prompt's token ids, by the plain template if there is one, else by the chat template.
@@ -59,7 +59,7 @@ def rendered(
     marked = [{"role": role, "content": texts.marked(content)} for role, content in turns]
     try:
         if not texts.found:
-            return chat(marked, tokenizer, options or {})
+            return encode_chat(marked, tokenizer, options or {})
         return texts.encoded(_templated(marked, tokenizer, options or {}, (), tokenize=False))
     except PromptError as error:
         raise PromptError(f"task {task.id!r}: {error}") from error
@@ -124,7 +124,7 @@ class _PlainTexts:
         return list(self._tokenizer(text, add_special_tokens=False, **options).input_ids)
 
 
-def chat(
+def encode_chat(
     turns: Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
     options: Mapping[str, Any],
@@ -142,7 +142,7 @@ def chat(
     return list(_templated(turns, tokenizer, options, tools, tokenize=True, return_dict=False))
 
 
-def chat_behind(
+def extend_chat(
     known: Sequence[int],
     num_known: int,
     turns: Sequence[Mapping[str, Any]],
@@ -158,7 +158,7 @@ def chat_behind(
         num_known: of the turns; the last of them is the reply.
 
     Raises:
-        PromptError: as `chat` does.
+        PromptError: as `encode_chat` does.
     """
     reply = {"role": "assistant", "content": _REPLY}
     marked = [*turns[: num_known - 1], reply, *turns[num_known:]]

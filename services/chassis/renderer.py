@@ -11,7 +11,7 @@ from protocol.recipe import Model
 
 from services.chassis.faults import Unworkable, WorkerFault
 from services.chassis.pool import Cause, Failed, Pool, SetUp, SetUpError
-from services.chassis.prompts import NoRow, PromptError
+from services.chassis.prompts import PromptError, UnknownToken
 
 _MODULE = "services.chassis.tokenizer_worker"
 _CPU_S = 10.0  # of a call, and of loading a tokenizer
@@ -70,23 +70,25 @@ class PromptRenderer:
     async def render(
         self, task: Task, template: str | None, options: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Return the token ids of `prompts.rendered`."""
+        """Return the token ids of `prompts.encode_prompt`."""
         part, fields = _TOKENIZER if template else _TEMPLATE, task.model_dump(mode="json")
         return await self._call(part, "render", fields, template, options)
 
     async def digest(
         self, tasks: Sequence[Task], template: str | None, options: Mapping[str, Any]
     ) -> str:
-        """Return the digest of `parity.digest_of`."""
+        """Return the digest of `parity.digest_prompts`."""
         fields = [task.model_dump(mode="json") for task in tasks]
         return await self._call(_TEMPLATE, "digest_prompts", fields, template, options)
 
-    async def misfits(self, tasks: Sequence[Task], model: Model, max_tokens: int) -> list[str]:
+    async def find_problems(
+        self, tasks: Sequence[Task], model: Model, max_tokens: int
+    ) -> list[str]:
         """What is wrong with each prompt that leaves no room for a response."""
         fields = [task.model_dump(mode="json") for task in tasks]
         return await self._call(
             _TEMPLATE,
-            "misfits",
+            "find_problems",
             fields,
             model.prompt_template,
             model.chat_template_options,
@@ -130,10 +132,10 @@ class PromptRenderer:
 
 def _error_for(part: tuple[str, str], failed: Failed) -> Exception:
     name, remedy = part
-    if failed.is_machines_fault:
+    if failed.is_machine_fault:
         return WorkerFault(f"{name} was not run to its end: {failed.detail}")
     kind, _, words = failed.detail.partition(": ")
-    for refusal in (PromptError, NoRow):
+    for refusal in (PromptError, UnknownToken):
         if kind == refusal.__name__:
             return refusal(words)
     problem = _PROBLEMS[failed.cause].format(cpu_s=_CPU_S, detail=failed.detail)
@@ -141,7 +143,7 @@ def _error_for(part: tuple[str, str], failed: Failed) -> Exception:
     return error(f"{name} {problem}; {remedy}")
 
 
-async def unfit_prompts(
+async def check_prompts(
     tasks: Sequence[Task], folder: Path, model: Model, max_tokens: int
 ) -> str | None:
     """How many tasks give no prompt that leaves room for a response, in words; None if all do."""
@@ -150,7 +152,9 @@ async def unfit_prompts(
         async with PromptRenderer(1) as prompts:
             await prompts.open(folder)
             for start in range(0, len(tasks), _BATCH):
-                unfit += await prompts.misfits(tasks[start : start + _BATCH], model, max_tokens)
+                unfit += await prompts.find_problems(
+                    tasks[start : start + _BATCH], model, max_tokens
+                )
     except (Unworkable, WorkerFault) as error:
         return f"the prompts were not measured: {error}"
     if not unfit:

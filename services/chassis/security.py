@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.chassis.deployment import Reader, switch, words
+from services.chassis.deployment import Reader, parse_switch, split_list
 from services.chassis.secret_variables import is_secret
 
 ENVIRONMENT, SESSION = "environment", "session"  # roles that WEIR_API_KEYS cannot give
@@ -83,12 +83,12 @@ ALLOWANCES = {
 
 def is_allowed(read: Reader, name: str) -> bool:
     """Return whether an operator has switched an allowance on."""
-    return read(name, switch, ALLOWANCES[name].default)
+    return read(name, parse_switch, ALLOWANCES[name].default)
 
 
 def allowed_names(read: Reader, name: str) -> tuple[str, ...]:
     """Return what an operator allows by name, and by default what the table says."""
-    return read(name, words, ALLOWANCES[name].default)
+    return read(name, split_list, ALLOWANCES[name].default)
 
 
 def access_rows() -> list[tuple[str, ...]]:

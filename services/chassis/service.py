@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from services.chassis import metrics
 from services.chassis.activity import Activity, Readiness, Work
 from services.chassis.deployment import Deployment, DeploymentError
-from services.chassis.faults import NotStarted, Unfit
+from services.chassis.faults import RestartRequired, StartupFailed
 from services.chassis.logs import set_up_logs
 from services.chassis.secret_variables import hide_secrets
 
@@ -56,18 +56,18 @@ class Service:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     readiness: Readiness = field(default_factory=Readiness)
     activity: Activity = field(default_factory=Activity)
-    place: tuple[int, int] = (0, 1)  # of this worker, among how many that show life
+    position: tuple[int, int] = (0, 1)  # of this worker, among how many that show life
     saves_work: bool = False  # when it is told to stop, for as long as that takes
 
     def __post_init__(self) -> None:
-        self.exchange.shown = self.deployment.without_places
+        self.exchange.shown = self.deployment.hide_paths
 
     @property
     def replica(self) -> str:
         return replica_of(self.exchange.me)
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """How people call this process."""
         return self.deployment.name or self.replica.rpartition("-")[0] or self.replica
 
@@ -78,10 +78,10 @@ class Service:
 
     async def pause(self, seconds: float) -> bool:
         """Sleep, but not past the moment when the service is told to stop; True if it was."""
-        return await set_within(self.stopping, seconds)
+        return await wait_until_set(self.stopping, seconds)
 
 
-async def set_within(event: asyncio.Event, seconds: float) -> bool:
+async def wait_until_set(event: asyncio.Event, seconds: float) -> bool:
     """Wait until an event is set, but for ``seconds`` at the longest; True if it is set.
 
     Not `asyncio.wait_for`: in Python 3.11 it swallows a cancellation that comes with the event.
@@ -104,7 +104,7 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
     Meanwhile the paths of `Observable` are served, in front of the service's own application if
     it has one. The exit status is 1 when ``main`` raised or the environment is wrong, else 0.
     """
-    deployment = begin(name)
+    deployment = prepare_process(name)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
@@ -115,7 +115,7 @@ def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | Non
         sys.exit(f"{name}: {error}")
 
 
-def begin(name: str) -> Deployment:
+def prepare_process(name: str) -> Deployment:
     """Hide the secrets of this process and read its deployment; exit if that is wrong."""
     hide_secrets()
     try:
@@ -159,12 +159,12 @@ async def _run(
             counting = asyncio.create_task(_count_start(service))
             try:
                 # Who asks the gateway hears whether it lives.
-                work = main(service) if make_app else telling(service, main)
+                work = main(service) if make_app else run_with_status(service, main)
                 await _cancel_after_drain(service, work)
             except DeploymentError:
                 raise
             except Exception as error:
-                if (unfit := unfit_of(error)) is None:
+                if (unfit := find_restart_reason(error)) is None:
                     log.exception("stopped by an error")
                     return 1
                 log.info("ends, to be started again: %s", unfit)
@@ -190,12 +190,12 @@ async def _cancel_after_drain(service: Service, work: Coroutine[Any, Any, None])
         await asyncio.wait({working}, timeout=_PARTING_S)
 
 
-def unfit_of(error: Exception) -> Exception | None:
+def find_restart_reason(error: Exception) -> Exception | None:
     """The reason of an end in good order, if ``error`` is nothing else."""
     if isinstance(error, ExceptionGroup):
-        reasons = [unfit_of(each) for each in error.exceptions]
+        reasons = [find_restart_reason(each) for each in error.exceptions]
         return reasons[0] if all(reasons) else None
-    return error if isinstance(error, Unfit) else None
+    return error if isinstance(error, RestartRequired) else None
 
 
 async def _count_start(service: Service) -> None:
@@ -212,11 +212,11 @@ async def check_server(exchange: Exchange) -> None:
         log.warning("the server is not safe", extra={"why": problem.text})
 
 
-async def telling(service: Service, main: Main) -> None:
+async def run_with_status(service: Service, main: Main) -> None:
     """Run ``main``, and tell others meanwhile, and after it, what the service is doing."""
-    teller = StatusTeller(service)
+    teller = StatusReporter(service)
     await teller.follow_on()
-    telling = asyncio.create_task(teller.tell_until_ended())
+    reporting = asyncio.create_task(teller.tell_until_ended())
     error: BaseException | None = None
     try:
         await main(service)
@@ -225,12 +225,12 @@ async def telling(service: Service, main: Main) -> None:
         raise
     finally:
         teller.ended.set()  # not cancelled: what is on its way would come after the last word
-        await asyncio.wait({telling}, timeout=_PARTING_S)
+        await asyncio.wait({reporting}, timeout=_PARTING_S)
         await teller.leave(error)
 
 
 @dataclass
-class StatusTeller:
+class StatusReporter:
     service: Service
     starts: int = 1
     failure: Failure | None = None  # of the last of them
@@ -249,7 +249,7 @@ class StatusTeller:
         while not self.ended.is_set():
             with suppress(Refused, *Disconnected):
                 await self.service.exchange.show_status(self.status())
-            await set_within(self.ended, self.service.deployment.heartbeat_s)
+            await wait_until_set(self.ended, self.service.deployment.heartbeat_s)
 
     async def leave(self, error: BaseException | None = None) -> None:
         """Leave a status behind that tells of the next life, unless the process was told to stop.
@@ -263,7 +263,7 @@ class StatusTeller:
                     await exchange.forget_status(self.service.replica)
                     return
                 if error is not None and not self.service.readiness.was_ready:
-                    self.failure = failure_of(error)
+                    self.failure = summarize_error(error)
                     await self._tell_of(self.failure)
                 self.service.activity = Activity()
                 self.service.readiness.started = self.service.readiness.ready = False
@@ -279,7 +279,7 @@ class StatusTeller:
             fails = readiness.fault == readiness.why != ""
             work = Work(Doing.FAILS if fails else Doing.IS_NOT_READY, since=readiness.since)
         return Status(
-            name=self.service.called,
+            name=self.service.display_name,
             service=self.service.name,
             replica=self.service.replica,
             beats=self.beats,
@@ -304,7 +304,7 @@ class StatusTeller:
         job, starts = await self.service.exchange.active(), self.starts
         if job is None or starts & (starts - 1):
             return
-        what = f"{self.service.called} does not start: {failure.words}"
+        what = f"{self.service.display_name} does not start: {failure.words}"
         event = JobEvent(
             id=f"start:{self.service.exchange.me}",
             job_id=job.job_id,
@@ -315,13 +315,13 @@ class StatusTeller:
         await self.service.exchange.record_event(event)
 
 
-def failure_of(error: BaseException) -> Failure:
+def summarize_error(error: BaseException) -> Failure:
     """What an error says, on one line; of a group of errors, the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = " ".join(str(error).split()) or type(error).__name__
     words = text if len(text) <= _MOST_WORDS else text[: _MOST_WORDS - 1] + "…"
-    return Failure(words=words, job_id=error.job_id if isinstance(error, NotStarted) else None)
+    return Failure(words=words, job_id=error.job_id if isinstance(error, StartupFailed) else None)
 
 
 def _log_what_waits() -> None:

@@ -21,8 +21,7 @@ from jinja2 import TemplateError
 from protocol.messages import Task
 from protocol.model_folder import has_config, read_config, vocabulary_size
 
-from services.chassis import prompts
-from services.chassis.parity import digest_of
+from services.chassis import parity, prompts
 
 _TORCH = ("torch", "torchvision", "torchaudio")
 _LAZY_IMPORTS = ("encodings.unicode_escape", "encodings.idna", "jinja2.debug", "jinja2.sandbox")
@@ -92,10 +91,10 @@ def _keeps_text(tokenizer: Any, ids: list[int]) -> bool:
 def render(
     task: Mapping[str, Any], template: str | None, options: Mapping[str, Any] | None
 ) -> list[int]:
-    return _fitting(prompts.rendered(Task.model_validate(task), template, _tokenizer, options))
+    return _fitting(prompts.encode_prompt(Task.model_validate(task), template, _tokenizer, options))
 
 
-def misfits(
+def find_problems(
     tasks: Sequence[Mapping[str, Any]],
     template: str | None,
     options: Mapping[str, Any] | None,
@@ -125,8 +124,8 @@ def render_chat(
     begun: tuple[Sequence[int], int] | None,
 ) -> list[int]:
     chat = (turns, _tokenizer, options, tools)
-    known = begun and prompts.chat_behind(*begun, *chat)
-    return _fitting(known or prompts.chat(*chat))
+    known = begun and prompts.extend_chat(*begun, *chat)
+    return _fitting(known or prompts.encode_chat(*chat))
 
 
 def encode(text: str, options: Mapping[str, Any]) -> list[int]:
@@ -140,7 +139,7 @@ def decode(sequences: Sequence[list[int]]) -> list[str]:
 def digest_prompts(
     tasks: Sequence[Mapping[str, Any]], template: str | None, options: Mapping[str, Any]
 ) -> str:
-    return digest_of(map(Task.model_validate, tasks), template, _tokenizer, options)
+    return parity.digest_prompts(map(Task.model_validate, tasks), template, _tokenizer, options)
 
 
 def describe() -> tuple[str, int, int | None]:
@@ -166,7 +165,7 @@ def _fitting(ids: list[int]) -> list[int]:
     if largest < _rows():
         return ids
     token = _tokenizer.convert_ids_to_tokens(largest)
-    raise prompts.NoRow(
+    raise prompts.UnknownToken(
         f"the tokenizer has id {largest}, {token!r}, but the model has {_rows()} rows; leave that "
         "token out of tasks and template, or resize the model"
     )

@@ -36,11 +36,11 @@ class Turns:
             path.touch()
 
     @property
-    def are_taken(self) -> bool:
+    def is_shared(self) -> bool:
         return bool(self._used)
 
     @asynccontextmanager
-    async def of_learner(self) -> AsyncIterator[None]:
+    async def learner_turn(self) -> AsyncIterator[None]:
         """Have the GPUs, once every engine on them sleeps."""
         async with AsyncExitStack() as locks:
             with self.service.activity.during(Doing.WAITS_FOR_GPU, timed="wait_for_gpu"):
@@ -49,7 +49,7 @@ class Turns:
             yield
 
     @asynccontextmanager
-    async def of_engine(self) -> AsyncIterator[None]:
+    async def engine_turn(self) -> AsyncIterator[None]:
         """Have the GPUs, with other engines, once the learner does not want them."""
         async with AsyncExitStack() as locks:
             for path in self._wanted:
@@ -59,7 +59,7 @@ class Turns:
                 await locks.enter_async_context(_locked(path, fcntl.LOCK_SH))
             yield
 
-    async def wanted(self) -> None:
+    async def wait_until_wanted(self) -> None:
         """Wait until the learner wants a GPU."""
         while all(_is_free(path) for path in self._wanted):
             await asyncio.sleep(_POLL_S)

@@ -20,7 +20,7 @@ from secrets import token_hex
 from protocol.recipe import Recipe, RecipeError, load_recipe
 from protocol.tasks import raw_lines, read_tasks
 
-from services.chassis.deployment import DeploymentError, count, model_sources
+from services.chassis.deployment import DeploymentError, model_sources, parse_count
 from services.chassis.faults import WorkerFault
 from services.chassis.pool import NoWorkerError
 from services.data.check import check, examined
@@ -82,7 +82,7 @@ def _add_import(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--where", metavar="COL=A,B", action="append", default=[], help=text)
     verb.add_argument("--config", metavar="NAME", action="append", help="a part of the dataset")
     verb.add_argument("--split", metavar="NAME", help="default: the preset's, or train")
-    verb.add_argument("--limit", metavar="N", type=count, help="stop after so many problems")
+    verb.add_argument("--limit", metavar="N", type=parse_count, help="stop after so many problems")
     text = "put so many, or a share below 1, into a second file, OUT with -held-out in its name"
     verb.add_argument("--held-out", metavar="N", type=float, help=text)
     verb.add_argument("--seed", metavar="N", type=int, default=0, help="which are held out: 0")
@@ -108,11 +108,11 @@ def _prompts(path: Path, recipe: Recipe) -> str:
     if folder is None:
         return f"the prompts were not measured: {model.path} is not here; see WEIR_MODEL_ROOTS"
     try:
-        from services.chassis.renderer import unfit_prompts  # the grader's image has no tokenizers
+        from services.chassis.renderer import check_prompts  # the grader's image has no tokenizers
     except ModuleNotFoundError as error:
         return f"the prompts were not measured: {error.name} is not installed; weir plan does it"
     max_tokens = recipe.rollout.sampling.max_tokens
-    found = asyncio.run(unfit_prompts(read_tasks(path), folder, model, max_tokens))
+    found = asyncio.run(check_prompts(read_tasks(path), folder, model, max_tokens))
     return found or "all prompts fit"
 
 

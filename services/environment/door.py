@@ -13,7 +13,7 @@ from protocol.calls import Terms
 from protocol.messages import VersionSpan
 from pydantic import BaseModel, Field
 
-from services.chassis.faults import NotNow
+from services.chassis.faults import Busy
 
 MODEL = "policy"  # what agents may call it: the session's terms say which weights answer
 _OPEN_S = 60.0
@@ -23,7 +23,7 @@ _QUIET_S = 600.0  # of a call's answer, after which nobody is thought to give it
 _OURS = 500  # statuses from here on are no fault of who asks
 
 
-class DoorShut(NotNow):
+class DoorShut(Busy):
     """The model does not answer, through no fault of an environment; the text says why."""
 
 

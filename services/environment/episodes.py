@@ -17,8 +17,8 @@ from protocol.calls import Terms
 from protocol.messages import Episode, RolloutRequest, Task
 from protocol.recipe import Environment
 
-from services.chassis.faults import Unable, Unworkable
-from services.chassis.metrics import born_at_zero
+from services.chassis.faults import UnsupportedEntry, Unworkable
+from services.chassis.metrics import start_at_zero
 from services.environment.door import Door, DoorShut, Session, Trace
 from services.environment.group import Played, calls_of, conversation_of, trained_branch
 
@@ -31,7 +31,7 @@ _PARTING_S = 5.0  # for what was cancelled
 _FORGET_S = 2.0
 MAX_WORDS = 500
 PROBLEMS = ("episode_failed", "episode_timeout", "no_reward")
-TRIES = born_at_zero(
+TRIES = start_at_zero(
     Counter("weir_episodes_total", "Episodes played, each try by how it ended", ["outcome"]),
     *("ended", *PROBLEMS),
 )
@@ -103,7 +103,7 @@ class Episodes:
         except DeadlineError:
             problem = "episode_timeout"
             words = f"not over in {self.settings.episode_timeout_s:g} s, without those of the model"
-        except (DoorShut, EnvironmentEnded, Unable, Unworkable, asyncio.CancelledError):
+        except (DoorShut, EnvironmentEnded, UnsupportedEntry, Unworkable, asyncio.CancelledError):
             await self._forget(session)
             raise
         except Exception as error:

@@ -17,7 +17,7 @@ from typing import Any
 from protocol.messages import Task
 from protocol.recipe import Environment
 
-from services.chassis.faults import Unable
+from services.chassis.faults import UnsupportedEntry
 from services.environment import command, taskset
 from services.environment.door import Session
 from services.environment.episodes import MAX_WORDS, PROBLEMS, Broken, Play
@@ -34,7 +34,7 @@ async def serve(listener: socket.socket, settings: Mapping[str, Any]) -> None:
         async with _open(environment, settings["may_run_programs"]) as play:
             await _serve_forever(listener, partial(_answer, play))
     except RuntimeError as error:
-        failure = {"error": str(error), "is_passing": not isinstance(error, Unable)}
+        failure = {"error": str(error), "is_passing": not isinstance(error, UnsupportedEntry)}
     except BaseException as error:  # a client's module may raise anything
         failure = {"error": _words(error), "is_passing": False}
     await _serve_forever(listener, partial(_fail, failure))

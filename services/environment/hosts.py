@@ -19,7 +19,7 @@ from typing import Any
 from protocol.messages import Task
 from protocol.recipe import Environment
 
-from services.chassis.faults import Unable, Unworkable
+from services.chassis.faults import UnsupportedEntry, Unworkable
 from services.environment.addresses import Addresses
 from services.environment.door import Session
 from services.environment.episodes import PROBLEMS, Broken, EnvironmentEnded
@@ -58,9 +58,9 @@ class Host:
         try:
             answer = await self._ask({})
         except EnvironmentEnded as error:
-            raise Unable(f"{self.name}: the process that loads it {error}") from error
+            raise UnsupportedEntry(f"{self.name}: the process that loads it {error}") from error
         if "error" in answer:
-            raise (RuntimeError if answer["is_passing"] else Unable)(answer["error"])
+            raise (RuntimeError if answer["is_passing"] else UnsupportedEntry)(answer["error"])
 
     async def play(self, task: Task, session: Session, seed: int) -> float | None:
         """Play an episode; `EnvironmentEnded` if the process ends."""
@@ -159,7 +159,7 @@ class Hosts:
         """Start a process that has loaded an environment.
 
         Raises:
-            Unable: if it cannot, or has not in time.
+            UnsupportedEntry: if it cannot, or has not in time.
             RuntimeError: if a network or a disk may be to blame.
         """
         name = _field(environment)
@@ -169,7 +169,7 @@ class Hosts:
                 await host.load(self.gateway_url, self.addresses)
         except TimeoutError:
             await host.close()
-            raise Unable(f"{name} is not loaded after {_LOAD_S:g} s") from None
+            raise UnsupportedEntry(f"{name} is not loaded after {_LOAD_S:g} s") from None
         except BaseException:
             await host.close()
             raise

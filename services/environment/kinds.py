@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from protocol.recipe import Environment
 
-from services.chassis.faults import Unable
+from services.chassis.faults import UnsupportedEntry
 from services.environment import openenv
 from services.environment.episodes import Play
 from services.environment.hosts import Hosts
@@ -24,10 +24,10 @@ class Kinds:
         """An environment that is ready for the episodes of a group.
 
         Raises:
-            Unable: if it is none of this worker's, or the operator does not allow it.
+            UnsupportedEntry: if it is none of this worker's, or the operator does not allow it.
         """
         if problem := self._refusal(environment):
-            raise Unable(problem)
+            raise UnsupportedEntry(problem)
         if environment.url is not None:
             async with openenv.open_server(environment, self.hosts.addresses) as play:
                 yield play

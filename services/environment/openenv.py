@@ -20,7 +20,7 @@ from protocol.recipe import Environment
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from services.chassis.faults import Unable
+from services.chassis.faults import UnsupportedEntry
 from services.environment.addresses import Addresses, AddressRefused
 from services.environment.door import ContextFull, Session
 from services.environment.episodes import Broken, Play
@@ -44,7 +44,7 @@ async def open_server(environment: Environment, addresses: Addresses) -> AsyncIt
     """Play with a server of OpenEnv.
 
     Raises:
-        Unable: if the workers may not connect to it.
+        UnsupportedEntry: if the workers may not connect to it.
     """
     assert environment.url is not None
     url = httpx.URL(environment.url.rstrip("/"))
@@ -53,7 +53,7 @@ async def open_server(environment: Environment, addresses: Addresses) -> AsyncIt
         try:
             await addresses.resolve(*game.place)
         except AddressRefused as error:
-            raise Unable(f"environment.url: {error}") from error
+            raise UnsupportedEntry(f"environment.url: {error}") from error
         except OSError:
             pass  # the server may come
         yield game.play

@@ -16,7 +16,7 @@ import httpx
 from protocol.messages import Task
 from protocol.recipe import Environment
 
-from services.chassis.faults import Unable
+from services.chassis.faults import UnsupportedEntry
 from services.environment.door import MODEL, Session
 from services.environment.episodes import Broken, Play
 
@@ -31,7 +31,8 @@ def _loaded(name: str, settings: Any, max_turns: int, *, is_trusted: bool = True
     the taskset's.
 
     Raises:
-        RuntimeError: if it cannot be loaded; `Unable` unless a network or a disk may be to blame.
+        RuntimeError: if it cannot be loaded; `UnsupportedEntry` unless a network or a disk may be
+            to blame.
     """
     try:
         loaders, name = importlib.import_module("verifiers.v1.utils.loaders"), _registered(name)
@@ -44,10 +45,10 @@ def _loaded(name: str, settings: Any, max_turns: int, *, is_trusted: bool = True
         for role, agent in _agents(config):
             own[role] = {**_left_open(agent, name, max_turns), **own.get(role, {})}
         return loaders.load_environment(loaders.resolve_env_config(own))
-    except Unable:
+    except UnsupportedEntry:
         raise
     except BaseException as error:  # a module may do anything
-        kind = RuntimeError if isinstance(error, OSError | httpx.HTTPError) else Unable
+        kind = RuntimeError if isinstance(error, OSError | httpx.HTTPError) else UnsupportedEntry
         raise kind(
             f"environment.taskset = {name!r} cannot be loaded: {type(error).__name__}: {error}; "
             "install its package for the environment workers (`make install-environment` makes "
@@ -59,7 +60,7 @@ def _loaded(name: str, settings: Any, max_turns: int, *, is_trusted: bool = True
 def _refuse_library_settings(config: Any, settings: Mapping[str, Any]) -> None:
     refused = sorted(settings.keys() - _author_fields(config))
     if refused:
-        raise Unable(
+        raise UnsupportedEntry(
             f"environment.settings.{refused[0]} is no setting of the taskset's author; those of "
             "the library may name programs, files or servers, and are allowed by "
             "WEIR_ENVIRONMENT_COMMANDS=on of the environment workers"

@@ -15,11 +15,11 @@ from typing import TypeVar
 from protocol.messages import ActiveJob, Doing, JobEvent, RolloutGroup, RolloutRequest
 from protocol.streams import EPISODES, EVAL_EPISODES, FAILED, ROLLOUTS
 
+from services.chassis.consumer import Consumer, work_forever
 from services.chassis.deployment import Deployment, Reader, home_dir
 from services.chassis.metrics import PHASES
 from services.chassis.security import allowed_names, is_allowed
 from services.chassis.service import Service
-from services.chassis.stage import Stage, work_forever
 from services.environment.addresses import Addresses
 from services.environment.door import Door, DoorShut, client_of
 from services.environment.episodes import UNDER_WAY, Episodes
@@ -95,8 +95,8 @@ class Worker:
     rest_s: float = 0.0  # after a fault of the model, longer from one to the next
     rests_until: float = 0.0
 
-    def stage(self) -> Stage[RolloutRequest, RolloutGroup]:
-        return Stage(
+    def stage(self) -> Consumer[RolloutRequest, RolloutGroup]:
+        return Consumer(
             inputs=(EVAL_EPISODES, EPISODES),
             output=ROLLOUTS,
             failures=FAILED,
@@ -149,12 +149,12 @@ class Worker:
         if now >= self.rests_until:  # else they failed side by side
             self.rest_s = min(2 * self.rest_s or 1.0, _MOST_REST_S)
             self.rests_until = now + self.rest_s
-        self.service.readiness.fails(self.service.exchange.shown(why))
+        self.service.readiness.set_fault(self.service.exchange.shown(why))
 
     def _recover(self) -> None:
         if self.rest_s:
             self.rest_s = self.rests_until = 0.0
-            self.service.readiness.fails("")
+            self.service.readiness.set_fault("")
 
     async def _tell_of_branches(self, job: ActiveJob, played: list[Played]) -> None:
         most = max(len(each.trace.branches) for each in played)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
-from services.chassis.deployment import DeploymentError, variable
+from services.chassis.deployment import DeploymentError, read_variable
 from services.chassis.service import Service, run_service
 from services.gateway import errors
 from services.gateway.api.calls import routes as calls
@@ -42,7 +42,7 @@ class Gateway:
         keys = parse_keys(service.deployment.api_keys)
         if not keys:
             raise DeploymentError("WEIR_API_KEYS is empty; set it to one or more keys, by commas")
-        keys = with_environment_key(keys, variable(os.environ, "WEIR_ENVIRONMENT_KEY") or "")
+        keys = with_environment_key(keys, read_variable(os.environ, "WEIR_ENVIRONMENT_KEY") or "")
         app = FastAPI(
             title="Weir",
             description="Reinforcement learning for language models",

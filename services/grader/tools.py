@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from protocol.messages import Episode, Score, Ungradable
 from protocol.rewards import JUDGE
 
-from services.chassis.deployment import Reader, count, words
+from services.chassis.deployment import Reader, parse_count, split_list
 from services.chassis.pool import Pool
 from services.chassis.security import is_allowed
 from services.grader.judge.judge import Judge
@@ -48,8 +48,8 @@ class Settings:
         read = Reader(environment)
         spare_cores = max(1, len(os.sched_getaffinity(0)) - 1)
         return cls(
-            groups_in_flight=read("WEIR_GRADER_GROUPS_IN_FLIGHT", count, "256"),
-            workers=read("WEIR_GRADER_WORKERS", count, str(spare_cores)),
-            extensions=read("WEIR_GRADER_EXTENSIONS", words, ""),
+            groups_in_flight=read("WEIR_GRADER_GROUPS_IN_FLIGHT", parse_count, "256"),
+            workers=read("WEIR_GRADER_WORKERS", parse_count, str(spare_cores)),
+            extensions=read("WEIR_GRADER_EXTENSIONS", split_list, ""),
             python=is_allowed(read, "WEIR_GRADER_PYTHON"),
         )

@@ -28,12 +28,12 @@ from protocol.messages import (
 from protocol.rewards import Reward
 from protocol.streams import GRADED, ROLLOUTS
 
+from services.chassis.consumer import Consumer, limit_in_flight, work_forever
 from services.chassis.deployment import import_extensions
-from services.chassis.faults import Unable
+from services.chassis.faults import UnsupportedEntry
 from services.chassis.metrics import PHASES
 from services.chassis.pool import Pool, sandbox
 from services.chassis.service import Service
-from services.chassis.stage import Stage, up_to, work_forever
 from services.grader import client_code, grading
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
@@ -87,19 +87,19 @@ async def opened(settings: Settings, judges: Mapping[str, Judge]) -> AsyncIterat
         yield Tools(pool, judges.get(""), others, confined)
 
 
-def stage(tools: Tools, capacity: int) -> Stage[RolloutGroup, GradedGroup]:
+def stage(tools: Tools, capacity: int) -> Consumer[RolloutGroup, GradedGroup]:
     admission = Admission(tools)
 
     async def handle(job: ActiveJob, group: RolloutGroup) -> GradedGroup:
         admission.admit(job)
         return await grade_group(job, group, tools)
 
-    return Stage(
+    return Consumer(
         inputs=(ROLLOUTS,),
         output=GRADED,
         failures=GRADED,
         handle=handle,
-        room=up_to(capacity),
+        room=limit_in_flight(capacity),
         is_open=admission.is_open,
         doing=Doing.GRADES,
     )
@@ -166,9 +166,9 @@ class Admission:
         return time.monotonic() - self._since >= self._patience_s
 
     def admit(self, job: ActiveJob) -> None:
-        """Let a claimed group pass; `Unable` if this grader lacks something for its job."""
+        """Raise `UnsupportedEntry` if this grader lacks something for the job."""
         if why := what_is_in_the_way(job.recipe.reward, self._tools, for_good=True):
-            raise Unable(why)
+            raise UnsupportedEntry(why)
 
 
 async def tell_forever(service: Service, tools: Tools) -> None:

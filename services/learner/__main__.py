@@ -9,7 +9,7 @@ import sys
 from services.chassis.deployment import DeploymentError
 from services.chassis.parent import die_with_parent
 from services.chassis.renderer import PromptRenderer
-from services.chassis.service import Service, begin, check_server, run_service
+from services.chassis.service import Service, check_server, prepare_process, run_service
 from services.chassis.turns import Turns
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -39,7 +39,7 @@ def main() -> None:
         # torchrun gives each rank a session of its own, out of reach of who kills its group.
         # Before the imports that take seconds, in which it may die.
         die_with_parent()
-    deployment = begin("learner")  # the other ranks run no service
+    deployment = prepare_process("learner")  # the other ranks run no service
     from services.learner.training.engine import init_ranks, leave_ranks
     from services.learner.training.ranks import Rank
 

@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
 from protocol.model_folder import has_config, has_weights
 
-from services.chassis.deployment import variable
+from services.chassis.deployment import read_variable
 
 _NEEDED_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
@@ -60,7 +60,7 @@ def folder_under_roots(path: str, roots: tuple[Path, ...], field: str) -> Path |
 
 
 def _downloaded(name: str, field: str) -> Path:
-    token = variable(os.environ, "HF_TOKEN")
+    token = read_variable(os.environ, "HF_TOKEN")
     try:
         folder = Path(snapshot_download(name, allow_patterns=_NEEDED_FILES, token=token))
         return _with_safetensors(folder, field)

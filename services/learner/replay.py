@@ -32,8 +32,8 @@ from services.chassis.deployment import (
     DeploymentError,
     home_dir,
     import_extensions,
-    variable,
-    words,
+    read_variable,
+    split_list,
 )
 from services.learner.algorithms import UnknownName
 from services.learner.durable.sample_rows import Row, graded_of, read_groups, rows_of
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         folder = _samples_folder(given.job)
-        import_extensions("WEIR_EXTENSIONS", words(os.environ.get("WEIR_EXTENSIONS", "")))
+        import_extensions("WEIR_EXTENSIONS", split_list(os.environ.get("WEIR_EXTENSIONS", "")))
         recipe = load_recipe(Path(given.recipe)) if given.recipe else _own_recipe(folder)
         check_formulas(recipe)
         before = read_step(folder, given.step)
@@ -175,7 +175,7 @@ def graded_again(groups: Sequence[list[Row]], recipe: Recipe) -> list[GradedGrou
 
 
 def _samples_folder(job: str) -> Path:
-    data = Path(variable(os.environ, "WEIR_DATA_DIR") or home_dir(os.environ) / "data")
+    data = Path(read_variable(os.environ, "WEIR_DATA_DIR") or home_dir(os.environ) / "data")
     folder = data / "jobs" / job / "samples"
     if not folder.is_dir():
         raise CannotReplay(

@@ -26,10 +26,10 @@ from protocol.messages import Doing, Task
 from protocol.weights import WeightsError
 from pydantic import ValidationError
 
-from services.chassis.faults import NotNow, NotStarted, Unworkable
+from services.chassis.faults import Busy, StartupFailed, Unworkable
 from services.chassis.prompts import PromptError
 from services.chassis.renderer import PromptRenderer
-from services.chassis.service import failure_of
+from services.chassis.service import summarize_error
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import TOKENS, EngineDied, EngineError, EngineUnfit, ParityError
 
@@ -160,7 +160,7 @@ class Answering:
 
     async def _take_work(self, job_id: str) -> None:
         """Calls of the job's own episodes, which may have all places."""
-        engine, (place, replicas) = self.follower.engine, self.service.place
+        engine, (place, replicas) = self.follower.engine, self.service.position
         for key in self.follower.demand.calls_taken(job_id, place, replicas):
             room = engine.places - len(self.held) if engine and not engine.sleeps else 0
             if (count := min(room, math.ceil(self._waiting.get(key, 0) / replicas))) > 0:
@@ -169,7 +169,7 @@ class Answering:
     async def _turn_to(self, key: str) -> None:
         """Load other weights if nothing is answered, and no rollout that has them takes calls."""
         is_free = not self.held and self._bringing is None and key != self.follower.answers
-        _, replicas = self.service.place
+        _, replicas = self.service.position
         let_s = _LET_OTHERS_S if replicas > 1 else 0.0
         if not is_free or time.monotonic() < self._next[1] + let_s:
             return
@@ -182,9 +182,16 @@ class Answering:
             await self.follower.serve(served)
         except (EngineUnfit, EngineDied):
             raise
-        except (EngineError, NotStarted, WeightsError, OSError, ValueError, LookupError) as error:
+        except (
+            EngineError,
+            StartupFailed,
+            WeightsError,
+            OSError,
+            ValueError,
+            LookupError,
+        ) as error:
             log.warning("a model is not served", extra={"model": served.name, "why": str(error)})
-            words = f"model {served.name} cannot be served: {failure_of(error).words}"
+            words = f"model {served.name} cannot be served: {summarize_error(error).words}"
             message = self.exchange.shown(words)
             code = "parity" if isinstance(error, ParityError) else "model_not_served"
             refusal = Refusal(status=500, code=code, message=message)
@@ -220,7 +227,7 @@ class Answering:
             await self._sample(held)
         except EngineDied:
             pass  # which ends this process: the call may have killed it, so nobody is told
-        except NotNow:
+        except Busy:
             held.refuse(_MOVED)
         except Unworkable as error:
             code = error.code if isinstance(error, CallRefused) else "invalid_request"
@@ -276,7 +283,7 @@ class Answering:
             for held in sent:
                 held.piece = None
             ids, self._told[gateway] = tuple(held.call.id for held in own), now
-            told = {"rollout": self.service.called, "doing": self._doing, "held": ids}
+            told = {"rollout": self.service.display_name, "doing": self._doing, "held": ids}
             await self.exchange.send_pieces(gateway, Pieces(**told, pieces=pieces))
 
     @property

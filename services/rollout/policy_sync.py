@@ -20,9 +20,9 @@ from protocol.operations import PROBES
 from protocol.recipe import Model
 from protocol.weights import WeightsError, WeightsGone
 
-from services.chassis.faults import NotNow, NotStarted, Unworkable
-from services.chassis.metrics import DEVICES, born_at_zero
-from services.chassis.parity import compared
+from services.chassis.faults import Busy, StartupFailed, Unworkable
+from services.chassis.metrics import DEVICES, start_at_zero
+from services.chassis.parity import compare_logprobs
 from services.chassis.service import Service
 from services.chassis.turns import Turns
 from services.rollout import last_words
@@ -52,7 +52,7 @@ SYNC_SECONDS = Histogram(
     buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
 SYNCS = Counter("weir_weight_syncs_total", "Weight syncs that succeeded")
-SYNC_FAILURES = born_at_zero(
+SYNC_FAILURES = start_at_zero(
     Counter("weir_weight_sync_failures_total", "Weight syncs that failed", ["why"]),
     *("gone", "damaged", "load", "parity"),
 )
@@ -149,7 +149,7 @@ class PolicyFollower:
         holds a request loses it if the job is cancelled or ends.
 
         Raises:
-            NotNow: if it would wait until an evaluation has ended, and others need not.
+            Busy: if it would wait until an evaluation has ended, and others need not.
         """
         demand = self.demand
         with demand.holding(request):
@@ -158,7 +158,7 @@ class PolicyFollower:
                     lambda: demand.may_begin(request) or demand.is_for_others(request)
                 )
             if demand.is_for_others(request):
-                raise NotNow
+                raise Busy
             assert self.engine is not None
             with demand.working_on(request):
                 yield self.engine
@@ -167,12 +167,12 @@ class PolicyFollower:
         """Wait until the weights in the engine have answered their probes.
 
         Raises:
-            NotNow: if they are not those of the version that was to be served.
+            Busy: if they are not those of the version that was to be served.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self.serving is not None or self._refused)
         if self.serving is None:
-            raise NotNow
+            raise Busy
 
     async def look(self) -> ActiveJob | None:
         """The active job that announces versions; beside a client's session folders are served."""
@@ -199,7 +199,7 @@ class PolicyFollower:
 
         Raises:
             EngineUnfit: if they need another engine.
-            NotStarted: if vLLM cannot serve them.
+            StartupFailed: if vLLM cannot serve them.
             ParityError: if the engine does not answer their probes as the learner did.
             EngineError: if they are not loaded.
             WeightsError: if the folder is damaged.
@@ -251,7 +251,7 @@ class PolicyFollower:
 
         Raises:
             EngineUnfit: if the policy needs another engine.
-            NotStarted: if no engine starts for the job, or it dies before it has served it.
+            StartupFailed: if no engine starts for the job, or it dies before it has served it.
             EngineError: if the engine has died, or fails to load three times.
         """
         while not self.service.stopping.is_set():
@@ -264,7 +264,7 @@ class PolicyFollower:
 
         Raises:
             EngineDied: if the engine has died, whether or not it was at work.
-            NotStarted: if it has before it served anything.
+            StartupFailed: if it has before it served anything.
             LoadError: if it could not sleep or wake up.
         """
         while not await self.service.pause(_POLL_S):
@@ -273,11 +273,11 @@ class PolicyFollower:
             if self.turns is not None and self.turns.done():
                 self.turns.result()
 
-    def _death_as(self, error: EngineDied) -> EngineDied | NotStarted:
+    def _death_as(self, error: EngineDied) -> EngineDied | StartupFailed:
         """Before an engine has served anything, its job is to hear of it."""
         if self._last_job or self._started_with is None:
             return error
-        return NotStarted(str(error), self._started_with.policy.job_id)
+        return StartupFailed(str(error), self._started_with.policy.job_id)
 
     async def take_turns_forever(self) -> None:
         """Consumes the learner's turns on the GPU; produces an engine that sleeps during them.
@@ -285,17 +285,17 @@ class PolicyFollower:
         Waits for: the learner to want the GPU, then to give it back. Unblocked by: the learner.
         """
         turns, asleep = Turns(self.service), ExitStack()
-        if not turns.are_taken:
+        if not turns.is_shared:
             return
         await self._gpu.acquire()
         while True:
             asleep.enter_context(self.service.activity.during(Doing.SLEEPS, timed="sleeping"))
-            await self._turn.enter_async_context(turns.of_engine())
+            await self._turn.enter_async_context(turns.engine_turn())
             if self.engine is not None:
                 await self.engine.wake_up()
             asleep.close()
             self._gpu.release()
-            await turns.wanted()
+            await turns.wait_until_wanted()
             await self._gpu.acquire()
             if self.engine is not None:
                 await self.engine.sleep()
@@ -408,7 +408,7 @@ class PolicyFollower:
             try:
                 self.engine = await self.start_engine(folder, label, serving.settings, base)
             except EngineError as error:
-                raise NotStarted(str(error), serving.policy.job_id) from error
+                raise StartupFailed(str(error), serving.policy.job_id) from error
         self._started_with = serving
         DEVICES.set(serving.settings.num_gpus)
 
@@ -445,8 +445,8 @@ class PolicyFollower:
                 self._reads_as = ""
         report = ParityReport(
             **{"job_id": policy.job_id, "attempt": policy.attempt, "version": policy.number},
-            **compared(given, probes),
-            rollout=self.service.called,
+            **compare_logprobs(given, probes),
+            rollout=self.service.display_name,
             most=probes.most,
             same_prompts=self._reads_as == probes.rendered,
         )

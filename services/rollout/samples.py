@@ -20,7 +20,7 @@ from protocol.messages import (
     VersionSpan,
 )
 
-from services.chassis.faults import Unfit, Unworkable, WorkerFault
+from services.chassis.faults import RestartRequired, Unworkable, WorkerFault
 
 _END_TOKENS = 64  # of a prompt, that may be so many characters
 
@@ -55,7 +55,7 @@ class ParityError(EngineError):
         )
 
 
-class EngineUnfit(EngineError, Unfit):
+class EngineUnfit(EngineError, RestartRequired):
     """The weights belong into another engine."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from protocol.recipe import Model
 
-from services.chassis.deployment import Reader, count, positive, whole, words
+from services.chassis.deployment import Reader, parse_count, parse_positive, parse_whole, split_list
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class EngineSettings:
             dtype=model.dtype,
             max_context=model.max_context,
             lora_rank=model.lora.rank if model.lora is not None else 0,
-            max_sequences=read("WEIR_ROLLOUT_MAX_SEQUENCES", whole, "0") or None,
-            kv_cache_bytes=read("WEIR_ROLLOUT_KV_CACHE_MIB", whole, "0") * 2**20 or None,
-            gpu_memory=read("WEIR_ROLLOUT_GPU_MEMORY", positive, "0.9"),
-            num_gpus=read("WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE", count, "1"),
-            sync_timeout_s=read("WEIR_ROLLOUT_SYNC_TIMEOUT_S", positive, "120"),
-            takes_turns=bool(read("WEIR_TURNS", words, "")),
+            max_sequences=read("WEIR_ROLLOUT_MAX_SEQUENCES", parse_whole, "0") or None,
+            kv_cache_bytes=read("WEIR_ROLLOUT_KV_CACHE_MIB", parse_whole, "0") * 2**20 or None,
+            gpu_memory=read("WEIR_ROLLOUT_GPU_MEMORY", parse_positive, "0.9"),
+            num_gpus=read("WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE", parse_count, "1"),
+            sync_timeout_s=read("WEIR_ROLLOUT_SYNC_TIMEOUT_S", parse_positive, "120"),
+            takes_turns=bool(read("WEIR_TURNS", split_list, "")),
         )

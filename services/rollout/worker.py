@@ -11,18 +11,20 @@ from protocol.messages import ActiveJob, Doing, FinishReason, RolloutGroup, Roll
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, FAILED, REQUESTS, ROLLOUTS
 
-from services.chassis.metrics import PHASES, born_at_zero
+from services.chassis.consumer import Consumer, work_forever
+from services.chassis.metrics import PHASES, start_at_zero
 from services.chassis.prompts import check_length
 from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
-from services.chassis.stage import Stage, work_forever
 from services.rollout.calls import Answering
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import TOKENS, Sample, begins_thinking, group_of
 
-GROUPS = born_at_zero(Counter("weir_sampled_groups_total", "Groups sampled", ["purpose"]), *Purpose)
-RESPONSES = born_at_zero(
+GROUPS = start_at_zero(
+    Counter("weir_sampled_groups_total", "Groups sampled", ["purpose"]), *Purpose
+)
+RESPONSES = start_at_zero(
     Counter("weir_sampled_responses_total", "Responses sampled", ["finish_reason"]), *FinishReason
 )
 PROMPT_TOKENS = Counter("weir_prompt_tokens_total", "Tokens of the prompts, once per group")
@@ -50,7 +52,7 @@ async def _sample_groups(service: Service, follower: PolicyFollower) -> None:
     worker, answering = GroupSampler(follower), Answering(follower)
     service.activity.moved = lambda: follower.engine.moved if follower.engine else 0
     service.activity.at_once = lambda: answering.of_episodes
-    stage = Stage(
+    stage = Consumer(
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=ROLLOUTS,
         failures=FAILED,

@@ -84,7 +84,7 @@ BREACHES = {
         "services/learner/algorithms/advantages.py",
         "numpy",
     ),
-    "redis has one door": ("services/chassis/stage.py", "redis"),
+    "redis has one door": ("services/chassis/consumer.py", "redis"),
     "vLLM has one door": ("services/rollout/samples.py", "vllm"),
     "DeepSpeed has one door": ("services/learner/job/learning.py", "deepspeed"),
     "Ray has one door": ("deploy/local.py", "ray"),

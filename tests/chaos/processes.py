@@ -16,11 +16,11 @@ from protocol.exchange import connect
 from protocol.messages import ActiveJob, GradedGroup, RolloutGroup, RolloutRequest
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
 
-from services.chassis import stage as work_loop
+from services.chassis import consumer as work_loop
+from services.chassis.consumer import Consumer, limit_in_flight, work_forever
 from services.chassis.logs import set_up_logs
 from services.chassis.parent import die_with_parent
 from services.chassis.service import Service
-from services.chassis.stage import Stage, up_to, work_forever
 from services.learner.job.role import work_on_one_job
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import LoadError
@@ -95,26 +95,26 @@ async def sample(service: Service, place: Place) -> None:
         async with follower.engine_for(request):
             return await _worked(place, sampled, request)
 
-    stage = Stage(
+    consumer = Consumer(
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=ROLLOUTS,
         failures=GRADED,
         handle=answer,
-        room=up_to(_CAPACITY),
+        room=limit_in_flight(_CAPACITY),
         is_open=follower.serves,
         leaves=follower.demand.left_to_others,
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follower.follow_policy_forever())
-        tasks.create_task(work_forever(service, stage))
+        tasks.create_task(work_forever(service, consumer))
 
 
 async def grade(service: Service, place: Place) -> None:
     async def answer(_: ActiveJob, group: RolloutGroup) -> GradedGroup:
         return await _worked(place, graded, group)
 
-    stage = Stage((ROLLOUTS,), GRADED, GRADED, answer, up_to(_CAPACITY))
-    await work_forever(service, stage)
+    consumer = Consumer((ROLLOUTS,), GRADED, GRADED, answer, limit_in_flight(_CAPACITY))
+    await work_forever(service, consumer)
 
 
 async def _worked(place: Place, answer: Callable[[Any], T], message: Any) -> T:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from protocol.messages import JobState, ParityReport, PolicyVersion, Probes, Requested
 
-from services.chassis.parity import compared
+from services.chassis.parity import compare_logprobs
 from services.learner.attempt import Attempt
 from services.learner.durable.progress import Progress
 from services.learner.job import parity
@@ -65,7 +65,7 @@ async def probed(learner: Learner, version: int) -> tuple[PolicyVersion, Probes]
 async def report(learner: Learner, policy: PolicyVersion, given: np.ndarray, **told: Any) -> None:
     assert policy.probes is not None
     about = {"job_id": "job", "attempt": policy.attempt, "version": policy.number}
-    numbers = {**compared(given.tolist(), policy.probes), "most": policy.probes.most}
+    numbers = {**compare_logprobs(given.tolist(), policy.probes), "most": policy.probes.most}
     told = {**about, **numbers, "same_prompts": True, **told}
     before = [each for s in (await learner.exchange.statuses()).values() for each in s.parity]
     reports = [*before, ParityReport(**told, rollout="rollout-1")]  # none is missed between beats

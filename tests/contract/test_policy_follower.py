@@ -16,9 +16,9 @@ from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, PolicyVersion, Probes
 
 from services.chassis.deployment import Deployment
-from services.chassis.faults import NotStarted
-from services.chassis.parity import digest_of
-from services.chassis.service import Service, StatusTeller
+from services.chassis.faults import StartupFailed
+from services.chassis.parity import digest_prompts
+from services.chassis.service import Service, StatusReporter
 from services.chassis.turns import Turns
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineError, LoadError
@@ -149,7 +149,7 @@ async def test_an_engine_that_does_not_start_is_told_of_with_the_job_that_it_was
         raise EngineError("whatever vLLM says")
 
     another = PolicyFollower(line.follower.service, fail)
-    with pytest.raises(NotStarted, match="whatever vLLM says") as told:
+    with pytest.raises(StartupFailed, match="whatever vLLM says") as told:
         await asyncio.wait_for(another.follow_policy_forever(), 60)
     assert told.value.job_id == "job"
 
@@ -174,7 +174,7 @@ async def test_an_engine_sleeps_in_the_learners_turn_and_loads_nothing_meanwhile
     learner, taken = Turns(service), asyncio.Event()
 
     async def compute() -> None:
-        async with learner.of_learner():
+        async with learner.learner_turn():
             taken.set()
             assert engine.sleeps
             engine.loading.clear()
@@ -225,11 +225,11 @@ async def test_who_refuses_weights_says_so_and_claims_nothing_until_others_are_s
     line.engine.end_of_load.set_result(None)
     await asyncio.wait_for(served(line.follower, min_version=1), 60)
     assert line.follower.serves(job)
-    rendered = digest_of((), None, cast(Any, None), {})
+    rendered = digest_prompts((), None, cast(Any, None), {})
     given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
     await _announce(line.exchange, line.deployment, 2, Probes(**given, logprobs=(-2.0,)))
     await until(lambda: line.task.done() or not line.follower.serves(job))
-    (report,) = StatusTeller(line.follower.service).status().parity
+    (report,) = StatusReporter(line.follower.service).status().parity
     assert (report.version, report.agrees) == (2, False)
     await _announce(line.exchange, line.deployment, 3)
     await asyncio.wait_for(served(line.follower, min_version=3), 60)

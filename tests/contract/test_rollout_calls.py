@@ -18,10 +18,10 @@ from protocol.operations import PROBES
 from protocol.recipe import Model
 from protocol.streams import FAILED, REQUESTS, ROLLOUTS
 
+from services.chassis.consumer import Consumer, work_forever
 from services.chassis.deployment import Deployment
-from services.chassis.parity import digest_of
+from services.chassis.parity import digest_prompts
 from services.chassis.service import Service
-from services.chassis.stage import Stage, work_forever
 from services.rollout.calls import Answering
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
@@ -105,7 +105,7 @@ class Line:
 
     def sampler(self, name: str, logprob: float) -> Path:
         """As a client's session saves one: the learner's log-prob of the probe is ``logprob``."""
-        folder, rendered = self.model(name), digest_of((), None, cast(Any, None), {})
+        folder, rendered = self.model(name), digest_prompts((), None, cast(Any, None), {})
         given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
         probes = Probes(**given, logprobs=(logprob,))
         (folder / PROBES).write_text(probes.model_dump_json())
@@ -189,7 +189,9 @@ async def test_beside_a_clients_session_its_samplers_are_served_as_far_as_they_a
     await line.begin_job(client={})
     worker = GroupSampler(follower)
     streams = {"inputs": (REQUESTS,), "output": ROLLOUTS, "failures": FAILED}
-    stage = Stage(**streams, handle=worker.sample_group, room=worker.room, is_open=follower.serves)
+    stage = Consumer(
+        **streams, handle=worker.sample_group, room=worker.room, is_open=follower.serves
+    )
     line.tasks.append(asyncio.create_task(work_forever(line.service, stage)))
     engine.ends.set()
     for name, logprob in (("one1", -1.0), ("two2", -1.02), ("off3", -2.0), ("bad4", -1.0)):
@@ -341,7 +343,7 @@ async def test_what_weights_sample_that_are_refused_is_no_answer(line: Line) -> 
     call = line.call("turn", terms=terms_of())
     await door.ask(call)
     await line.until(lambda: engine.under_way == ["turn"])
-    rendered = digest_of((), None, cast(Any, None), {})
+    rendered = digest_prompts((), None, cast(Any, None), {})
     given = {"tasks": (), "rendered": rendered, "token_ids": (1, 2), "most": 0.1}
     engine.may_load.clear()
     await line.announce(1, probes=Probes(**given, logprobs=(-2.0,)))

@@ -15,9 +15,9 @@ from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, Doing, Failure, GradedGroup
 from protocol.streams import GRADED, ROLLOUTS
 
-from services.chassis.faults import NotStarted, WorkerFault
-from services.chassis.service import Service, StatusTeller, telling
-from services.chassis.stage import Stage, up_to, work_forever
+from services.chassis.consumer import Consumer, limit_in_flight, work_forever
+from services.chassis.faults import StartupFailed, WorkerFault
+from services.chassis.service import Service, StatusReporter, run_with_status
 from services.gateway.core.watch.stalls import Edge
 from services.gateway.core.watch.watchdog import Watchdog
 from tests.builders import a_group, a_recipe, a_request, a_status
@@ -65,7 +65,7 @@ async def test_a_job_without_a_rollout_says_so_once_and_that_it_moves_again(
     await learner.submit(steps=1000)
     async with (
         learner.attempting(),
-        running(StatusTeller(learner.services[-1]).tell_until_ended(), look_forever()),
+        running(StatusReporter(learner.services[-1]).tell_until_ended(), look_forever()),
     ):
         await until(is_stalled)
         assert exported() == {Edge.NO_ROLLOUT}
@@ -93,15 +93,15 @@ async def test_a_grader_that_claims_and_releases_and_fails_each_time_is_a_stall_
     await exchange.update_job("job", attempt, state="running")
     await exchange.ask(a_request())
     await exchange.hand_off(await claim_one(exchange), ROLLOUTS, a_group())
-    stage = Stage((ROLLOUTS,), GRADED, GRADED, fail, up_to(4), doing=Doing.GRADES)
+    stage = Consumer((ROLLOUTS,), GRADED, GRADED, fail, limit_in_flight(4), doing=Doing.GRADES)
     async with open_exchange("grader-host-1.1") as own:
         learner, grader = (
             Service(n, DEPLOYMENT, e) for n, e in (("learner", exchange), ("grader", own))
         )
         async with (
             running(
-                telling(learner, wait),
-                telling(grader, lambda service: work_forever(service, stage)),
+                run_with_status(learner, wait),
+                run_with_status(grader, lambda service: work_forever(service, stage)),
             ),
             asyncio.timeout(60),
         ):
@@ -118,14 +118,14 @@ async def test_lives_that_were_never_ready_are_counted_and_told_now_and_then(
     server: Server, exchange: Exchange
 ) -> None:
     async def fail(_: Service) -> None:
-        raise NotStarted("no kernel for this GPU", "job")
+        raise StartupFailed("no kernel for this GPU", "job")
 
     await begin(exchange)
     await exchange.activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
     for life in range(5):
         async with connect(server.url, me=f"rollout-host-1.{life}") as own:
-            with pytest.raises(NotStarted):
-                await telling(Service("rollout", DEPLOYMENT, own), fail)
+            with pytest.raises(StartupFailed):
+                await run_with_status(Service("rollout", DEPLOYMENT, own), fail)
     (status,) = (await exchange.statuses()).values()
     assert (status.starts, status.failure) == (
         5,
@@ -148,7 +148,7 @@ async def test_a_status_is_of_a_replica_and_goes_with_a_process_that_leaves_in_g
 
     server.exhaust_memory()
     async with connect(server.url, me="replica-1.7") as own:
-        await telling(Service("worker", DEPLOYMENT, own), wait)
+        await run_with_status(Service("worker", DEPLOYMENT, own), wait)
     assert await exchange.statuses() == {}
 
 
@@ -156,7 +156,7 @@ async def test_a_process_stands_still_while_its_work_does_whether_or_not_it_show
     exchange: Exchange,
 ) -> None:
     dog, found = Watchdog(exchange, 15.0), list[float]()
-    teller = StatusTeller(Service("rollout", DEPLOYMENT, exchange))
+    teller = StatusReporter(Service("rollout", DEPLOYMENT, exchange))
     for look, moved in enumerate((7, 7, 7, 8, 8)):
         teller.service.activity.moved = lambda moved=moved: moved
         await exchange.show_status(teller.status())

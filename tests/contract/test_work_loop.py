@@ -16,9 +16,9 @@ from protocol.exchange.connection import Refused
 from protocol.messages import ActiveJob, Doing, GradedGroup, RolloutRequest
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
-from services.chassis.faults import Unable, Unworkable, WorkerBroken, WorkerFault
-from services.chassis.service import Service, StatusTeller
-from services.chassis.stage import Stage, up_to, work_forever
+from services.chassis.consumer import Consumer, limit_in_flight, work_forever
+from services.chassis.faults import UnsupportedEntry, Unworkable, WorkerBroken, WorkerFault
+from services.chassis.service import Service, StatusReporter
 from services.gateway.core.watch.stalls import words_of
 from tests.builders import a_recipe, a_request
 from tests.contract.conftest import OpenExchange
@@ -37,8 +37,8 @@ async def begin(exchange: Exchange, *, requests: int) -> None:
         await exchange.ask(a_request(number=number, attempt=attempt))
 
 
-def stage_of(handle: Handle, capacity: int = 4) -> Stage[RolloutRequest, GradedGroup]:
-    return Stage((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, up_to(capacity))
+def stage_of(handle: Handle, capacity: int = 4) -> Consumer[RolloutRequest, GradedGroup]:
+    return Consumer((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, limit_in_flight(capacity))
 
 
 @asynccontextmanager
@@ -310,7 +310,7 @@ async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
 
     async def refuse(*_: object) -> GradedGroup:
         refused.set()
-        raise Unable("no verifier is called 'my_lab.oracle'")
+        raise UnsupportedEntry("no verifier is called 'my_lab.oracle'")
 
     async def wait_and_answer(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
         await refused.wait()
@@ -365,7 +365,7 @@ async def test_a_worker_that_fails_by_itself_rests_and_says_why_until_a_group_su
             while (await exchange.heartbeat("rollout")).lives.get("worker-1.1", 0) >= 0:
                 await asyncio.sleep(0.01)
         service.readiness.set(True)  # as whatever else it needs is there
-        status = StatusTeller(service).status()
+        status = StatusReporter(service).status()
         assert (status.ready, status.why) == (False, "no process can be forked")
         assert words_of(status) == "fails at every group: no process can be forked"
         is_mended.set()
@@ -397,7 +397,7 @@ ALL, EVEN = range(12), range(0, 16, 2)
     ("error", "numbers", "times", "told"),
     [
         (Unworkable("too long"), ALL, 1, "unworkable: too long"),
-        (Unable("too long"), ALL, 1, "unworkable: too long"),
+        (UnsupportedEntry("too long"), ALL, 1, "unworkable: too long"),
         (ValueError("no"), [1], 3, "failures: ValueError: no"),
         (ValueError("not yet"), EVEN, 1, "done"),  # more than fail in a row where all is broken
         (WorkerFault("no process can be forked"), [0], 7, "done"),

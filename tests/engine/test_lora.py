@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from services.chassis.deployment import Deployment
-from services.chassis.parity import digest_of
+from services.chassis.parity import digest_prompts
 from services.chassis.service import Service
 from services.learner.training.lora import add_adapter, save_adapter
 from services.learner.training.models import write_merged
@@ -226,7 +226,7 @@ async def test_one_engine_answers_as_a_sessions_samplers_and_as_the_model_they_a
     model = Model(path=str(folders[0]), dtype="float32", prompt_template="{prompt}")
     in_session = {"job_id": "job", "base": model.path, "attempt": 1}
     in_session["model"] = model.model_copy(update={"lora": LORA, "max_context": MAX_CONTEXT})
-    rendered = digest_of((), None, adapted.tokenizer, {})
+    rendered = digest_prompts((), None, adapted.tokenizer, {})
     samplers = [Served(name="base", folder=model.path, model=model)]
     for version, (own, like) in enumerate(((0, 0), (1, 1), (1, 0))):  # the last was another
         folder = shutil.copytree(adapters[own], tmp_path / f"version-{version}")

@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 
 from services.chassis import tokenizer_worker
 from services.chassis.deployment import Deployment
-from services.chassis.parity import digest_of
+from services.chassis.parity import digest_prompts
 from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
 from services.rollout import worker
@@ -275,7 +275,7 @@ async def test_weights_that_do_not_answer_as_the_learners_do_are_reported_and_sa
     tmp_path: Path,
     fault: str,
 ) -> None:
-    async def announce(number: int, rendered: str = digest_of((), None, None, {})) -> None:  # type: ignore[arg-type]
+    async def announce(number: int, rendered: str = digest_prompts((), None, None, {})) -> None:  # type: ignore[arg-type]
         ids = [1, *(3 + (5 * i + i // 40) % 40 for i in range(50))]
         own, *earlier = (
             reference(folders[version], ids[:1], np.array(ids[1:])).tolist()

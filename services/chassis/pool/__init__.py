@@ -24,7 +24,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from pydantic import JsonValue
 
 from services.chassis.faults import WorkerFault
-from services.chassis.metrics import born_at_zero
+from services.chassis.metrics import start_at_zero
 
 MAX_LINE_BYTES = 16 << 20  # of a call, and of its answer
 
@@ -55,10 +55,10 @@ _METERS = [(BACKLOG.labels(suspect), WAITED.labels(suspect)) for suspect in ("no
 WORKED = Histogram(
     "weir_pool_call_seconds", "Time from asking a worker to its answer or end", buckets=_SECONDS
 )
-FAILED = born_at_zero(
+FAILED = start_at_zero(
     Counter("weir_pool_calls_failed_total", "Calls that ended without a value", ["cause"]), *Cause
 )
-KILLED = born_at_zero(
+KILLED = start_at_zero(
     Counter("weir_pool_workers_killed_total", "Workers of the pool replaced", ["why"]),
     *("timeout", "stall", "crash", "memory", "killed", "died", "cancelled"),
 )
@@ -93,12 +93,12 @@ class Failed(NamedTuple):
     detail: str = ""
 
     @property
-    def is_machines_fault(self) -> bool:
+    def is_machine_fault(self) -> bool:
         """Whether this proves nothing of the call: its worker was killed, or hardly ran."""
         return self.cause in {Cause.KILLED, Cause.STALL}
 
 
-def as_line(content: object) -> bytes:
+def encode_line(content: object) -> bytes:
     """JSON in one line; `TypeError`, `ValueError` or `RecursionError` for anything else."""
     line = _ENCODER.encode(content).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
@@ -162,7 +162,7 @@ class Pool:
             NoWorkerError: if no worker can be had, as when the pool is or gets closed.
         """
         number = next(self._numbers)
-        line = as_line([number, deadline_s, function, args])
+        line = encode_line([number, deadline_s, function, args])
         backlog, waited = _METERS[suspect]
         async with AsyncExitStack() as stack:
             with backlog.track_inprogress(), waited.time():
@@ -218,7 +218,7 @@ class Pool:
             if self.set_up is not None and not self._is_set_up:
                 self._is_set_up = True
                 with suppress(OSError):
-                    self._orders.send(as_line(self.set_up))
+                    self._orders.send(encode_line(self.set_up))
             ours, theirs = socket.socketpair()
             with theirs:
                 _, worker = await asyncio.get_running_loop().create_unix_connection(

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from services.chassis.parent import die_with_parent
-from services.chassis.pool import as_line
+from services.chassis.pool import encode_line
 from services.chassis.pool.sandbox import (
     be_killed_first,
     has_call_filter,
@@ -110,7 +110,7 @@ def _bury(connections: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        told = as_line({"died": os.waitstatus_to_exitcode(status)})
+        told = encode_line({"died": os.waitstatus_to_exitcode(status)})
         with connections.pop(pid) as connection, suppress(OSError):  # nobody listens any more
             connection.sendall(b"\n" + told)  # it may have died in the middle of a line
 
@@ -121,7 +121,7 @@ def _work(
     """The life of a forked process, which has no end of the ``others``."""
     try:
         die_with_parent(parent)
-        connection.sendall(as_line(os.getpid()))
+        connection.sendall(encode_line(os.getpid()))
         signal.set_wakeup_fd(-1)
         for other in others:
             other.close()
@@ -142,7 +142,7 @@ def _answer(number: int, deadline_s: float, function: str, args: list[Any]) -> b
     """The kernel ends a call that takes more CPU time, in the middle of a C call too."""
     signal.setitimer(signal.ITIMER_PROF, deadline_s)
     try:
-        return as_line({"number": number, "value": resolve(function)(*args)})
+        return encode_line({"number": number, "value": resolve(function)(*args)})
     except MemoryError:
         failed = {"failed": "memory", "detail": "over the memory limit"}
     except Exception as error:
@@ -150,7 +150,7 @@ def _answer(number: int, deadline_s: float, function: str, args: list[Any]) -> b
         failed = {"failed": "error", "detail": detail}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return as_line({"number": number, **failed})
+    return encode_line({"number": number, **failed})
 
 
 if __name__ == "__main__":

@@ -12,16 +12,16 @@ from typing import Self
 import httpx
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.chassis.metrics import born_at_zero
+from services.chassis.metrics import start_at_zero
 from services.grader.judge.question import CutShort, NoVerdict, Question, Verdict, as_json
 from services.grader.judge.settings import API_KEY, MODEL, URL, JudgeSettings
 from services.grader.trial_record import record_tokens
 
-CALLS = born_at_zero(
+CALLS = start_at_zero(
     Counter("weir_judge_calls_total", "Calls to the judge's server by how they ended", ["outcome"]),
     *("verdict", "no_verdict", "verdict_cut", "over_context", "refused", "failed", "timeout"),
 )
-TOKENS = born_at_zero(
+TOKENS = start_at_zero(
     Counter("weir_judge_tokens_total", "Tokens that the judge's server has counted", ["kind"]),
     *("prompt", "completion", "reasoning"),
 )

@@ -10,7 +10,13 @@ import httpx
 from protocol.rewards import JUDGE
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from services.chassis.deployment import DeploymentError, Reader, count, positive, variable
+from services.chassis.deployment import (
+    DeploymentError,
+    Reader,
+    parse_count,
+    parse_positive,
+    read_variable,
+)
 
 URL, MODEL, API_KEY = "WEIR_JUDGE_URL", "WEIR_JUDGE_MODEL", "WEIR_JUDGE_API_KEY"
 OTHERS = "WEIR_JUDGES"
@@ -38,7 +44,7 @@ def deployed_judges(environment: Mapping[str, str] = os.environ) -> dict[str, Ju
     What is not given for one of these is as for the first.
     """
     found = {"": _first(environment)} if environment.get(URL) else {}
-    for name, given in _others(variable(environment, OTHERS) or "{}").items():
+    for name, given in _others(read_variable(environment, OTHERS) or "{}").items():
         own = {URL: given.url, MODEL: given.model or name, API_KEY: given.api_key}
         try:
             found[name] = _first({**environment, **own, f"{API_KEY}_FILE": ""})
@@ -69,15 +75,15 @@ def _first(environment: Mapping[str, str]) -> JudgeSettings:
     read = Reader(environment)
     if not (model := environment.get(MODEL)):
         raise DeploymentError(f"{MODEL} is not set, but {URL} is; name the model it serves")
-    key = variable(environment, API_KEY)
+    key = read_variable(environment, API_KEY)
     if key is not None and not (key.isascii() and key.isprintable()):
         raise DeploymentError(f"{API_KEY} holds more than ASCII characters; fix it")
     return JudgeSettings(
         _base(environment[URL]),
         model,
         key,
-        concurrency=read("WEIR_JUDGE_CONCURRENCY", count, str(JudgeSettings.concurrency)),
-        timeout_s=read("WEIR_JUDGE_TIMEOUT_S", positive, str(JudgeSettings.timeout_s)),
+        concurrency=read("WEIR_JUDGE_CONCURRENCY", parse_count, str(JudgeSettings.concurrency)),
+        timeout_s=read("WEIR_JUDGE_TIMEOUT_S", parse_positive, str(JudgeSettings.timeout_s)),
     )
 
 

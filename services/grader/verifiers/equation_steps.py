@@ -60,7 +60,7 @@ async def _derived(text: str, given: tuple[Any, ...], tools: Tools) -> Derivatio
     if isinstance(outcome, Failed):  # perhaps through others in its worker
         outcome = await tools.pool.run(*call, deadline_s=_DEADLINE_S, suspect=True)
     if isinstance(outcome, Failed):
-        if outcome.cause is Cause.ERROR or outcome.is_machines_fault:
+        if outcome.cause is Cause.ERROR or outcome.is_machine_fault:
             return _NOT_READ
         return Graded(value=0, reason="too_hard")
     found = Derivation(*cast(tuple[Any, ...], outcome.value))

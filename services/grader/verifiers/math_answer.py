@@ -125,7 +125,7 @@ async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Sco
     outcome = await _run_twice(_COMPARE, gold, answer, problem, tools=tools)
     if isinstance(outcome, Value):
         return _SCORES[outcome.value]
-    if outcome.is_machines_fault:
+    if outcome.is_machine_fault:
         return _STARVED
     if fault := await tools.examinations.once(gold, lambda: _fault_of_gold(gold, tools)):
         return fault
@@ -141,7 +141,7 @@ async def examine(gold: str, tools: Tools) -> Score:
 async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
     outcome = await _run_twice(EXAMINE, gold, tools=tools)
     if isinstance(outcome, Failed):
-        return _STARVED if outcome.is_machines_fault else _GOLD_NOT_PARSABLE
+        return _STARVED if outcome.is_machine_fault else _GOLD_NOT_PARSABLE
     return None if outcome.value else _GOLD_NOT_PARSABLE
 
 
@@ -154,7 +154,7 @@ async def _run_twice(function: str, *args: str, tools: Tools) -> Value | Failed:
         outcome = await tools.pool.run(
             function, *args, deadline_s=tools.compare_deadline_s, suspect=True
         )
-        if isinstance(outcome, Value) or not outcome.is_machines_fault:
+        if isinstance(outcome, Value) or not outcome.is_machine_fault:
             return outcome
     return outcome
 

@@ -98,7 +98,7 @@ async def _outcome(sandbox: Pool, source: str, task: Task, text: str) -> Value |
     if isinstance(outcome, Failed):
         if isinstance(await run(_sample(task.answer or ""), item), Failed):
             return _grader_failure(outcome)
-        if outcome.is_machines_fault:  # or the response slept, or killed its process: it will again
+        if outcome.is_machine_fault:  # or the response slept, or killed its process: it will again
             outcome = await run(_sample(text), item)
     if isinstance(outcome, Value):
         return outcome
@@ -110,7 +110,7 @@ def _grader_failure(failed: Failed) -> Ungradable:
     why = failed.detail
     if failed.cause is Cause.STALL:
         why += ": it sleeps or waits for something, or the grader's machine is too busy"
-    return _failed("starved" if failed.is_machines_fault else f"python_{failed.cause}", why)
+    return _failed("starved" if failed.is_machine_fault else f"python_{failed.cause}", why)
 
 
 def _sample(text: str) -> dict[str, Any]:

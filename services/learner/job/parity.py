@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 from protocol.messages import ParityReport, Probes, Task
 
-from services.chassis.prompts import NoRow, PromptError
+from services.chassis.prompts import PromptError, UnknownToken
 from services.chassis.renderer import PromptRenderer
 from services.learner.attempt import Attempt
 from services.learner.durable.progress import Progress
@@ -61,20 +61,20 @@ class Parity:
 
         Raises:
             LimitExceeded: if the model's template or tokenizer takes too much.
-            NoRow: if each prompt has a token that the model has no row for.
+            UnknownToken: if each prompt has a token that the model has no row for.
         """
         recipe = self.attempt.recipe.model
         read = (recipe.prompt_template, recipe.chat_template_options)
         length = min(_LENGTH, recipe.max_context - 1)
         asked: list[Task] = []
-        lacking: NoRow | None = None
+        lacking: UnknownToken | None = None
         tokens: list[int] = []
         for task in (Task(id=t.id, prompt=t.prompt, messages=t.messages) for t in tasks[:_TASKS]):
             try:
                 if len(task.model_dump_json()) < _MOST_CHARS or not asked:
                     tokens += await prompts.render(task, *read)
                     asked.append(task)
-            except NoRow as error:
+            except UnknownToken as error:
                 lacking = error
             except PromptError:
                 pass  # of which the rollouts tell

@@ -55,7 +55,7 @@ async def _work_in_role(service: Service, team: Team, prompts: PromptRenderer) -
     role = Role(service)
     if await role.acquire():
         service.readiness.set(True)
-        service.activity.rests(Doing.WAITS_FOR_JOB)
+        service.activity.set_idle(Doing.WAITS_FOR_JOB)
         await first_to_end(_take_up_one_job(service, team, prompts), role.hold_forever())
         await role.release()
 

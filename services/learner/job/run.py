@@ -90,7 +90,7 @@ class Run:
             raise CancelRequested
         await self._warn_of_silence()
         activity = self.service.activity
-        activity.rests(Doing.WORKS)
+        activity.set_idle(Doing.WORKS)
         with activity.during(Doing.LOADS_MODEL):
             control = Control(self.service, self.attempt.job_id)
             given = (self.service, self.team, self.prompts, control, self.attempt, self.record)

@@ -11,7 +11,7 @@ from protocol import placement as placements
 from protocol import recipe
 from protocol.placement import Bundle, Gpu, Placement, PlacementError
 
-from services.chassis.deployment import Reader, model_sources, positive, whole
+from services.chassis.deployment import Reader, model_sources, parse_positive, parse_whole
 
 GIB = 2**30
 MOST_GPUS = 1024
@@ -166,14 +166,14 @@ def machine_of(
     # vLLM's own default; on an A100 it would be 256.
     by_default = 1024 if placement.uses_gpus and gpu_bytes >= 70 * GIB else 256
     read = Reader(environment)
-    cache = read("WEIR_ROLLOUT_KV_CACHE_MIB", whole, "0") * 2**20
+    cache = read("WEIR_ROLLOUT_KV_CACHE_MIB", parse_whole, "0") * 2**20
     model_roots, model_hub = model_sources(environment)
     return Machine(
         placement=placement,
         how=how,
         gpu_bytes=gpu_bytes,
         engine_share=read("WEIR_ROLLOUT_GPU_MEMORY", _part, "0.9"),
-        engine_sequences=read("WEIR_ROLLOUT_MAX_SEQUENCES", whole, "0") or by_default,
+        engine_sequences=read("WEIR_ROLLOUT_MAX_SEQUENCES", parse_whole, "0") or by_default,
         redis_bytes=read("WEIR_REDIS_MAXMEMORY", redis_size, "1gb"),
         model_roots=model_roots,
         model_hub=model_hub,
@@ -218,7 +218,7 @@ def _bytes(asked: float | None, here: int | None, named: float | None) -> int | 
 
 
 def _part(text: str) -> float:
-    share = positive(text)
+    share = parse_positive(text)
     if share > 1:
         raise ValueError("give a part of a GPU, at most 1")
     return share

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protocol.tasks import TaskFileError, read_tasks
 
-from services.chassis.renderer import unfit_prompts
+from services.chassis.renderer import check_prompts
 from services.learner.planning.plan import Plan
 
 
@@ -24,6 +24,6 @@ def prompt_remarks(plan: Plan) -> Iterator[str]:
     for path, sampling in files:
         with suppress(TaskFileError):  # which has a warning of its own
             tasks = read_tasks(Path(path))
-            measured = unfit_prompts(tasks, folder, recipe.model, sampling.max_tokens)
+            measured = check_prompts(tasks, folder, recipe.model, sampling.max_tokens)
             if text := asyncio.run(measured):
                 yield f"{path}: {text}"

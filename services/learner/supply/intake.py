@@ -13,12 +13,12 @@ from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
 from protocol.streams import FAILED, GRADED
 
-from services.chassis.metrics import born_at_zero
+from services.chassis.metrics import start_at_zero
 from services.learner.attempt import Attempt
 from services.learner.supply.log import GroupLog, read_log, retain, rewrite
 
 log = logging.getLogger(__name__)
-TAKEN_IN = born_at_zero(
+TAKEN_IN = start_at_zero(
     Counter("weir_groups_taken_in_total", "Graded groups logged by the learner", ["purpose"]),
     *Purpose,
 )

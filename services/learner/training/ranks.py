@@ -196,7 +196,7 @@ class Team:
     """All ranks, as rank 0 sees them from its event loop: one order at a time."""
 
     def __init__(self, turns: Turns | None = None) -> None:
-        self._turns = turns if turns and turns.are_taken else None
+        self._turns = turns if turns and turns.is_shared else None
         self._turn: AsyncExitStack | None = None
         self._rank = Rank()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
@@ -289,7 +289,7 @@ class Team:
             yield
             return
         async with AsyncExitStack() as waiting:
-            await waiting.enter_async_context(self._turns.of_learner())
+            await waiting.enter_async_context(self._turns.learner_turn())
             self._turn = waiting.pop_all()
         yield
         await self._give_now(Order(do="free"))

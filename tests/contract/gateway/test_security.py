@@ -16,7 +16,7 @@ import pytest
 from protocol.recipe import Environment
 
 from services.chassis.deployment import Reader
-from services.chassis.faults import Unable
+from services.chassis.faults import UnsupportedEntry
 from services.environment.hosts import GroupPlayer, Hosts
 from services.environment.kinds import Kinds
 from services.environment.worker import kinds_of
@@ -224,7 +224,7 @@ def failed_by(kinds: Kinds, environment: dict[str, Any] | None) -> str | None:
     try:
         if environment is not None:
             asyncio.run(play(Environment(**environment)))
-    except Unable as error:
+    except UnsupportedEntry as error:
         return f"then {str(error).split()[0].rstrip(':')}"
     return None
 

@@ -84,7 +84,7 @@ def test_people_are_not_shown_where_folders_lie(text: str, shown: str) -> None:
         "WEIR_MEMORY_DIR": "/data/memory",
         "WEIR_MODEL_ROOTS": "/:/models",
     }
-    assert Deployment.from_environment({**NEEDED, **own}).without_places(text) == shown
+    assert Deployment.from_environment({**NEEDED, **own}).hide_paths(text) == shown
 
 
 def test_two_passwords_are_one_too_many() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from protocol.messages import Probes
 
-from services.chassis.parity import compared, digest_of
+from services.chassis.parity import compare_logprobs, digest_prompts
 from tests.builders import a_task
 
 EXPECTED = np.linspace(-3.0, -0.5, 96)
@@ -36,10 +36,12 @@ class Tokenizer:
 
 def test_prompts_that_print_the_time_are_compared_by_their_template() -> None:
     tasks, (here, elsewhere) = [a_task()], (Tokenizer("{{ strftime_now('%d') }}") for _ in "12")
-    once = digest_of(tasks, None, here, {})
-    assert digest_of(tasks, None, here, {}) == digest_of(tasks, None, elsewhere, {}) == once
-    assert digest_of(tasks, None, Tokenizer("{{ strftime_now('%m') }}"), {}) != once
-    assert digest_of(tasks, None, here, {"enable_thinking": False}) != once
+    once = digest_prompts(tasks, None, here, {})
+    assert (
+        digest_prompts(tasks, None, here, {}) == digest_prompts(tasks, None, elsewhere, {}) == once
+    )
+    assert digest_prompts(tasks, None, Tokenizer("{{ strftime_now('%m') }}"), {}) != once
+    assert digest_prompts(tasks, None, here, {"enable_thinking": False}) != once
 
 
 @pytest.mark.parametrize(("moved", "stuck"), [(1e-2, True), (1e-3, False), (1e-6, False)])
@@ -49,7 +51,7 @@ def test_an_engine_that_stands_still_is_stuck_if_the_learner_moved_beyond_roundi
     given = EXPECTED + 2.4e-3  # by other kernels
     known = {"logprobs": (EXPECTED - moved).tolist(), "earlier": {3: EXPECTED.tolist()}}
     probes = Probes(tasks=(), rendered="", token_ids=(), most=1.0, **known)
-    assert compared(given.tolist(), probes)["holds"] == (3 if stuck else None)
+    assert compare_logprobs(given.tolist(), probes)["holds"] == (3 if stuck else None)
 
 
 @pytest.mark.parametrize(
@@ -61,5 +63,5 @@ def test_what_an_engine_decodes_counts_as_what_it_reads(
     expected = EXPECTED / np.abs(EXPECTED).mean()
     known = {"logprobs": expected.tolist(), "earlier": {}}
     probes = Probes(tasks=(), rendered="", token_ids=(), most=1.0, **known)
-    found = compared([*(expected + 1e-3), *gaps], probes)["mean"]
+    found = compare_logprobs([*(expected + 1e-3), *gaps], probes)["mean"]
     assert found == pytest.approx(mean, nan_ok=True)

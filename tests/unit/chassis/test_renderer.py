@@ -14,7 +14,7 @@ from protocol.recipe import Model
 from transformers import AutoTokenizer
 
 from services.chassis import parity, prompts, renderer
-from services.chassis.prompts import NoRow, PromptError
+from services.chassis.prompts import PromptError, UnknownToken
 from services.chassis.renderer import LimitExceeded, PromptRenderer
 from tests.architecture.project import ROOT
 
@@ -54,15 +54,15 @@ async def test_it_renders_what_the_tokenizer_would_in_this_process(made: Made) -
     options = {"effort": "3"}
     async with PromptRenderer(1) as own:
         await own.open(folder)
-        assert await own.render(TASK, None, options) == prompts.rendered(
+        assert await own.render(TASK, None, options) == prompts.encode_prompt(
             TASK, None, tokenizer, options
         )
         assert await own.render(TASK, "{prompt}", {}) == tokenizer("1+1=?").input_ids
         ids = await own.chat(turns, options)
-        assert ids == prompts.chat(turns, tokenizer, options)
+        assert ids == prompts.encode_chat(turns, tokenizer, options)
         assert (await own.decode([ids, []])) == [tokenizer.decode(ids), ""]
         read = [TASK], None, options
-        assert await own.digest(*read) == parity.digest_of(read[0], None, tokenizer, options)
+        assert await own.digest(*read) == parity.digest_prompts(read[0], None, tokenizer, options)
         vocabulary = await own.describe()
         assert (vocabulary.max_id, vocabulary.end_id) == (95, tokenizer.eos_token_id)
 
@@ -157,15 +157,15 @@ async def test_prompts_that_do_not_fit_or_cannot_be_made_are_counted_and_the_fir
     folder = made(template + "{{ messages[0].content }}")
     tasks = [Task(id=text[:2], prompt=text) for text in ("1+1=?", "1+" * 40, "?")]
     model = Model(path="model", max_context=40)
-    found = await renderer.unfit_prompts(tasks, folder, model, 8)
+    found = await renderer.check_prompts(tasks, folder, model, 8)
     assert found is not None
     assert found.startswith("2 of 3 prompts do not fit; the first one: task '1+': its prompt has 8")
-    assert await renderer.unfit_prompts(tasks[:1], folder, model, 8) is None
+    assert await renderer.check_prompts(tasks[:1], folder, model, 8) is None
     ended = model.model_copy(update={"prompt_template": "{prompt}<eos>"})
-    found = await renderer.unfit_prompts(tasks[:1], folder, ended, 8)
+    found = await renderer.check_prompts(tasks[:1], folder, ended, 8)
     assert found is not None
     assert "its prompt ends with '<eos>'" in found
-    unmeasured = await renderer.unfit_prompts(tasks, folder / "none", model, 8)
+    unmeasured = await renderer.check_prompts(tasks, folder / "none", model, 8)
     assert unmeasured is not None
     assert unmeasured.startswith("the prompts were not measured: ")
 
@@ -179,5 +179,5 @@ async def test_a_token_without_a_row_is_in_no_prompt(made: Made) -> None:
         await own.open(folder)
         assert (await own.describe()).max_id == 94
         assert await own.render(TASK, None)
-        with pytest.raises(NoRow, match=r"id 95, .* but the model has 95 rows"):
+        with pytest.raises(UnknownToken, match=r"id 95, .* but the model has 95 rows"):
             await own.render(Task(id="t", prompt=f"1+1={last}"), None)

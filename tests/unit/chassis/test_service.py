@@ -17,17 +17,17 @@ from deploy.processes import free_ports
 from services.chassis import service
 from services.chassis.activity import Activity
 from services.chassis.deployment import Deployment
-from services.chassis.faults import NotStarted, Unfit, WorkerFault
-from services.chassis.service import failure_of, set_within, unfit_of
+from services.chassis.faults import RestartRequired, StartupFailed, WorkerFault
+from services.chassis.service import find_restart_reason, summarize_error, wait_until_set
 
 
 def test_a_process_does_what_it_began_last_and_has_not_ended() -> None:
     activity = Activity()
-    activity.rests(Doing.IDLE)
+    activity.set_idle(Doing.IDLE)
     with activity.during(Doing.LOADS_VERSION, 3):
         with activity.during(Doing.STARTS_ENGINE):
             assert activity.now.doing is Doing.STARTS_ENGINE
-        activity.rests(Doing.SAMPLES)
+        activity.set_idle(Doing.SAMPLES)
         assert (activity.now.doing, activity.now.number) == (Doing.LOADS_VERSION, 3)
     assert activity.now.doing is Doing.SAMPLES
 
@@ -47,12 +47,12 @@ def test_what_is_begun_side_by_side_may_end_in_any_order() -> None:
 def test_saying_the_same_again_does_not_make_it_new() -> None:
     activity = Activity()
     rest = activity.rest
-    activity.rests(rest.doing)
+    activity.set_idle(rest.doing)
     assert activity.rest is rest
     for keys in (["train:1"], ["train:2", "train:1"]):
-        activity.holding(keys)
+        activity.set_held(keys)
     assert activity.holds["train:1"] < activity.holds["train:2"]
-    activity.holding(["train:2"])
+    activity.set_held(["train:2"])
     assert list(activity.holds) == ["train:2"]
 
 
@@ -60,7 +60,7 @@ def test_saying_the_same_again_does_not_make_it_new() -> None:
     ("error", "failure"),
     [
         (ExceptionGroup("of tasks", [ValueError("one\n  two")]), Failure(words="one two")),
-        (ExceptionGroup("a", [NotStarted("why", "job")]), Failure(words="why", job_id="job")),
+        (ExceptionGroup("a", [StartupFailed("why", "job")]), Failure(words="why", job_id="job")),
         (KeyboardInterrupt(), Failure(words="KeyboardInterrupt")),
         (ValueError("x" * 1000), Failure(words="x" * 299 + "…")),
     ],
@@ -68,16 +68,16 @@ def test_saying_the_same_again_does_not_make_it_new() -> None:
 def test_a_failure_is_told_on_one_line_that_has_an_end_and_names_its_job(
     error: BaseException, failure: Failure
 ) -> None:
-    assert failure_of(error) == failure
+    assert summarize_error(error) == failure
 
 
 @pytest.mark.anyio
 async def test_a_wait_ends_with_the_event_or_with_its_time() -> None:
     event = asyncio.Event()
-    assert not await set_within(event, 0.01)
+    assert not await wait_until_set(event, 0.01)
     asyncio.get_running_loop().call_later(0.01, event.set)
-    assert await set_within(event, 3600)
-    assert await set_within(event, 0)
+    assert await wait_until_set(event, 3600)
+    assert await wait_until_set(event, 0)
 
 
 @pytest.mark.anyio
@@ -89,7 +89,7 @@ async def test_a_cancellation_that_comes_with_the_end_of_the_wait_is_not_swallow
     event = asyncio.Event()
 
     async def wait_and_go_on() -> None:
-        await set_within(event, 0.01 if by_time else 3600)
+        await wait_until_set(event, 0.01 if by_time else 3600)
         await asyncio.sleep(3600)
 
     going_on = asyncio.create_task(wait_and_go_on())
@@ -192,10 +192,13 @@ async def test_a_connection_without_a_whole_request_is_closed(
 
 @pytest.mark.parametrize(
     ("errors", "orderly"),
-    [([Unfit("a"), Unfit("b")], True), ([Unfit("a"), WorkerFault("b")], False)],
+    [
+        ([RestartRequired("a"), RestartRequired("b")], True),
+        ([RestartRequired("a"), WorkerFault("b")], False),
+    ],
 )
 def test_an_end_is_in_good_order_if_nothing_but_other_work_asked_for_it(
     errors: list[Exception], orderly: bool
 ) -> None:
     group = ExceptionGroup("tasks", [ExceptionGroup("more", errors)])
-    assert unfit_of(group) is (errors[0] if orderly else None)
+    assert find_restart_reason(group) is (errors[0] if orderly else None)

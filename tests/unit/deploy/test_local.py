@@ -28,7 +28,7 @@ from deploy.processes import (
     stop,
     stop_timeout_s,
 )
-from services.chassis.deployment import Deployment, DeploymentError, variable, words
+from services.chassis.deployment import Deployment, DeploymentError, read_variable, split_list
 
 GPUS = [f"nvidia{number}" for number in range(8)]
 SERVE = (  # says that it has started, as a service does
@@ -167,7 +167,7 @@ def test_each_service_gets_its_own_secrets_in_files_and_inherits_none(
         secrets = {name.removesuffix("_FILE") for name in files}
         assert secrets == {"WEIR_REDIS_URL", *ALLOWED[role]}, role
         for name in secrets & OF_OPERATOR.keys():
-            assert variable(made, name) == OF_OPERATOR[name]
+            assert read_variable(made, name) == OF_OPERATOR[name]
         assert all(text not in repr(process) for text in process.launch.secrets.values())
         kept = {"HTTPS_PROXY", "NCCL_DEBUG", "MY_LAB"} & made.keys()
         assert kept == {"HTTPS_PROXY", "NCCL_DEBUG"}, "what nobody named is not inherited"
@@ -209,7 +209,7 @@ def test_the_command_gets_a_plain_key_however_the_keys_are_written(
         key = stack.facts["api_key"]
         assert key.startswith(own)
         given = Deployment.from_environment(stack.services[0].variables()).api_keys
-        assert {key, *words(listed)} <= set(given)
+        assert {key, *split_list(listed)} <= set(given)
         assert all("WEIR_API_KEYS_FILE" not in p.variables() for p in stack.services[1:])
 
 

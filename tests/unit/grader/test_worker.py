@@ -13,7 +13,7 @@ from protocol.exchange import connect
 from protocol.messages import ActiveJob, Graded, Score, Trial, TrialResult, Ungradable
 from protocol.rewards import Reward
 
-from services.chassis.faults import Unable
+from services.chassis.faults import UnsupportedEntry
 from services.chassis.pool import Pool
 from services.chassis.service import Service
 from services.grader import worker
@@ -88,7 +88,7 @@ def test_what_no_waiting_will_mend_is_handed_on_after_a_while(reward: Reward) ->
     waiting, patient = (worker.Admission(NO_JUDGE, patience_s=each) for each in (60, 0))
     assert not waiting.is_open(a_job(reward))
     assert patient.is_open(a_job(reward))
-    with pytest.raises(Unable, match=r"where (they|the graders) run"):
+    with pytest.raises(UnsupportedEntry, match=r"where (they|the graders) run"):
         patient.admit(a_job(reward))
     patient.admit(a_job(BY_RULE))
     assert waiting.is_open(a_job(BY_RULE))

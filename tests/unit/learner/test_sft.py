@@ -12,7 +12,7 @@ from protocol.messages import Task
 from protocol.recipe import Model
 from transformers import AutoTokenizer
 
-from services.chassis.prompts import rendered
+from services.chassis.prompts import encode_prompt
 from services.learner.sft.__main__ import main
 from services.learner.sft.run import FolderTaken, batches, samples_of, unfinished
 from services.learner.training.batching import totals_of
@@ -34,7 +34,7 @@ def samples(*tasks: dict[str, Any]) -> list[Sample]:
 def test_a_solution_is_learned_after_the_prompt_of_a_rollout_and_up_to_its_end() -> None:
     tokenizer = AutoTokenizer.from_pretrained(BASE_MODEL)
     (sample,) = samples(TASK)
-    prompt = rendered(Task.model_validate(TASK), "{prompt}", tokenizer)
+    prompt = encode_prompt(Task.model_validate(TASK), "{prompt}", tokenizer)
     assert sample.prompt_ids.tolist() == prompt
     assert tokenizer.decode(sample.token_ids) == "10+1=11;<eos>"
     assert totals_of([sample]).positive_tokens == len(sample.token_ids)

@@ -23,7 +23,7 @@ from protocol.recipe import (
 )
 from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
-from services.chassis.deployment import DeploymentError, variable
+from services.chassis.deployment import DeploymentError, read_variable
 from services.gateway.api.openai.body import Body, Part
 from services.gateway.api.openai.graders import AnyGrader, reward_of
 from services.gateway.core.models.folders import NOTHING_KNOWN, ModelFacts
@@ -257,7 +257,7 @@ def tables_of_the_deployment(environment: Mapping[str, str] = os.environ) -> Tab
     Raises:
         DeploymentError: naming the file, and each field that could not be one of a recipe.
     """
-    path = variable(environment, _VARIABLE)
+    path = read_variable(environment, _VARIABLE)
     if path is None:
         return {}
     try:

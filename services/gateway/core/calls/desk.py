@@ -14,7 +14,7 @@ from protocol.exchange import Disconnected, Exchange
 from protocol.exchange.connection import MemoryFull
 from protocol.messages import FinishReason, VersionSpan
 
-from services.chassis.service import Service, set_within
+from services.chassis.service import Service, wait_until_set
 from services.gateway.errors import Problem, in_time, own_fault
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Answer:
         self.news.set()
 
     async def has_ended_within(self, seconds: float) -> bool:
-        return await set_within(self._try_ended, seconds)
+        return await wait_until_set(self._try_ended, seconds)
 
     def begin_again(self, served: Served) -> None:
         so_far = tuple(token.id for token in self.tokens)
@@ -146,7 +146,7 @@ class Desk:
         is_over = False
         try:
             while not is_over:
-                await set_within(answers[0].news, _LOOK_S)
+                await wait_until_set(answers[0].news, _LOOK_S)
                 answers[0].news.clear()
                 for answer in answers:
                     if answer.is_done and answer.problem is not None:

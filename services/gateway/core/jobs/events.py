@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from protocol.messages import JobEvent, JobRecord
 
-from services.chassis.service import set_within
+from services.chassis.service import wait_until_set
 from services.gateway.api.openai.job_object import has_results, result_id
 from services.gateway.core.jobs.service import JobService
 from services.gateway.core.models.folders import JOB_ID
@@ -90,7 +90,7 @@ async def follow_until_ended(
             told_at = time.monotonic()
             yield page.text or ": still here\n\n"
         if page.is_newest:
-            await set_within(jobs.service.stopping, _EVERY_S)
+            await wait_until_set(jobs.service.stopping, _EVERY_S)
 
 
 async def _read_page(jobs: JobService, job_id: str, after: str) -> _Page:

@@ -78,7 +78,7 @@ async def _pieces(pool: Pool, *args: Any) -> list[str]:
         why = f"no tokenizer: {outcome.detail}; samples are shown without their tokens"
         log.warning(why, extra={"file": args[0]})
         return []
-    status = 503 if outcome.is_machines_fault else 422
+    status = 503 if outcome.is_machine_fault else 422
     raise Problem(status, f"the tokenizer of the job's model: {outcome.cause}, {outcome.detail}")
 
 

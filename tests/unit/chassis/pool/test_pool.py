@@ -29,7 +29,7 @@ from services.chassis.pool import (
     SetUp,
     SetUpError,
     Value,
-    as_line,
+    encode_line,
 )
 from tests.unit.grader.judge_server import until
 from tests.unit.grader.pools import family_of, until_gone, workers_of
@@ -74,7 +74,7 @@ async def test_a_call_returns_what_the_function_returned(pool: Pool, text: str) 
     assert await pool.run("builtins:str", text, deadline_s=AMPLE_S) == Value(text)
 
 
-FORGED = as_line({"number": 1_000_000, "value": "lie", "unasked": 0}).hex()
+FORGED = encode_line({"number": 1_000_000, "value": "lie", "unasked": 0}).hex()
 SCRIBBLED = "a1b2c3", FORGED, FORGED * 2
 Fault = tuple[str, tuple, Cause, str]
 

@@ -1,11 +1,12 @@
-"""The work loop that every worker shares: claim, show life, handle, hand off, and never lose one.
+"""The work loop of every worker: claim entries, send heartbeats, handle, hand off results.
 
-Whose fault was it? What `handle` raises says so: `Unworkable` is the entry's own, `WorkerFault` the
-worker's, and anything else a *failure*, to be tried on another replica; `Unable` is one that no
-second try there would mend. A worker that ends without a word is a *death*, noticed by the others
-because its heartbeat stops. An entry that was held through two deaths is run alone. It is handed on
-as failed, so that nothing waits for it, only after enough deaths or failures on different replicas,
-or on all that there are.
+The exception of ``handle`` says which part is at fault. `Unworkable`: the entry; it is given up.
+`UnsupportedEntry`: this worker lacks something; workers of other replicas try. `WorkerFault`: the
+worker; the entry is released unharmed. Anything else counts as a failure of the entry here.
+
+A worker whose heartbeat stops is dead, and a death counts against each entry it held. After two
+deaths an entry runs alone. It is given up, and handed on as failed, after enough deaths or failures
+on different replicas, or on all replicas that there are.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from protocol.messages import ActiveJob, Doing, GradedGroup, JobEvent, Loss, Mes
 from protocol.streams import Stream
 
 from services.chassis import metrics
-from services.chassis.faults import NotNow, Unable, Unworkable, WorkerBroken, WorkerFault
-from services.chassis.service import Service, failure_of, set_within
+from services.chassis.faults import Busy, UnsupportedEntry, Unworkable, WorkerBroken, WorkerFault
+from services.chassis.service import Service, summarize_error, wait_until_set
 
 I = TypeVar("I", bound=Message)  # noqa: E741  (input)
 O = TypeVar("O", bound=Message)  # noqa: E741  (output)
@@ -38,16 +39,16 @@ MAX_DEATHS = 4  # two of them alone
 MAX_FAILURES = 3
 _ENOUGH_REPLICAS = 3
 _MAX_IN_A_ROW = 5  # different entries that failed here, and none that did not
-_LOOK_AGAIN_S = 0.1  # a stage tells nobody when it opens, nor who releases an entry
+_LOOK_AGAIN_S = 0.1  # a consumer tells nobody when it opens, nor who releases an entry
 _RECLAIM_EVERY_S = 0.2
 _PARTING_S = 5.0  # for releases while the exchange may be away
 
 
-def up_to(capacity: int) -> Callable[[ActiveJob, int], int]:
+def limit_in_flight(capacity: int) -> Callable[[ActiveJob, int], int]:
     return lambda _, in_flight: capacity - in_flight
 
 
-def share_of(waiting: int, claimed: int, workers: int, held: int) -> int:
+def fair_share(waiting: int, claimed: int, workers: int, held: int) -> int:
     """How many waiting entries a worker takes that holds ``held``, so that all hold equally many.
 
     Args:
@@ -58,7 +59,7 @@ def share_of(waiting: int, claimed: int, workers: int, held: int) -> int:
 
 
 @dataclass(frozen=True)
-class Stage(Generic[I, O]):
+class Consumer(Generic[I, O]):
     """One place in the line: what comes in, what goes out, and what is done to it there."""
 
     inputs: tuple[Stream[I], ...]  # the earlier ones are claimed first
@@ -85,8 +86,8 @@ def is_hopeless(lives: Sequence[str], most: int, replicas: Set[str]) -> bool:
     return len(lives) >= most and (len(tried) >= _ENOUGH_REPLICAS or replicas <= tried)
 
 
-async def work_forever(service: Service, stage: Stage) -> None:
-    """Work on the stage's inputs of the active job until the service stops.
+async def work_forever(service: Service, consumer: Consumer) -> None:
+    """Work on the consumer's inputs of the active job until the service stops.
 
     Raises:
         WorkerBroken: if everything fails here.
@@ -94,7 +95,7 @@ async def work_forever(service: Service, stage: Stage) -> None:
     """
     deployment = service.deployment
     roster = Roster(deployment.claim_idle_s, deployment.heartbeat_s)
-    worker = _Worker(service, stage, roster)
+    worker = _Worker(service, consumer, roster)
     watching = asyncio.create_task(worker.watch_forever())
     claiming = asyncio.create_task(worker.claim_until_stopped())
     try:
@@ -113,7 +114,7 @@ async def work_forever(service: Service, stage: Stage) -> None:
 @dataclass
 class _Worker(Generic[I, O]):
     service: Service
-    stage: Stage[I, O]
+    consumer: Consumer[I, O]
     roster: Roster
     job: ActiveJob | None = None
     paused: bool = False
@@ -155,21 +156,21 @@ class _Worker(Generic[I, O]):
 
     async def _until_changed(self) -> None:
         self.changed.clear()
-        await set_within(self.changed, _LOOK_AGAIN_S)
+        await wait_until_set(self.changed, _LOOK_AGAIN_S)
 
     async def leave(self) -> None:
         """Release everything; what may have killed a part of this worker counts as that."""
-        verdict = "deaths" if self.stage.has_died() else "unharmed"
+        verdict = "deaths" if self.consumer.has_died() else "unharmed"
         with suppress(TimeoutError, Refused, *Disconnected):
             async with asyncio.timeout(_PARTING_S):
                 await self._release_everything(verdict)
-                await self.service.exchange.leave(self.stage.group)
+                await self.service.exchange.leave(self.consumer.group)
 
     @property
     def _free(self) -> int:
         if self.job is None or self.is_alone or self.troubled:
             return 0
-        return self.stage.room(self.job, len(self.in_flight))
+        return self.consumer.room(self.job, len(self.in_flight))
 
     @property
     def _replicas(self) -> Set[str]:
@@ -182,16 +183,16 @@ class _Worker(Generic[I, O]):
 
     @property
     def _inputs(self) -> Sequence[Stream[I]]:
-        left = self.stage.leaves(*self._place)
-        return [stream for stream in self.stage.inputs if stream not in left]
+        left = self.consumer.leaves(*self._place)
+        return [stream for stream in self.consumer.inputs if stream not in left]
 
     def _may_claim(self) -> bool:
         return (
             self.job is not None
             and not self.paused
             and time.monotonic() >= self.rests_until
-            and not self.stage.has_died()
-            and self.stage.is_open(self.job)
+            and not self.consumer.has_died()
+            and self.consumer.is_open(self.job)
         )
 
     async def _follow_job(self) -> None:
@@ -210,19 +211,19 @@ class _Worker(Generic[I, O]):
 
     async def _show_life(self) -> None:
         held, activity = list(self.held.values()), self.service.activity
-        activity.holding(delivery.key for delivery in held)
+        activity.set_held(delivery.key for delivery in held)
         is_paused = self.job is not None and self.paused
         rest = Doing.JOB_IS_PAUSED if is_paused else Doing.IDLE
-        activity.rests(self.stage.doing if held else rest)
+        activity.set_idle(self.consumer.doing if held else rest)
         pulse = await self.service.exchange.heartbeat(
-            self.stage.group,
-            self.stage.inputs if self.job else (),
+            self.consumer.group,
+            self.consumer.inputs if self.job else (),
             self.job.job_id if self.job else "",
             held=[entry for entry in held if self.job and entry.job_id == self.job.job_id],
             may_claim=self._may_claim() and not self.service.stopping.is_set(),
         )
         self.roster.look(pulse.lives, time.monotonic())
-        self.service.place = self._place
+        self.service.position = self._place
         for delivery in held:
             if delivery.place in pulse.lost and self.held.get(delivery.place) is delivery:
                 self._lose(delivery)
@@ -240,14 +241,14 @@ class _Worker(Generic[I, O]):
         if self.job is None or now < self.looked_at + pause_s:
             return
         self.looked_at = now
-        exchange, stage, job_id = self.service.exchange, self.stage, self.job.job_id
+        exchange, consumer, job_id = self.service.exchange, self.consumer, self.job.job_id
         for life, beats in list(self.roster.dead(exchange.me)):
-            buried = await exchange.bury(stage.group, life, beats, stage.inputs, job_id)
+            buried = await exchange.bury(consumer.group, life, beats, consumer.inputs, job_id)
             if buried > 0:
                 metrics.DEATHS.inc()
                 log.warning("a worker has died", extra={"worker": life, "entries": buried})
         wanted = self._inputs
-        for stream in stage.inputs:
+        for stream in consumer.inputs:
             if (free := self._free) <= 0:
                 return
             for delivery in await exchange.reclaim(
@@ -290,14 +291,14 @@ class _Worker(Generic[I, O]):
         for stream in inputs:
             waiting, claimed = await self.service.exchange.queued(stream, job_id)
             held = sum(delivery.stream == stream for delivery in self.held.values())
-            share += min(waiting, share_of(waiting, claimed, self._num_workers(stream), held))
+            share += min(waiting, fair_share(waiting, claimed, self._num_workers(stream), held))
             all_waiting += waiting
         return share if all_waiting else 1
 
     def _num_workers(self, stream: Stream) -> int:
         """Of the workers that show life, those that this stream is not left by."""
         count = max(1, len(self._replicas))
-        leaving = sum(stream in self.stage.leaves(place, count) for place in range(count))
+        leaving = sum(stream in self.consumer.leaves(place, count) for place in range(count))
         return max(1, self.roster.num_alive - leaving)
 
     async def _admit(self, delivery: Delivery[I]) -> None:
@@ -336,14 +337,14 @@ class _Worker(Generic[I, O]):
     async def _work_on(self, delivery: Delivery[I]) -> None:
         assert self.job is not None
         try:
-            await self._hand_off(delivery, await self.stage.handle(self.job, delivery.message()))
+            await self._hand_off(delivery, await self.consumer.handle(self.job, delivery.message()))
         except FrameError as error:
             await self._give_up(delivery, Loss.UNREADABLE, str(error))
         except Unworkable as error:
             await self._give_up(delivery, Loss.UNWORKABLE, str(error))
-        except Unable as error:
+        except UnsupportedEntry as error:
             await self._unable(delivery, error)
-        except NotNow:
+        except Busy:
             await self._release(delivery)
         except Disconnected:
             raise
@@ -352,14 +353,14 @@ class _Worker(Generic[I, O]):
             await self._failed(delivery, error)
 
     async def _hand_off(self, delivery: Delivery[I], result: O) -> None:
-        exchange, output = self.service.exchange, self.stage.output
+        exchange, output = self.service.exchange, self.consumer.output
         handed_off = await exchange.hand_off(delivery, output, result)
         self.held.pop(delivery.place, None)
         self.failed_in_a_row.clear()
         self._recover()
         (metrics.HANDED_OFF.labels(output.name) if handed_off else metrics.LOST).inc()
 
-    async def _unable(self, delivery: Delivery[I], error: Unable) -> None:
+    async def _unable(self, delivery: Delivery[I], error: UnsupportedEntry) -> None:
         """Leave it to the replicas that may be able; if there is none, it is unworkable."""
         me, replicas = self.service.exchange.me, self.roster.replicas
         tried = {replica_of(life) for life in (*delivery.failures, me)}
@@ -371,7 +372,7 @@ class _Worker(Generic[I, O]):
 
     async def _failed(self, delivery: Delivery[I], error: Exception) -> None:
         metrics.FAILURES.inc()
-        if self.stage.has_died():
+        if self.consumer.has_died():
             return  # it stays held, and counts as a death when the last heartbeat has been sent
         self.failed_in_a_row[delivery.place] = delivery
         failures = [*delivery.failures, self.service.exchange.me]
@@ -387,7 +388,7 @@ class _Worker(Generic[I, O]):
         """Leave the next tries to others for a while, and say why."""
         deployment, now = self.service.deployment, time.monotonic()
         if not self.rest_s:
-            self.service.readiness.fails(failure_of(fault).words)
+            self.service.readiness.set_fault(summarize_error(fault).words)
         if now >= self.rests_until:  # else they failed side by side
             self.rest_s = min(2 * self.rest_s or deployment.heartbeat_s, deployment.claim_idle_s)
             self.rests_until = now + self.rest_s
@@ -395,7 +396,7 @@ class _Worker(Generic[I, O]):
     def _recover(self) -> None:
         if self.rest_s:
             self.rest_s = self.rests_until = 0.0
-            self.service.readiness.fails("")
+            self.service.readiness.set_fault("")
 
     async def _check_that_something_works(self) -> None:
         if len(self.failed_in_a_row) < _MAX_IN_A_ROW or self.job is None:
@@ -405,7 +406,7 @@ class _Worker(Generic[I, O]):
             f"{len(self.failed_in_a_row)} groups in a row failed in the worker {exchange.me} and "
             "none did not; it leaves them to others and ends, to be started anew; see its log"
         )
-        self.service.readiness.fails(why)
+        self.service.readiness.set_fault(why)
         failed = [entry for entry in self.failed_in_a_row.values() if entry.job_id == job_id]
         await self._release_everything()  # after which no failure of this worker is on its way
         await exchange.pardon(job_id, failed)
@@ -417,7 +418,7 @@ class _Worker(Generic[I, O]):
         metrics.GIVEN_UP.labels(why).inc()
         log.error("given up", extra={"key": delivery.key, "reason": reason})
         failure = delivery.as_failed(f"{why}: {reason}")
-        await self.service.exchange.hand_off(delivery, self.stage.failures, failure)
+        await self.service.exchange.hand_off(delivery, self.consumer.failures, failure)
         self.held.pop(delivery.place, None)
 
     async def _release(self, delivery: Delivery[I], verdict: Verdict = "unharmed") -> None:
