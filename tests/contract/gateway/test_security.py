@@ -1,4 +1,4 @@
-"""What each role gets: the tables of docs/reference/security.md are what this expects."""
+"""Each role gets what the tables of access.txt say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from services.environment.hosts import GroupPlayer, Hosts
 from services.environment.kinds import Kinds
 from services.environment.worker import kinds_of
 from services.gateway.core.calls.sessions import Sessions
-from tests.architecture.project import ROOT
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import a_seen_rollout
 from tests.contract.gateway.stack import (
@@ -44,9 +43,10 @@ pytestmark = pytest.mark.redis
 
 
 def rows_of(table: str) -> list[list[str]]:
-    text = (ROOT / "docs/reference/security.md").read_text().replace("`", "")
-    lines = text.split(f"<!-- {table} -->\n")[1].split("\n<!--")[0].splitlines()
-    return [line.strip("| ").split(" | ") for line in lines if "---" not in line]
+    text = Path(__file__).with_name("access.txt").read_text().replace("`", "")
+    lines = text.split(f"# {table}:")[1].split("\n\n")[0].splitlines()
+    rows = [line for line in lines if line.startswith("|") and "---" not in line]
+    return [line.strip("| ").split(" | ") for line in rows]
 
 
 (_, *ROLES), *ROLE_ROWS = rows_of("what roles get")
