@@ -1,7 +1,7 @@
-"""Run an environment worker, ``python -m services.environment``, or write a taskset's tasks.
+"""Run an environment worker, ``python -m services.environment``, or print a taskset's tasks.
 
-``python -m services.environment tasks TASKSET [SETTINGS]`` writes them as lines for a file; the
-settings are JSON, as those of a recipe's ``[environment]``.
+``python -m services.environment tasks TASKSET [SETTINGS]`` prints the lines of a task file;
+SETTINGS is JSON, as in a recipe's ``[environment]``.
 """
 
 import json
@@ -9,7 +9,7 @@ import sys
 
 from services.chassis.service import run_service
 from services.environment import worker
-from services.environment.taskset import tasks_of
+from services.environment.taskset import render_tasks
 
 
 def main(arguments: list[str]) -> None:
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> None:
     if arguments[0] != "tasks" or len(arguments) not in (2, 3):
         sys.exit(__doc__)
     try:
-        for line in tasks_of(arguments[1], json.loads("".join(arguments[2:]) or "{}")):
+        for line in render_tasks(arguments[1], json.loads("".join(arguments[2:]) or "{}")):
             print(line)
     except (RuntimeError, ValueError) as error:
         sys.exit(f"environment: {error}")

@@ -1,4 +1,4 @@
-"""An agent that is a program: it asks the policy over HTTP, and its last line is the reward."""
+"""An agent that is a program: it calls the policy over HTTP, and prints its reward last."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from functools import partial
 from protocol.messages import Task
 
 from services.chassis.parent import die_with_parent
-from services.environment.door import MODEL, Session
-from services.environment.episodes import Broken
+from services.environment.episodes import EpisodeBroken
+from services.environment.gateway_client import MODEL, Session
 
-_MOST_BYTES = 2**16  # of what a program says, the last are kept
-_LOOK_S = 0.2
-_DRAIN_S = 1.0
+# The last bytes of each output stream are kept.
+_MAX_OUTPUT_BYTES = 2**16
+_POLL_S = 0.2
+_DRAIN_TIMEOUT_S = 1.0
 
 
 async def play(
     command: Sequence[str], max_turns: int, task: Task, session: Session, seed: int
 ) -> float | None:
-    """Run the command in a process group of its own; the reward that it says.
+    """Run the command in its own process group, and return the reward that it prints.
 
-    What it leaves running may hold its pipes open, and ends soon after it.
+    Processes that it leaves running may hold its pipes open; they are killed.
     """
-    told = {
+    variables = {
         "OPENAI_BASE_URL": f"{session.url}/v1",
         "OPENAI_API_KEY": session.key,
         "OPENAI_MODEL": MODEL,
@@ -40,7 +41,7 @@ async def play(
     program = await asyncio.create_subprocess_exec(
         *command,
         preexec_fn=partial(die_with_parent, os.getpid()),
-        env=os.environ | told,
+        env=os.environ | variables,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -48,43 +49,52 @@ async def play(
     )
     assert program.stdout is not None
     assert program.stderr is not None
-    said, complaint = bytearray(), bytearray()
-    reading = asyncio.gather(_read(program.stdout, said), _read(program.stderr, complaint))
+    output = bytearray()
+    errors = bytearray()
+    reading = asyncio.gather(_read(program.stdout, output), _read(program.stderr, errors))
     try:
-        while program.returncode is None and not reading.done():  # wait() waits for the pipes, too
-            await asyncio.wait({reading}, timeout=_LOOK_S)
-        await asyncio.wait({reading}, timeout=_DRAIN_S)
+        # `Process.wait` also waits for the pipes, which other processes may hold open.
+        while program.returncode is None and not reading.done():
+            await asyncio.wait({reading}, timeout=_POLL_S)
+        await asyncio.wait({reading}, timeout=_DRAIN_TIMEOUT_S)
         status = await program.wait()
     finally:
         reading.cancel()
         with suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGKILL)
     if status != 0:
-        raise Broken("episode_failed", f"exit status {status}: {_last(complaint) or _last(said)}")
-    return reward_in(_last(said))
+        message = f"exit status {status}: {_last_line(errors) or _last_line(output)}"
+        raise EpisodeBroken("episode_failed", message)
+    return parse_reward(_last_line(output))
 
 
-async def _read(stream: asyncio.StreamReader, kept: bytearray) -> None:
-    while read := await stream.read(_MOST_BYTES):
-        kept += read
-        del kept[:-_MOST_BYTES]
+async def _read(stream: asyncio.StreamReader, buffer: bytearray) -> None:
+    while chunk := await stream.read(_MAX_OUTPUT_BYTES):
+        buffer += chunk
+        del buffer[:-_MAX_OUTPUT_BYTES]
 
 
-def _last(kept: bytearray) -> str:
-    """The last line that is not blank."""
-    lines = kept.decode(errors="replace").rstrip().splitlines()
+def _last_line(output: bytearray) -> str:
+    """Return the last line that is not blank."""
+    lines = output.decode(errors="replace").rstrip().splitlines()
     return lines[-1] if lines else ""
 
 
-def reward_in(line: str) -> float | None:
-    """A line's number, or that of its ``{"reward": …}``; `Broken` if it is neither."""
+def parse_reward(line: str) -> float | None:
+    """Return the reward of a line that is a number or ``{"reward": NUMBER or null}``.
+
+    Raises:
+        EpisodeBroken: if it is neither.
+    """
     try:
-        found = json.loads(line)
-        reward = found["reward"] if isinstance(found, dict) else found
+        value = json.loads(line)
+        reward = value["reward"] if isinstance(value, dict) else value
         number = None if reward is None else float(reward)
     except (ValueError, TypeError, KeyError):
         number = math.nan
     if number is not None and not math.isfinite(number):
-        wanted = 'a number or {"reward": a number}'
-        raise Broken("no_reward", f"the last line must be {wanted}, but is {line[:200]!r}")
+        raise EpisodeBroken(
+            "no_reward",
+            f'the last line must be a number or {{"reward": a number}}, but is {line[:200]!r}',
+        )
     return number

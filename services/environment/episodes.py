@@ -1,4 +1,4 @@
-"""An episode: its tries, its deadline, and what is told of how it ended."""
+"""The tries of an episode, its deadline, and its outcome."""
 
 from __future__ import annotations
 
@@ -19,23 +19,29 @@ from protocol.recipe import Environment
 
 from services.chassis.faults import UnsupportedEntry, Unworkable
 from services.chassis.metrics import start_at_zero
-from services.environment.door import Door, DoorShut, Session, Trace
-from services.environment.group import Played, calls_of, conversation_of, trained_branch
+from services.environment.gateway_client import GatewayClient, GatewayUnavailable, Session, Trace
+from services.environment.group import (
+    FinishedEpisode,
+    build_conversation,
+    select_calls,
+    trained_branch,
+)
 
 T = TypeVar("T")
-# A task, the session in which the policy answers, and a seed that the episodes of a group share;
-# the reward, None if the environment gave none.
+# Play a task in a session, with a seed that the episodes of a group share. Returns the reward,
+# None if the environment gave none.
 Play = Callable[[Task, Session, int], Awaitable[float | None]]
-_LOOK_S = 1.0
-_PARTING_S = 5.0  # for what was cancelled
-_FORGET_S = 2.0
-MAX_WORDS = 500
+# The deadline is checked this often; no try starts with less time.
+_CHECK_S = 1.0
+_CANCEL_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 2.0
+MAX_MESSAGE_CHARS = 500
 PROBLEMS = ("episode_failed", "episode_timeout", "no_reward")
 TRIES = start_at_zero(
-    Counter("weir_episodes_total", "Episodes played, each try by how it ended", ["outcome"]),
+    Counter("weir_episodes_total", "Tries of episodes, by outcome", ["outcome"]),
     *("ended", *PROBLEMS),
 )
-UNDER_WAY = Gauge("weir_episodes_under_way", "Episodes that are played now")
+UNDER_WAY = Gauge("weir_episodes_under_way", "Episodes that are being played")
 TURNS = Histogram(
     "weir_episode_turns",
     "Responses of the policy in an episode",
@@ -43,26 +49,35 @@ TURNS = Histogram(
 )
 SECONDS = Histogram(
     "weir_episode_seconds",
-    "Of an episode, by who took them",
+    "Seconds of an episode, by the part that took them",
     ["part"],
     buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000),
 )
 
 
-class Broken(Exception):
-    """An episode broke through no fault of the policy: a code, and words about it."""
+class EpisodeBroken(Exception):
+    """An episode broke through no fault of the policy; ``problem`` is one of `PROBLEMS`."""
 
-    def __init__(self, problem: str, words: str) -> None:
-        super().__init__(words)
-        self.problem, self.words = problem, words
+    def __init__(self, problem: str, message: str) -> None:
+        super().__init__(message)
+        self.problem = problem
 
 
 class EnvironmentEnded(Exception):
-    """The process that played an episode has ended; the text says how. Another one plays again."""
+    """The process of an episode has ended; the text says how. Another one plays it again."""
 
 
-class DeadlineError(Exception):
-    """An episode's time is up."""
+class _EpisodeTimeout(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A reward, or None with a problem and a message."""
+
+    reward: float | None
+    problem: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,79 +86,102 @@ class Episodes:
 
     request: RolloutRequest
     settings: Environment
-    do: Play
-    door: Door
+    run: Play
+    gateway: GatewayClient
 
-    async def play(self, index: int) -> Played:
-        """Play one until it ends, within the recipe's tries and time, but for the model's."""
-        left_s = self.settings.episode_timeout_s
+    async def play(self, index: int) -> FinishedEpisode:
+        """Play an episode, within the recipe's tries and time; the model's time does not count."""
+        remaining_s = self.settings.episode_timeout_s
         retries = self.settings.retries
         for number in itertools.count():
             try:
-                played = await self._try(index, number, left_s)
-            except EnvironmentEnded:  # counted by the environment, which gives up at some time
+                finished = await self._try(index, number, remaining_s)
+            except EnvironmentEnded:
+                # The host counts its ends, and gives up by itself.
                 retries += 1
                 continue
-            _count(played.episode)
-            left_s -= played.episode.seconds["environment"]
-            if not played.episode.problem or number == retries or left_s < _LOOK_S:
-                return played
-        raise AssertionError("a count has no end")
+            episode = finished.episode
+            _count(episode)
+            remaining_s -= episode.seconds["environment"]
+            if not episode.problem or number == retries or remaining_s < _CHECK_S:
+                return finished
+        raise AssertionError("unreachable")
 
-    async def _try(self, index: int, number: int, left_s: float) -> Played:
-        request, began = self.request, time.monotonic()
+    async def _try(self, index: int, number: int, remaining_s: float) -> FinishedEpisode:
+        request = self.request
+        start = time.monotonic()
         name = f"{request.job_id}-{request.purpose}-{request.number}-{index}-{number}"
-        session = await self.door.open(name, self._terms(f"{index}.{number}"))
-        reward, problem, words = None, "no_reward", "the environment gave no reward"
+        session = await self.gateway.open_session(name, self._terms(f"{index}.{number}"))
+        outcome = await self._run(session, remaining_s)
+        trace = await self.gateway.close_session(session)
+        trace.raise_server_error()
+        has_answered = trained_branch(trace) is not None
+        if outcome.reward is not None and not has_answered:
+            outcome = _Outcome(None, "episode_failed", "the policy was not called")
+        elif outcome.reward is None and trace.is_full and has_answered:
+            # The policy filled its context, and the agent did not handle that.
+            if outcome.problem != "episode_timeout":
+                outcome = _Outcome(0.0)
+        seconds = time.monotonic() - start
+        return FinishedEpisode(_build_episode(trace, seconds, outcome), trace)
+
+    async def _run(self, session: Session, limit_s: float) -> _Outcome:
         try:
-            playing = self.do(request.task, session, request.seed)
-            reward = await self._within(left_s, session, playing)
-        except Broken as broken:
-            problem, words = broken.problem, broken.words
-        except DeadlineError:
-            problem = "episode_timeout"
-            words = f"not over in {self.settings.episode_timeout_s:g} s, without those of the model"
-        except (DoorShut, EnvironmentEnded, UnsupportedEntry, Unworkable, asyncio.CancelledError):
-            await self._forget(session)
+            running = self.run(self.request.task, session, self.request.seed)
+            reward = await self._run_until_deadline(limit_s, session, running)
+        except EpisodeBroken as error:
+            return _Outcome(None, error.problem, str(error))
+        except _EpisodeTimeout:
+            timeout_s = self.settings.episode_timeout_s
+            message = f"the environment took over {timeout_s:g} s, without the time of the model"
+            return _Outcome(None, "episode_timeout", message)
+        except (
+            GatewayUnavailable,
+            EnvironmentEnded,
+            UnsupportedEntry,
+            Unworkable,
+            asyncio.CancelledError,
+        ):
+            await self._abandon(session)
             raise
         except Exception as error:
-            problem, words = "episode_failed", f"{type(error).__name__}: {error}"
-        trace = await self.door.close(session)
-        trace.refuse_if_the_model_failed()
-        if reward is not None and not math.isfinite(reward):
-            reward, words = None, f"the environment gave the reward {reward}"
-        has_answered = trained_branch(trace) is not None
-        if reward is None and trace.is_full and has_answered and problem != "episode_timeout":
-            reward = 0.0  # the policy has filled its context, and its agent did not expect it
-        elif reward is not None and not has_answered:
-            reward, problem, words = None, "episode_failed", "the policy has answered nothing"
-        seconds = time.monotonic() - began
-        return Played(_episode(trace, seconds, reward, problem, words), trace)
+            return _Outcome(None, "episode_failed", f"{type(error).__name__}: {error}")
+        if reward is None:
+            return _Outcome(None, "no_reward", "the environment gave no reward")
+        if not math.isfinite(reward):
+            return _Outcome(None, "no_reward", f"the environment gave the reward {reward}")
+        return _Outcome(reward)
 
-    async def _within(self, left_s: float, session: Session, playing: Awaitable[T]) -> T:
-        """Its result, or `DeadlineError`, also if it hangs when it is cancelled."""
-        task, began, rest_s = asyncio.ensure_future(playing), time.monotonic(), left_s
+    async def _run_until_deadline(
+        self, limit_s: float, session: Session, running: Awaitable[T]
+    ) -> T:
+        """Return the result, or raise `_EpisodeTimeout`, even if it ignores its cancellation."""
+        task = asyncio.ensure_future(running)
+        start = time.monotonic()
+        remaining_s = limit_s
         try:
-            while rest_s > 0 and not await _ends(task, max(rest_s, _LOOK_S)):
-                trace = await self.door.look(session)
-                trace.refuse_if_nobody_answers()  # a retry of a failed one may be under way
-                rest_s = left_s + trace.seconds - (time.monotonic() - began)
+            while remaining_s > 0 and not task.done():
+                await asyncio.wait({task}, timeout=max(remaining_s, _CHECK_S))
+                if not task.done():
+                    trace = await self.gateway.read_trace(session)
+                    trace.raise_if_silent()
+                    remaining_s = limit_s + trace.seconds - (time.monotonic() - start)
             if task.done():
                 return task.result()
         finally:
             task.cancel()
-        await asyncio.wait({task}, timeout=_PARTING_S)
-        raise DeadlineError
+        await asyncio.wait({task}, timeout=_CANCEL_TIMEOUT_S)
+        raise _EpisodeTimeout
 
-    async def _forget(self, session: Session) -> None:
-        """Else it would lie at the gateway for a week."""
-        with suppress(DoorShut, TimeoutError):
-            async with asyncio.timeout(_FORGET_S):
-                await self.door.close(session)
+    async def _abandon(self, session: Session) -> None:
+        """Close a session, which the gateway would keep for a week."""
+        with suppress(GatewayUnavailable, TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self.gateway.close_session(session)
 
-    def _terms(self, of_try: str) -> Terms:
+    def _terms(self, try_id: str) -> Terms:
         request = self.request
-        text = f"{request.seed}.{of_try}".encode()
+        text = f"{request.seed}.{try_id}".encode()
         return Terms(
             job_id=request.job_id,
             purpose=request.purpose,
@@ -154,25 +192,19 @@ class Episodes:
         )
 
 
-def _episode(
-    trace: Trace, seconds: float, reward: float | None, problem: str, words: str
-) -> Episode:
-    is_broken = reward is None
-    calls = calls_of(trace, None if is_broken else trained_branch(trace))
-    of_model = min(trace.seconds, seconds)
+def _build_episode(trace: Trace, seconds: float, outcome: _Outcome) -> Episode:
+    branch = None if outcome.problem else trained_branch(trace)
+    model_s = min(trace.seconds, seconds)
+    # One line that any encoding can hold.
+    line = " ".join(outcome.message.split())[:MAX_MESSAGE_CHARS]
     return Episode(
-        reward=reward,
-        problem=problem if is_broken else "",
-        words=_printable(words) if is_broken else "",
+        reward=outcome.reward,
+        problem=outcome.problem,
+        words=line.encode(errors="replace").decode(),
         turns=len(trace.answered),
-        seconds={"model": round(of_model, 3), "environment": round(seconds - of_model, 3)},
-        conversation=conversation_of(calls),
+        seconds={"model": round(model_s, 3), "environment": round(seconds - model_s, 3)},
+        conversation=build_conversation(select_calls(trace, branch)),
     )
-
-
-def _printable(words: str) -> str:
-    """One line that any encoding can hold."""
-    return " ".join(words.split())[:MAX_WORDS].encode(errors="replace").decode()
 
 
 def _count(episode: Episode) -> None:
@@ -180,8 +212,3 @@ def _count(episode: Episode) -> None:
     TURNS.observe(episode.turns)
     for part, seconds in episode.seconds.items():
         SECONDS.labels(part).observe(seconds)
-
-
-async def _ends(task: asyncio.Future[T], within_s: float) -> bool:
-    await asyncio.wait({task}, timeout=within_s)
-    return task.done()

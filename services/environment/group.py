@@ -1,10 +1,9 @@
-"""Episodes become a group: one branch of each trace, behind the prompt that all share."""
+"""Build a group from the traces of its episodes: one branch of each, after a shared prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,12 @@ from protocol.messages import (
     VersionSpan,
 )
 
-from services.environment.door import Branch, RecordedCall, Trace
+from services.environment.gateway_client import Branch, RecordedCall, Trace
 
 
 @dataclass(frozen=True)
-class Played:
-    """An episode that has ended, and what it left; broken, it left no branch."""
+class FinishedEpisode:
+    """An episode and its trace; a broken episode has no branch to train on."""
 
     episode: Episode
     trace: Trace
@@ -34,76 +33,109 @@ class Played:
 
 
 def trained_branch(trace: Trace) -> Branch | None:
-    """The branch with the most tokens of the policy's own, of several the last."""
-    branches = [branch for branch in reversed(trace.branches) if any(branch.own)]
-    return max(branches, key=lambda branch: sum(branch.own), default=None)
+    """Return the branch with the most tokens of the policy, the last one of several."""
+    branches = [branch for branch in reversed(trace.branches) if branch.num_policy_tokens]
+    return max(branches, key=lambda branch: branch.num_policy_tokens, default=None)
 
 
-def calls_of(trace: Trace, branch: Branch | None) -> list[RecordedCall]:
-    """The calls of a branch, or all that were answered."""
-    ids = set(branch.calls) if branch else {call.id for call in trace.answered}
-    return [call for call in trace.calls if call.id in ids]
+def select_calls(trace: Trace, branch: Branch | None) -> list[RecordedCall]:
+    """Return the calls of a branch; without one all that were answered."""
+    if branch is None:
+        return trace.answered
+    return [call for call in trace.calls if call.id in branch.calls]
 
 
-def conversation_of(calls: Sequence[RecordedCall]) -> tuple[Turn, ...]:
-    """What the last call was told, and its reply; of calls without messages the replies."""
+def build_conversation(calls: Sequence[RecordedCall]) -> tuple[Turn, ...]:
+    """Return the messages of the last call and its reply; the replies if it had no messages."""
     if not calls or calls[-1].messages is None:
         return tuple(Turn(role="assistant", content=call.text) for call in calls)
-    told = [Turn(role=turn["role"], content=_said(turn)) for turn in calls[-1].messages]
-    return (*told, Turn(role="assistant", content=calls[-1].text))
+    turns: list[Turn] = []
+    for message in calls[-1].messages:
+        content = _message_text(message)
+        turns.append(Turn(role=message["role"], content=content))
+    reply = Turn(role="assistant", content=calls[-1].text)
+    return (*turns, reply)
 
 
-def _said(turn: dict[str, Any]) -> str:
-    asked = [str(call.get("function", call)) for call in turn.get("tool_calls") or ()]
-    return "\n".join(filter(None, [str(turn.get("content") or ""), *asked]))
+def _message_text(message: dict[str, Any]) -> str:
+    lines = [str(message.get("content") or "")]
+    for call in message.get("tool_calls") or ():
+        lines.append(str(call.get("function", call)))
+    return "\n".join(filter(None, lines))
 
 
-def group_of(request: RolloutRequest, played: Sequence[Played], seconds: float) -> RolloutGroup:
-    branches = [each.branch for each in played]
-    kept = [branch for branch in branches if branch is not None]
-    prompt = _common_prefix([branch.token_ids[: branch.own.index(True)] for branch in kept])
+def build_group(
+    request: RolloutRequest, episodes: Sequence[FinishedEpisode], seconds: float
+) -> RolloutGroup:
+    branches = [episode.branch for episode in episodes]
+    prompt = _shared_prompt(branches)
     start = len(prompt)
-    lengths = [0 if branch is None else len(branch.token_ids) - start for branch in branches]
-    logprobs = [logprob or 0.0 for branch in kept for logprob in branch.logprobs[start:]]
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    policy_mask: list[bool] = []
+    lengths: list[int] = []
+    for branch in branches:
+        if branch is None:
+            lengths.append(0)
+            continue
+        token_ids += branch.token_ids[start:]
+        for logprob in branch.logprobs[start:]:
+            logprobs.append(logprob or 0.0)
+        policy_mask += branch.policy_mask[start:]
+        lengths.append(len(branch.token_ids) - start)
     return RolloutGroup(
         request=request,
         prompt_ids=np.array(prompt, dtype=np.int32),
-        token_ids=np.array([t for b in kept for t in b.token_ids[start:]], dtype=np.int32),
+        token_ids=np.array(token_ids, dtype=np.int32),
         behavior_logprobs=np.array(logprobs, dtype=np.float32),
-        own=np.array([own for b in kept for own in b.own[start:]], dtype=np.uint8),
+        own=np.array(policy_mask, dtype=np.uint8),
         lengths=np.array(lengths, dtype=np.int32),
-        responses=tuple(_response(each, start) for each in played),
+        responses=tuple(_build_response(episode, start) for episode in episodes),
         sampling_seconds=seconds,
     )
 
 
-def _common_prefix(rows: Sequence[list[int]]) -> list[int]:
-    equal = takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False))
-    return [column[0] for column in equal]
+def _shared_prompt(branches: Sequence[Branch | None]) -> list[int]:
+    """Return the tokens that all branches share before the policy's first."""
+    prompts: list[list[int]] = []
+    for branch in branches:
+        if branch is not None:
+            length = branch.policy_mask.index(True)
+            prompts.append(branch.token_ids[:length])
+    shared: list[int] = []
+    for tokens in zip(*prompts, strict=False):
+        if len(set(tokens)) > 1:
+            break
+        shared.append(tokens[0])
+    return shared
 
 
-def _response(played: Played, start: int) -> Response:
-    branch = played.branch
-    calls = calls_of(played.trace, branch)
-    ended = calls[-1].finish_reason if calls else None
-    is_cut = ended == FinishReason.LENGTH or played.trace.is_full
+def _build_response(finished: FinishedEpisode, start: int) -> Response:
+    branch = finished.branch
+    calls = select_calls(finished.trace, branch)
+    is_cut = finished.trace.is_full
+    if calls and calls[-1].finish_reason == FinishReason.LENGTH:
+        is_cut = True
     return Response(
         text="\n\n".join(call.text for call in calls),
         finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
-        spans=_spans(branch, start) if branch is not None else (),
-        episode=played.episode,
+        spans=() if branch is None else _build_spans(branch, start),
+        episode=finished.episode,
     )
 
 
-def _spans(branch: Branch, start: int) -> tuple[VersionSpan, ...]:
-    """Without gaps: each span begins where the last one ended, and the last goes to the end.
+def _build_spans(branch: Branch, start: int) -> tuple[VersionSpan, ...]:
+    """Return spans without gaps: each starts where the last one ended, to the branch's end.
 
-    An empty one stays so: it is of weights that have read a prompt, but sampled nothing behind it.
+    An empty span stays empty: its weights read a prompt, but sampled no token after it.
     """
-    spans, edge = list[VersionSpan](), 0
+    spans: list[VersionSpan] = []
+    previous_end = 0
     for span in branch.weight_versions:
-        end = span.end - start if span.end > span.start else edge
-        spans.append(span.model_copy(update={"start": edge, "end": end}))
-        edge = end
-    whole = {"end": len(branch.token_ids) - start}
-    return (*spans[:-1], spans[-1].model_copy(update=whole))
+        end = span.end - start if span.end > span.start else previous_end
+        bounds = {"start": previous_end, "end": end}
+        spans.append(span.model_copy(update=bounds))
+        previous_end = end
+    last_end = len(branch.token_ids) - start
+    spans[-1] = spans[-1].model_copy(update={"end": last_end})
+    return tuple(spans)

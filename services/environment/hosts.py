@@ -1,4 +1,4 @@
-"""The jailed processes of a worker: which play episodes, for whom, and what becomes of them."""
+"""The hosts of a worker: jailed processes that play episodes, shared by groups where possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from protocol.messages import Task
@@ -21,55 +20,77 @@ from protocol.recipe import Environment
 
 from services.chassis.faults import UnsupportedEntry, Unworkable
 from services.environment.addresses import Addresses
-from services.environment.door import Session
-from services.environment.episodes import PROBLEMS, Broken, EnvironmentEnded
+from services.environment.episodes import PROBLEMS, EnvironmentEnded, EpisodeBroken
+from services.environment.gateway_client import Session
 from services.environment.relay import Relay
 
-_LOAD_S = 180.0  # until an environment is ready; a busy machine takes a while to import
-_PARTING_S = 2.0  # for a process that has closed its connection
-_MAX_LINE_BYTES = 1 << 16  # of an answer
-_BACKLOG = 4096  # episodes that begin at once
-_MAX_ENDS = 3  # of the process, before its group is given up
+# Imports take long on a busy machine.
+_LOAD_TIMEOUT_S = 180.0
+# A process that has closed its connection gets this long to end.
+_EXIT_TIMEOUT_S = 2.0
+_MAX_ANSWER_BYTES = 1 << 16
+# This many episodes may begin at once.
+_BACKLOG = 4096
+# A group that has ended this many processes fails.
+_MAX_ENDS = 3
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 @dataclass(eq=False)
 class Host:
-    """One jailed process, which has loaded an environment."""
+    """A jailed process with an environment; ``setting`` is the recipe's setting that names it."""
 
-    name: str  # the field of the recipe that it plays
-    folder: tempfile.TemporaryDirectory[str]  # of its socket
+    setting: str
+    socket_folder: tempfile.TemporaryDirectory[str]
     process: asyncio.subprocess.Process
     relay: Relay | None = None
 
     @property
     def end(self) -> str:
-        """How it has ended; nothing while it lives."""
+        """How the process ended; empty while it runs."""
         status = self.process.returncode
-        return "" if status is None else _describe(status)
+        if status is None:
+            return ""
+        code = status - 128 if status > 128 else -status
+        if code in set(signal.Signals):
+            return f"was ended by {signal.Signals(code).name}"
+        return f"ended with status {status}"
+
+    @property
+    def socket_path(self) -> str:
+        return f"{self.socket_folder.name}/host"
 
     async def load(self, gateway_url: str, addresses: Addresses) -> None:
-        """Wait until it has loaded its environment; see `Hosts.start` for what it raises."""
-        with socket.socket(socket.AF_UNIX) as way, suppress(OSError):  # which may have ended
-            way.connect(_path_in(self.folder))
-            for each in (await asyncio.to_thread(socket.recv_fds, way, 1, 1))[1]:
-                self.relay = Relay(socket.socket(fileno=each), gateway_url, addresses)
+        """Wait until the environment is loaded; raises as `Hosts.start` does."""
+        # An OSError means that the process has ended, which the request below reports.
+        with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+            connection.connect(self.socket_path)
+            received = await asyncio.to_thread(socket.recv_fds, connection, 1, 1)
+            for descriptor in received[1]:
+                self.relay = Relay(socket.socket(fileno=descriptor), gateway_url, addresses)
                 await self.relay.start()
         try:
-            answer = await self._ask({})
+            answer = await self._request({})
         except EnvironmentEnded as error:
-            raise UnsupportedEntry(f"{self.name}: the process that loads it {error}") from error
+            raise UnsupportedEntry(f"{self.setting}: the process that loads it {error}") from error
         if "error" in answer:
             raise (RuntimeError if answer["is_passing"] else UnsupportedEntry)(answer["error"])
 
     async def play(self, task: Task, session: Session, seed: int) -> float | None:
-        """Play an episode; `EnvironmentEnded` if the process ends."""
-        url = self.relay.url_inside(session.url) if self.relay is not None else session.url
-        content = {"task": task.model_dump(mode="json"), "url": url, "key": session.key}
-        answer = await self._ask({"seed": seed, **content})
-        if (problem := answer.get("problem")) is not None:
-            known = problem if problem in PROBLEMS else PROBLEMS[0]
-            raise Broken(known, str(answer.get("words")))
+        """Play an episode; raises `EnvironmentEnded` if the process ends."""
+        url = session.url if self.relay is None else self.relay.url_inside(session.url)
+        request = {
+            "task": task.model_dump(mode="json"),
+            "url": url,
+            "key": session.key,
+            "seed": seed,
+        }
+        answer = await self._request(request)
+        problem = answer.get("problem")
+        if problem is not None:
+            # A client's code may have written the answer.
+            problem = problem if problem in PROBLEMS else "episode_failed"
+            raise EpisodeBroken(problem, str(answer.get("message")))
         reward = answer.get("reward")
         return None if reward is None else float(reward)
 
@@ -79,24 +100,24 @@ class Host:
         with suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
-        self.folder.cleanup()
+        self.socket_folder.cleanup()
 
-    async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request; a process that gives none, or none that makes sense, ends."""
+    async def _request(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer; a process without a valid answer is ended."""
         answer = None
         with suppress(ValueError, RecursionError, OSError):
             answer = await self._exchange(json.dumps(request).encode() + b"\n")
         if isinstance(answer, dict):
             return answer
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PARTING_S):
-                await self.process.wait()
+            await asyncio.wait_for(self.process.wait(), _EXIT_TIMEOUT_S)
         await self.close()
         raise EnvironmentEnded(self.end)
 
     async def _exchange(self, line: bytes) -> Any:
-        path = _path_in(self.folder)
-        reader, writer = await asyncio.open_unix_connection(path, limit=_MAX_LINE_BYTES)
+        reader, writer = await asyncio.open_unix_connection(
+            self.socket_path, limit=_MAX_ANSWER_BYTES
+        )
         try:
             writer.write(line)
             return json.loads(await reader.readline())
@@ -104,18 +125,7 @@ class Host:
             writer.transport.abort()
 
 
-def _path_in(folder: tempfile.TemporaryDirectory[str]) -> str:
-    return f"{folder.name}/host"
-
-
-def _describe(status: int) -> str:
-    code = status - 128 if status > 128 else -status
-    if code in set(signal.Signals):
-        return f"was ended by {signal.Signals(code).name}"
-    return f"ended with status {status}"
-
-
-def _field(environment: Environment) -> str:
+def _setting(environment: Environment) -> str:
     if environment.taskset is not None:
         return f"environment.taskset = {environment.taskset!r}"
     return "environment.command"
@@ -123,107 +133,121 @@ def _field(environment: Environment) -> str:
 
 @dataclass
 class Hosts:
-    """The hosts of a worker: one for each environment in use, shared by its groups."""
+    """The hosts of a worker: one for each environment of a job, shared by its groups.
+
+    ``hidden`` are folders that no host may see; ``num_groups`` counts the groups that use or await
+    a shared host.
+    """
 
     gateway_url: str
     addresses: Addresses
     may_run_programs: bool
     hidden: Sequence[str]
     shared: dict[str, asyncio.Task[Host]] = field(default_factory=dict)
-    users: Counter[str] = field(default_factory=Counter)  # of each, with those who wait for it
+    num_groups: Counter[str] = field(default_factory=Counter)
 
     @asynccontextmanager
     async def open_group(self, environment: Environment, job_id: str) -> AsyncIterator[GroupPlayer]:
-        """Play a group; its hosts that nobody else uses end when another environment comes."""
-        key = f"{job_id}:{environment.model_dump_json()}"  # each client's job has its own
+        """Yield the player of a group.
+
+        Unused shared hosts end when another environment starts.
+        """
+        key = f"{job_id}:{environment.model_dump_json()}"
         player = GroupPlayer(self, environment, key)
-        self.users[key] += 1
+        self.num_groups[key] += 1
         try:
             await player.host()
             yield player
         finally:
-            self.users[key] -= 1
+            self.num_groups[key] -= 1
             await player.leave()
 
     async def share(self, environment: Environment, key: str) -> Host:
-        """A host of several groups; see `start` for what it raises."""
-        start = self.shared.get(key)
-        if start is None or (start.done() and (start.exception() or start.result().end)):
-            unused = [each for each in self.shared if each == key or not self.users[each]]
-            old = [self.shared.pop(each) for each in unused]
-            start = self.shared[key] = asyncio.create_task(self.start(environment))
+        """Return the shared host of a key, or start it; raises as `start` does."""
+        starting = self.shared.get(key)
+        if starting is None or _has_ended(starting):
+            unused = [name for name in self.shared if name == key or not self.num_groups[name]]
+            old = [self.shared.pop(name) for name in unused]
+            starting = asyncio.create_task(self.start(environment))
+            self.shared[key] = starting
             await _close(old)
-        return await asyncio.shield(start)
+        return await asyncio.shield(starting)
 
     async def start(self, environment: Environment) -> Host:
-        """Start a process that has loaded an environment.
+        """Start a process and load the environment in it.
 
         Raises:
-            UnsupportedEntry: if it cannot, or has not in time.
+            UnsupportedEntry: if it cannot be loaded, or not in time.
             RuntimeError: if a network or a disk may be to blame.
         """
-        name = _field(environment)
-        host = await self._begin(environment, name)
+        setting = _setting(environment)
+        host = await self._start_process(environment, setting)
         try:
-            async with asyncio.timeout(_LOAD_S):
+            async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 await host.load(self.gateway_url, self.addresses)
-        except TimeoutError:
+        except BaseException as error:
             await host.close()
-            raise UnsupportedEntry(f"{name} is not loaded after {_LOAD_S:g} s") from None
-        except BaseException:
-            await host.close()
+            if isinstance(error, TimeoutError):
+                message = f"{setting} has not loaded within {_LOAD_TIMEOUT_S:g} s"
+                raise UnsupportedEntry(message) from None
             raise
         return host
 
-    async def _begin(self, environment: Environment, name: str) -> Host:
+    async def _start_process(self, environment: Environment, setting: str) -> Host:
         settings = {
             "environment": environment.model_dump(mode="json"),
             "may_run_programs": self.may_run_programs,
             "hidden": list(self.hidden),
         }
+        variables = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        variables |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        variables |= {"HOME": "/tmp", "XDG_CACHE_HOME": "/tmp/.cache"}
         folder = tempfile.TemporaryDirectory()
-        with socket.socket(socket.AF_UNIX) as listener, tempfile.TemporaryFile() as told:
-            listener.bind(_path_in(folder))
+        with socket.socket(socket.AF_UNIX) as listener, tempfile.TemporaryFile() as stdin:
+            listener.bind(f"{folder.name}/host")
             listener.listen(_BACKLOG)
-            told.write(json.dumps(settings).encode())
-            told.seek(0)
+            stdin.write(json.dumps(settings).encode())
+            stdin.seek(0)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "services.environment.jail", str(listener.fileno())),
                 pass_fds=[listener.fileno()],
-                stdin=told,
-                env=self._variables(),
+                stdin=stdin,
+                env=variables,
             )
-        return Host(name, folder, process)
-
-    def _variables(self) -> dict[str, str]:
-        inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        return inherited | threads | {"HOME": "/tmp", "XDG_CACHE_HOME": "/tmp/.cache"}
+        return Host(setting, folder, process)
 
     async def close(self) -> None:
-        remaining, self.shared = self.shared, {}
-        await _close(remaining.values())
+        shared = list(self.shared.values())
+        self.shared.clear()
+        await _close(shared)
 
 
-async def _close(starts: Iterable[asyncio.Task[Host]]) -> None:
-    for each in starts:
-        each.cancel()
-        await asyncio.wait({each})
-        if not each.cancelled() and not each.exception():
-            await each.result().close()
+def _has_ended(starting: asyncio.Task[Host]) -> bool:
+    """Whether a host failed to start, or has ended since."""
+    if not starting.done():
+        return False
+    return starting.exception() is not None or bool(starting.result().end)
+
+
+async def _close(starting: Iterable[asyncio.Task[Host]]) -> None:
+    for task in starting:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled() and not task.exception():
+            await task.result().close()
 
 
 @dataclass
 class GroupPlayer:
-    """Plays the episodes of one group, and counts how often that has ended its process.
+    """Plays the episodes of a group, and counts the processes that ended meanwhile.
 
-    The first is shared with other groups, any of which may have ended it; the next are its own.
+    Other groups may have ended the shared process, so a group's later processes are its own.
     """
 
     hosts: Hosts
     environment: Environment
     key: str
-    ends: int = 0
+    num_ends: int = 0
     _host: Host | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -231,28 +255,32 @@ class GroupPlayer:
         """Play an episode.
 
         Raises:
-            EnvironmentEnded: if the process has ended; another one plays the next.
-            Unworkable: if it has too often.
+            EnvironmentEnded: if the process ends; the next call starts another one.
+            Unworkable: if too many processes have ended.
         """
-        return await (await self.host()).play(task, session, seed)
+        host = await self.host()
+        return await host.play(task, session, seed)
 
     async def host(self) -> Host:
         async with self._lock:
-            if self._host is not None and (end := self._host.end):
-                self.ends += 1
+            end = "" if self._host is None else self._host.end
+            if end:
+                self.num_ends += 1
                 await self.leave()
-                if self.ends >= _MAX_ENDS:
+                if self.num_ends >= _MAX_ENDS:
                     raise Unworkable(
-                        f"{_field(self.environment)}: its process has ended {self.ends} times "
-                        f"while it played this group, at last it {end}"
+                        f"{_setting(self.environment)}: its process has ended {self.num_ends} "
+                        f"times while it played this group; the last one {end}"
                     )
-            if self._host is None:
-                own, shared = self.hosts.start, partial(self.hosts.share, key=self.key)
-                self._host = await (own if self.ends else shared)(self.environment)
+            if self._host is None and self.num_ends:
+                self._host = await self.hosts.start(self.environment)
+            elif self._host is None:
+                self._host = await self.hosts.share(self.environment, self.key)
             return self._host
 
     async def leave(self) -> None:
-        """End its own process, or one that has ended."""
-        host, self._host = self._host, None
-        if host is not None and self.ends:
+        """Close the host if it is the group's own, or has ended."""
+        host = self._host
+        self._host = None
+        if host is not None and self.num_ends:
             await host.close()

@@ -1,4 +1,4 @@
-"""The kinds of environments, by what the recipe names, and which of them the operator allows."""
+"""The kinds of environments, by the recipe's setting, if the operator allows them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from services.environment.hosts import Hosts
 
 
 @dataclass(frozen=True)
-class Kinds:
+class EnvironmentKinds:
+    """The environments of a worker; ``tasksets`` are the allowed ones."""
+
     hosts: Hosts
-    tasksets: tuple[str, ...]  # that may be played
+    tasksets: tuple[str, ...]
 
     @asynccontextmanager
     async def open_environment(self, environment: Environment, job_id: str) -> AsyncIterator[Play]:
-        """An environment that is ready for the episodes of a group.
+        """Open an environment for the episodes of a group.
 
         Raises:
-            UnsupportedEntry: if it is none of this worker's, or the operator does not allow it.
+            UnsupportedEntry: if this worker does not have it, or the operator does not allow it.
         """
-        if problem := self._refusal(environment):
-            raise UnsupportedEntry(problem)
+        self._refuse_forbidden(environment)
         if environment.url is not None:
             async with openenv.open_server(environment, self.hosts.addresses) as play:
                 yield play
@@ -35,16 +36,15 @@ class Kinds:
             async with self.hosts.open_group(environment, job_id) as player:
                 yield player.play
 
-    def _refusal(self, environment: Environment) -> str | None:
+    def _refuse_forbidden(self, environment: Environment) -> None:
         taskset = environment.taskset
         if environment.command is not None and not self.hosts.may_run_programs:
-            return (
+            raise UnsupportedEntry(
                 "environment.command is refused, since it runs a client's program; "
                 "WEIR_ENVIRONMENT_COMMANDS=on of the environment workers allows it"
             )
         if taskset is not None and taskset not in self.tasksets:
-            return (
+            raise UnsupportedEntry(
                 f"environment.taskset = {taskset!r} is not one of WEIR_ENVIRONMENT_TASKSETS = "
-                f"{','.join(self.tasksets)}; its operator may add it there"
+                f"{','.join(self.tasksets)}; ask the operator to add it there"
             )
-        return None

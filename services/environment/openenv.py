@@ -1,7 +1,7 @@
-"""An OpenEnv server: the policy's replies are actions, and observations are what it is told.
+"""OpenEnv servers: the policy's replies are actions, and observations are its next messages.
 
-Its wire is JSON over a WebSocket, a session for each. The package `openenv` is not needed, and
-cannot be installed next to `verifiers`, whose release of `mcp` it excludes.
+A session is a WebSocket with messages of JSON. The package `openenv` is not needed, and cannot be
+installed next to `verifiers`, since they require different releases of `mcp`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,31 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from services.chassis.faults import UnsupportedEntry
 from services.environment.addresses import Addresses, AddressRefused
-from services.environment.door import ContextFull, Session
-from services.environment.episodes import Broken, Play
+from services.environment.episodes import EpisodeBroken, Play
+from services.environment.gateway_client import ContextFull, Session
 
-_PATIENCE_S = 60.0  # with a server that restarts
-_PAUSE_S = 1.0
-_MAX_BYTES = 2**24  # of a message
+# A server that restarts gets this long.
+_CONNECT_TIMEOUT_S = 60.0
+_RETRY_S = 1.0
+_MAX_MESSAGE_BYTES = 2**24
 _MAX_SCHEMA_BYTES = 2**20
 
 
-class Refused(Exception):
-    """The server answers with an error."""
+class ServerError(Exception):
+    """The server sends an error."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
+class InvalidAction(Exception):
+    """A reply is no action of the environment."""
+
+
 @asynccontextmanager
 async def open_server(environment: Environment, addresses: Addresses) -> AsyncIterator[Play]:
-    """Play with a server of OpenEnv.
+    """Play episodes with an OpenEnv server.
 
     Raises:
         UnsupportedEntry: if the workers may not connect to it.
@@ -49,168 +54,170 @@ async def open_server(environment: Environment, addresses: Addresses) -> AsyncIt
     assert environment.url is not None
     url = httpx.URL(environment.url.rstrip("/"))
     async with httpx.AsyncClient(trust_env=False) as http:
-        game = _Game(url, http, environment, addresses)
+        server = _Server(url, http, environment, addresses)
         try:
-            await addresses.resolve(*game.place)
+            await addresses.resolve(url.host, server.port)
         except AddressRefused as error:
             raise UnsupportedEntry(f"environment.url: {error}") from error
         except OSError:
-            pass  # the server may come
-        yield game.play
+            # The server may start later.
+            pass
+        yield server.play
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What the server says of a reset or a step."""
-
+class _Observation:
     text: str
     reward: float | None
     done: bool
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> _Seen:
-        """An observation of one text is that text, any other is JSON."""
-        told = {name: value for name, value in data["observation"].items() if name != "metadata"}
-        is_text = len(told) == 1 and isinstance(next(iter(told.values())), str)
-        text = next(iter(told.values())) if is_text else json.dumps(told, ensure_ascii=False)
+    def parse(cls, data: Mapping[str, Any]) -> _Observation:
+        """Parse the result of a reset or a step; several fields become JSON."""
+        fields = {name: value for name, value in data["observation"].items() if name != "metadata"}
+        text = json.dumps(fields, ensure_ascii=False)
+        if len(fields) == 1:
+            (value,) = fields.values()
+            text = value if isinstance(value, str) else text
         reward = data.get("reward")
         return cls(text, None if reward is None else float(reward), bool(data.get("done")))
 
 
 @dataclass(frozen=True)
-class _Game:
+class _Server:
     url: httpx.URL
     http: httpx.AsyncClient
     environment: Environment
     addresses: Addresses
 
     @property
-    def is_safe(self) -> bool:
+    def is_encrypted(self) -> bool:
         return self.url.scheme in {"https", "wss"}
 
     @property
-    def place(self) -> tuple[str, int]:
-        return self.url.host, self.url.port or (443 if self.is_safe else 80)
-
-    async def _connect(self) -> connect:
-        """A connection to an address that is allowed; a redirection is not followed from it."""
-        address = self.url.copy_with(scheme="wss" if self.is_safe else "ws")
-        connection = await self.addresses.connect(*self.place)
-        return connect(f"{address}/ws", sock=connection, max_size=_MAX_BYTES, proxy=None)
+    def port(self) -> int:
+        return self.url.port or (443 if self.is_encrypted else 80)
 
     async def play(self, task: Task, session: Session, seed: int) -> float | None:
-        """The sum of the rewards of all steps; None if the game ended and no step had one.
+        """Return the sum of the rewards of all steps; None if the game ended without one.
 
-        Running out of turns or of context, and an action of another form, are the policy's own
-        fault: they end the game with what it has, or 0.
+        Running out of turns or of context, and an invalid action, are the policy's fault: they end
+        the game with the sum so far.
         """
-        given = {"seed": seed, **self.environment.settings, **task.metadata}
-        async with self._begun(given) as (socket, seen):
-            schema, rewards = await self._schema(), list[float]()
-            messages = _opening(task, seen.text)
+        settings = {"seed": seed, **self.environment.settings, **task.metadata}
+        async with self._reset(settings) as (socket, observation):
+            schema = await self._read_schema()
+            rewards: list[float] = []
+            messages = _first_messages(task, observation.text)
             for _ in range(self.environment.max_turns):
                 try:
                     reply = await session.chat(messages)
-                    seen = await _asked(socket, "step", _action(reply, schema))
+                    observation = await _request(socket, "step", _parse_action(reply, schema))
                 except (ContextFull, InvalidAction):
-                    return sum(rewards)
-                rewards += [] if seen.reward is None else [seen.reward]
-                if seen.done:
+                    break
+                if observation.reward is not None:
+                    rewards.append(observation.reward)
+                if observation.done:
                     return sum(rewards) if rewards else None
-                messages += [_turn("assistant", reply), _turn("user", seen.text)]
+                messages.append({"role": "assistant", "content": reply})
+                messages.append({"role": "user", "content": observation.text})
             return sum(rewards)
 
     @asynccontextmanager
-    async def _begun(
-        self, given: Mapping[str, Any]
-    ) -> AsyncIterator[tuple[ClientConnection, _Seen]]:
-        """A session of the server's, once it has a place for one."""
-        deadline = time.monotonic() + _PATIENCE_S
+    async def _reset(
+        self, settings: Mapping[str, Any]
+    ) -> AsyncIterator[tuple[ClientConnection, _Observation]]:
+        """Begin a game, as soon as the server has room for one."""
+        deadline = time.monotonic() + _CONNECT_TIMEOUT_S
         while True:
             try:
-                socket = await (await self._connect())
+                socket = await self._connect()
             except AddressRefused as error:
-                raise Broken("episode_failed", f"environment.url: {error}") from error
+                raise EpisodeBroken("episode_failed", f"environment.url: {error}") from error
             except (OSError, InvalidHandshake) as error:
                 if time.monotonic() > deadline:
-                    why = f"the OpenEnv server at {self.url} does not answer: {error}"
-                    raise Broken("episode_failed", why) from error
-                await asyncio.sleep(_PAUSE_S)
+                    message = f"the OpenEnv server at {self.url} does not respond: {error}"
+                    raise EpisodeBroken("episode_failed", message) from error
+                await asyncio.sleep(_RETRY_S)
                 continue
             async with socket:
                 try:
-                    seen = await _asked(socket, "reset", given)
-                except Refused as error:
+                    observation = await _request(socket, "reset", settings)
+                except ServerError as error:
                     if error.code != "CAPACITY_REACHED":
                         raise
                 else:
-                    yield socket, seen
+                    yield socket, observation
                     return
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_RETRY_S)
 
-    async def _schema(self) -> Mapping[str, Any]:
-        host, port = self.place
-        scheme = "https" if self.is_safe else "http"
+    async def _connect(self) -> ClientConnection:
+        """Connect to an allowed address; the given socket keeps it from following redirects."""
+        url = self.url.copy_with(scheme="wss" if self.is_encrypted else "ws")
+        socket = await self.addresses.connect(url.host, self.port)
+        return await connect(f"{url}/ws", sock=socket, max_size=_MAX_MESSAGE_BYTES, proxy=None)
+
+    async def _read_schema(self) -> Mapping[str, Any]:
+        """Return the JSON schema of an action."""
         try:
-            address = await self.addresses.resolve(host, port)
-            path = f"{self.url.path.rstrip('/')}/schema"
-            url = self.url.copy_with(scheme=scheme, host=address, path=path)
+            url = self.url.copy_with(
+                scheme="https" if self.is_encrypted else "http",
+                host=await self.addresses.resolve(self.url.host, self.port),
+                path=f"{self.url.path.rstrip('/')}/schema",
+            )
             headers = {"Host": self.url.netloc.decode(), "Accept-Encoding": "identity"}
-            names = {"sni_hostname": host}
-            async with self.http.stream("GET", url, headers=headers, extensions=names) as reply:
-                return json.loads(await _read(reply.raise_for_status()))["action"]
+            tls = {"sni_hostname": self.url.host}
+            async with self.http.stream("GET", url, headers=headers, extensions=tls) as reply:
+                return json.loads(await _read_body(reply.raise_for_status()))["action"]
         except (httpx.HTTPError, OSError, ValueError, LookupError, TypeError) as error:
-            why = f"the OpenEnv server at {self.url} gives no schema: {error}"
-            raise Broken("episode_failed", why) from error
+            message = f"the OpenEnv server at {self.url} has no valid schema: {error}"
+            raise EpisodeBroken("episode_failed", message) from error
 
 
-async def _read(reply: httpx.Response) -> bytes:
+async def _read_body(reply: httpx.Response) -> bytes:
     body = bytearray()
-    async for piece in reply.aiter_raw():
-        body += piece
+    async for chunk in reply.aiter_raw():
+        body += chunk
         if len(body) > _MAX_SCHEMA_BYTES:
             raise ValueError(f"it has over {_MAX_SCHEMA_BYTES >> 20} MiB")
     return bytes(body)
 
 
-class InvalidAction(Exception):
-    """A reply is no action of the environment."""
-
-
-def _opening(task: Task, observation: str) -> list[dict[str, str]]:
-    """The task's messages, the last of which goes on with the observation if that says more."""
+def _first_messages(task: Task, observation: str) -> list[dict[str, str]]:
+    """Return the task's messages; an observation with another text is appended to the last one."""
     messages = task.messages or (ChatMessage(role="user", content=task.prompt or ""),)
-    *before, last = (_turn(each.role, each.content) for each in messages)
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    last = turns[-1]
     parts = dict.fromkeys(filter(None, (last["content"], observation)))
-    return [*before, _turn(last["role"], "\n\n".join(parts))]
+    last["content"] = "\n\n".join(parts)
+    return turns
 
 
-def _turn(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
-def _action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object, or the text of the one field that an action needs."""
-    try:
-        if isinstance(found := json.loads(reply), dict):
-            return found
-    except (ValueError, RecursionError):
-        pass
-    needed = schema.get("required", [])
-    if len(needed) != 1:
+def _parse_action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON object of a reply, or its text as the only required field."""
+    with suppress(ValueError, RecursionError):
+        action = json.loads(reply)
+        if isinstance(action, dict):
+            return action
+    required = schema.get("required", [])
+    if len(required) != 1:
         raise InvalidAction
-    return {needed[0]: reply}
+    return {required[0]: reply}
 
 
-async def _asked(socket: ClientConnection, kind: str, data: Mapping[str, Any]) -> _Seen:
-    with suppress(ConnectionClosed):  # what is said before that can still be read
+async def _request(socket: ClientConnection, kind: str, data: Mapping[str, Any]) -> _Observation:
+    with suppress(ConnectionClosed):
+        # A message sent before the connection closed can still be received.
         await socket.send(json.dumps({"type": kind, "data": data}))
     try:
-        told = json.loads(await socket.recv())
+        message = json.loads(await socket.recv())
     except ConnectionClosed as error:
-        raise Broken("episode_failed", f"the OpenEnv server broke off: {error}") from error
-    if told["type"] != "error":
-        return _Seen.of(told["data"])
-    if kind == "step" and told["data"].get("code") == "VALIDATION_ERROR":
+        text = f"the OpenEnv server closed the connection: {error}"
+        raise EpisodeBroken("episode_failed", text) from error
+    content = message["data"]
+    if message["type"] != "error":
+        return _Observation.parse(content)
+    code = content.get("code", "")
+    if kind == "step" and code == "VALIDATION_ERROR":
         raise InvalidAction
-    raise Refused(told["data"].get("code", ""), str(told["data"].get("message")))
+    raise ServerError(code, str(content.get("message")))

@@ -1,4 +1,4 @@
-"""The way out of a jail: to the gateway's sessions, and by CONNECT to what is allowed."""
+"""The network of a jail: POST to the gateway's sessions, and CONNECT to allowed addresses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from urllib.parse import urlsplit
 
 from services.environment.addresses import Addresses, AddressRefused
 
-_HEAD_S = 30.0
-_PARTING_S = 60.0  # for an answer to one who has said all
+_HEAD_TIMEOUT_S = 30.0
+# After one side has ended, the other side gets this long to end.
+_CLOSE_TIMEOUT_S = 60.0
 _MAX_CONNECTIONS = 1024
-_PIECE_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 class Relay:
-    """Accepts what a jail's processes connect to, and passes bytes on."""
+    """Accept connections of a jail's processes, and forward their bytes."""
 
     def __init__(self, listener: socket.socket, gateway_url: str, addresses: Addresses) -> None:
         self.address = "http://{}:{}".format(*listener.getsockname())
@@ -28,7 +29,7 @@ class Relay:
         self._tasks = set[asyncio.Task[None]]()
 
     def url_inside(self, url: str) -> str:
-        """What a URL of the gateway is for the jail's processes."""
+        """Translate a URL of the gateway for the jail's processes."""
         return f"{self.address}{urlsplit(url).path}"
 
     async def start(self) -> None:
@@ -44,19 +45,18 @@ class Relay:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        # Suppressed: either side has gone, this is no HTTP, or `close` cancels (asyncio logs it).
+        ignored = OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.CancelledError
         try:
-            if len(self._tasks) <= _MAX_CONNECTIONS:
-                await self._pass_on(reader, writer)
-        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):
-            pass  # either side has gone, or this is no HTTP
-        except asyncio.CancelledError:
-            pass  # the relay closes; asyncio would log it
+            with suppress(*ignored):
+                if len(self._tasks) <= _MAX_CONNECTIONS:
+                    await self._forward(reader, writer)
         finally:
             writer.close()
             self._tasks.discard(task)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(_HEAD_S):
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_HEAD_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
         try:
             source, target = await self._connect(head)
@@ -68,42 +68,42 @@ class Relay:
             return
         if head.startswith(b"CONNECT "):
             writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        ways = {
-            asyncio.create_task(_pump(reader, target)),
-            asyncio.create_task(_pump(source, writer)),
-        }
+        outgoing = asyncio.create_task(_copy(reader, target))
+        incoming = asyncio.create_task(_copy(source, writer))
+        copies = {outgoing, incoming}
         try:
-            _, remaining = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(remaining or ways, timeout=_PARTING_S)
+            await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(copies, timeout=_CLOSE_TIMEOUT_S)
         finally:
-            for way in ways:
-                way.cancel()
+            outgoing.cancel()
+            incoming.cancel()
             target.transport.abort()
 
     async def _connect(self, head: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the address that a request names; or to the gateway, which hears it."""
+        """Connect to the address of a CONNECT request, or send a POST's head to the gateway."""
         method, target, *_ = head.split(b" ")
         if method == b"CONNECT":
-            place = urlsplit(f"//{target.decode()}")
-            peer = await self._addresses.connect(place.hostname or "", place.port or 443)
+            address = urlsplit(f"//{target.decode()}")
+            peer = await self._addresses.connect(address.hostname or "", address.port or 443)
             return await asyncio.open_connection(sock=peer)
-        gateway, is_safe = self._gateway, self._gateway.scheme == "https"
+        gateway = self._gateway
         path = f"{gateway.path}/rollout/".encode()
         if method != b"POST" or not target.startswith(path):
             raise AddressRefused("a jail may only POST to its sessions, and CONNECT")
-        port = gateway.port or (443 if is_safe else 80)
-        way = await asyncio.open_connection(gateway.hostname, port, ssl=is_safe or None)
+        is_https = gateway.scheme == "https"
+        port = gateway.port or (443 if is_https else 80)
+        reader, writer = await asyncio.open_connection(gateway.hostname, port, ssl=is_https or None)
         line, _, headers = re.sub(rb"(?mi)^host:.*\n", b"", head).partition(b"\n")
-        # The gateway closes it behind this request, so none passes that is not looked at.
-        own = f"\nHost: {gateway.netloc}\r\nConnection: close\r\n".encode()
-        way[1].write(line + own + headers)
-        return way
+        # The gateway closes the connection after this request, so no unchecked request follows.
+        own_headers = f"\nHost: {gateway.netloc}\r\nConnection: close\r\n".encode()
+        writer.write(line + own_headers + headers)
+        return reader, writer
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(ConnectionError):
-        while piece := await reader.read(_PIECE_BYTES):
-            writer.write(piece)
+        while chunk := await reader.read(_CHUNK_BYTES):
+            writer.write(chunk)
             await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()

@@ -1,4 +1,4 @@
-"""A taskset of `verifiers`, which is imported here alone: its agents ask the session's policy."""
+"""Tasksets of `verifiers`, which only this module imports; their agents call the policy."""
 
 from __future__ import annotations
 
@@ -17,128 +17,155 @@ from protocol.messages import Task
 from protocol.recipe import Environment
 
 from services.chassis.faults import UnsupportedEntry
-from services.environment.door import MODEL, Session
-from services.environment.episodes import Broken, Play
+from services.environment.episodes import EpisodeBroken, Play
+from services.environment.gateway_client import MODEL, Session
 
 _LIBRARY = {"verifiers", "pydantic_config", "pydantic"}
-_TEXTS = {"idx", "id", "name", "description", "prompt", "system_prompt"}  # of the library's fields
+# Fields of the library that hold only text, so every task may have them.
+_TEXTS = {"idx", "id", "name", "description", "prompt", "system_prompt"}
 
 
-def _loaded(name: str, settings: Any, max_turns: int, *, is_trusted: bool = True) -> Any:
-    """The `verifiers` environment that plays a taskset.
+@asynccontextmanager
+async def open_taskset(environment: Environment, *, may_run_programs: bool) -> AsyncIterator[Play]:
+    """Load a taskset, and play its episodes; raises as `_load` does."""
+    assert environment.taskset is not None
+    _share_certificates()
+    if not may_run_programs:
+        _refuse_programs()
+    library_environment = _load(
+        environment.taskset,
+        environment.settings,
+        environment.max_turns,
+        is_trusted=may_run_programs,
+    )
+    async with library_environment.serving():
+        yield _Taskset(library_environment, may_run_programs).play
 
-    Settings that its configuration has, such as those of its agents, are its own; all others are
-    the taskset's.
+
+def render_tasks(name: str, settings: Any) -> Iterator[str]:
+    """Yield the tasks of a taskset, as lines of a task file."""
+    for task in _load(name, settings, max_turns=1).taskset:
+        data = task.data
+        prompt = data.prompt_text or data.description or data.name or "-"
+        fields = {
+            "id": data.id or data.name or f"{name}-{data.idx}",
+            # With messages instead of a prompt, a task needs no answer.
+            "messages": [{"role": "user", "content": prompt}],
+            "metadata": {"task": data.model_dump(mode="json", exclude_defaults=True)},
+        }
+        yield json.dumps(fields)
+
+
+def _load(name: str, settings: Any, max_turns: int, *, is_trusted: bool = True) -> Any:
+    """Return the `verifiers` environment of a taskset.
+
+    Settings with the name of a field of its configuration, such as those of agents, go there; all
+    others go to the taskset.
 
     Raises:
-        RuntimeError: if it cannot be loaded; `UnsupportedEntry` unless a network or a disk may be
-            to blame.
+        RuntimeError: if it cannot be loaded; `UnsupportedEntry` unless a network or a disk may be to blame.
     """
     try:
-        loaders, name = importlib.import_module("verifiers.v1.utils.loaders"), _registered(name)
+        loaders = importlib.import_module("verifiers.v1.utils.loaders")
+        name = _register(name)
         if not is_trusted:
             _refuse_library_settings(loaders.taskset_config_type(name), settings)
-        config = loaders.env_config_type(name, str(settings.get("id", "")))
-        own = {key: value for key, value in settings.items() if key in config.model_fields}
-        taskset = {key: value for key, value in settings.items() if key not in own}
-        own["taskset"] = {**taskset, **own.get("taskset", {}), "id": name}
-        for role, agent in _agents(config):
-            own[role] = {**_left_open(agent, name, max_turns), **own.get(role, {})}
-        return loaders.load_environment(loaders.resolve_env_config(own))
+        config_type = loaders.env_config_type(name, str(settings.get("id", "")))
+        fields = config_type.model_fields
+        config = {key: value for key, value in settings.items() if key in fields}
+        taskset = {key: value for key, value in settings.items() if key not in fields}
+        config["taskset"] = {**taskset, **config.get("taskset", {}), "id": name}
+        agent_type = importlib.import_module("verifiers.v1").AgentConfig
+        for role, field in fields.items():
+            if isinstance(field.default, agent_type):
+                defaults = _agent_defaults(field.default, name, max_turns)
+                config[role] = {**defaults, **config.get(role, {})}
+        return loaders.load_environment(loaders.resolve_env_config(config))
     except UnsupportedEntry:
         raise
-    except BaseException as error:  # a module may do anything
-        kind = RuntimeError if isinstance(error, OSError | httpx.HTTPError) else UnsupportedEntry
-        raise kind(
+    except BaseException as error:  # a module may raise anything
+        error_type = (
+            RuntimeError if isinstance(error, OSError | httpx.HTTPError) else UnsupportedEntry
+        )
+        raise error_type(
             f"environment.taskset = {name!r} cannot be loaded: {type(error).__name__}: {error}; "
             "install its package for the environment workers (`make install-environment` makes "
-            "their .venv-environment), or have PYTHONPATH name its folder; see also "
+            "their .venv-environment), or add its folder to PYTHONPATH; see also "
             "environment.settings"
         ) from error
 
 
-def _refuse_library_settings(config: Any, settings: Mapping[str, Any]) -> None:
-    refused = sorted(settings.keys() - _author_fields(config))
-    if refused:
-        raise UnsupportedEntry(
-            f"environment.settings.{refused[0]} is no setting of the taskset's author; those of "
-            "the library may name programs, files or servers, and are allowed by "
-            "WEIR_ENVIRONMENT_COMMANDS=on of the environment workers"
-        )
-
-
-def _registered(name: str) -> str:
-    """The name by which `verifiers` finds a taskset: it imports no module of a package."""
+def _register(name: str) -> str:
+    """Return the name by which `verifiers` finds a taskset: it imports no module of a package."""
     alias = name.replace(".", "_").lower()
     if alias != name:
         sys.modules[alias] = importlib.import_module(name)
     return alias
 
 
-def _agents(config: Any) -> Iterator[tuple[str, Any]]:
-    kind = importlib.import_module("verifiers.v1").AgentConfig
-    for name, field in config.model_fields.items():
-        if isinstance(field.default, kind):
-            yield name, field.default
-
-
-def _left_open(agent: Any, taskset: str, max_turns: int) -> dict[str, Any]:
-    """What an agent's author has not set: programs run on this machine, and do what they say."""
+def _agent_defaults(agent: Any, taskset: str, max_turns: int) -> dict[str, Any]:
+    """Return settings for an agent that its author left open: run it on this machine."""
     loaders = importlib.import_module("verifiers.v1.utils.loaders")
-    given: dict[str, Any] = {"runtime": {"type": "subprocess"}, "max_turns": max_turns}
-    if loaders.default_harness_id(taskset) == "bash":  # else the taskset brings its own
-        given["harness"] = {"id": "null"}
-    return {key: value for key, value in given.items() if key not in agent.model_fields_set}
+    defaults: dict[str, Any] = {"runtime": {"type": "subprocess"}, "max_turns": max_turns}
+    # Any other harness is the taskset's own.
+    if loaders.default_harness_id(taskset) == "bash":
+        defaults["harness"] = {"id": "null"}
+    return {key: value for key, value in defaults.items() if key not in agent.model_fields_set}
+
+
+def _refuse_library_settings(config_type: Any, settings: Mapping[str, Any]) -> None:
+    refused = sorted(settings.keys() - _author_fields(config_type))
+    if refused:
+        raise UnsupportedEntry(
+            f"environment.settings.{refused[0]} is a setting of the library, which may name "
+            "programs, files or servers, or is unknown; remove it, or set "
+            "WEIR_ENVIRONMENT_COMMANDS=on for the environment workers"
+        )
+
+
+def _refuse_library_fields(data_type: Any, fields: Mapping[str, Any]) -> None:
+    library_fields = data_type.model_fields.keys() - _author_fields(data_type) - _TEXTS
+    refused = sorted(fields.keys() & library_fields)
+    if refused:
+        raise EpisodeBroken(
+            "episode_failed",
+            f"metadata.{refused[0]} is a field of the library, which may name programs, files or "
+            "servers; remove it from the tasks, or set WEIR_ENVIRONMENT_COMMANDS=on for the "
+            "environment workers",
+        )
+
+
+def _author_fields(model_type: Any) -> set[str]:
+    """Return the fields of a model that its taskset's author declares, not the library."""
+    fields = set(model_type.model_fields)
+    for base in model_type.__mro__:
+        if base.__module__.partition(".")[0] in _LIBRARY:
+            fields -= set(getattr(base, "model_fields", ()))
+    return fields
 
 
 def _share_certificates() -> None:
-    """`verifiers` makes an HTTP client for each session, which would read all of them again."""
+    """Load certificates once: `verifiers` makes an HTTP client for each session."""
     transport: Any = importlib.import_module("httpx._transports.default")
-    transport.create_ssl_context = _ssl_context
-
-
-@cache
-def _ssl_context(*arguments: Any, **settings: Any) -> Any:
-    return httpx.create_ssl_context(*arguments, **settings)
+    transport.create_ssl_context = cache(httpx.create_ssl_context)
 
 
 @cache
 def _clients() -> dict[str, Any]:
-    """The clients of the sessions that are open, by URL: `verifiers` would keep each for ever."""
+    """Return the clients of open sessions, by URL: `verifiers` would never close its own."""
     server: Any = importlib.import_module("verifiers.v1.interception.server").InterceptionServer
-    clients, make = dict[str, Any](), server._client
-    server._client = lambda self, config: clients.get(config.base_url) or make(self, config)
+    clients: dict[str, Any] = {}
+    make_client = server._client
+    server._client = lambda self, config: clients.get(config.base_url) or make_client(self, config)
     return clients
 
 
-@asynccontextmanager
-async def open_taskset(environment: Environment, *, may_run_programs: bool) -> AsyncIterator[Play]:
-    """Load a taskset, and play its episodes.
-
-    Raises:
-        RuntimeError: as `_loaded` does.
-    """
-    assert environment.taskset is not None
-    _share_certificates()
-    if not may_run_programs:
-        _refuse_programs()
-    env = _loaded(
-        environment.taskset,
-        environment.settings,
-        environment.max_turns,
-        is_trusted=may_run_programs,
-    )
-    taskset = _Taskset(env, may_run_programs)
-    async with taskset.env.serving():
-        yield taskset.play
-
-
 def _refuse_programs() -> None:
-    """Have every runtime be one that has no way to run a program."""
+    """Replace every runtime by one that refuses to run programs."""
     runtimes: Any = importlib.import_module("verifiers.v1.runtimes")
 
     class NoPrograms(runtimes.SubprocessRuntime):
-        """Where an agent plays that asks the model from this process."""
+        """A runtime for agents that call the model from this process."""
 
         def __init__(self, config: Any, name: str | None = None) -> None:
             super().__init__(runtimes.SubprocessConfig(), name)
@@ -152,69 +179,49 @@ def _refuse_programs() -> None:
     runtimes._runtime_cls = lambda config: NoPrograms
 
 
-def _author_fields(kind: Any) -> set[str]:
-    """The fields of a model that a taskset's author has declared, and the library has not."""
-    bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] in _LIBRARY]
-    return set(kind.model_fields).difference(*(getattr(b, "model_fields", ()) for b in bases))
-
-
 @dataclass(frozen=True)
 class _Taskset:
-    env: Any
-    is_trusted: bool  # a client's task may name programs and files, which run in the jail
+    """A loaded taskset; if trusted, tasks may name programs and files, which run in the jail."""
+
+    environment: Any
+    is_trusted: bool
 
     async def play(self, task: Task, session: Session, seed: int) -> float | None:
-        """The reward of the agent that said the most; None if nothing rewards it."""
+        """Return the reward of the agent with the most tokens, None if it has none."""
         vf = importlib.import_module("verifiers.v1")
-        name = f"{session.url}_API_KEY"  # programs of agents do not inherit what is named so
-        os.environ[name] = session.key
-        client = vf.EvalClientConfig(base_url=f"{session.url}/v1", api_key_var=name)
-        context = vf.ModelContext(model=MODEL, client=client, sampling=vf.SamplingConfig())
-        live = _clients()[client.base_url] = vf.resolve_client(client)
+        # Agents' programs do not inherit variables with such names.
+        key_name = f"{session.url}_API_KEY"
+        os.environ[key_name] = session.key
+        config = vf.EvalClientConfig(base_url=f"{session.url}/v1", api_key_var=key_name)
+        context = vf.ModelContext(model=MODEL, client=config, sampling=vf.SamplingConfig())
+        client = vf.resolve_client(config)
+        _clients()[config.base_url] = client
         try:
-            episode = await self.env.run_episode(self._task(task), context)
+            episode = await self.environment.run_episode(self._convert(task), context)
         finally:
-            del os.environ[name], _clients()[client.base_url]
-            await live.close()
-        if errors := [
-            *episode.errors,
-            *(error for trace in episode.traces for error in trace.errors),
-        ]:
-            raise Broken("episode_failed", f"{errors[-1].type}: {errors[-1].message}")
+            del os.environ[key_name]
+            del _clients()[config.base_url]
+            await client.close()
+        errors = list(episode.errors)
+        for trace in episode.traces:
+            errors += trace.errors
+        if errors:
+            message = f"{errors[-1].type}: {errors[-1].message}"
+            raise EpisodeBroken("episode_failed", message)
         trace = max(episode.traces, key=lambda trace: trace.num_output_tokens)
-        scores = [reward for reward in trace.rewards.values() if reward is not None]
-        return trace.reward if scores else None
+        has_reward = any(reward is not None for reward in trace.rewards.values())
+        return trace.reward if has_reward else None
 
-    def _task(self, task: Task) -> Any:
-        """From what `tasks` has written; or from the fields of a task that a person wrote."""
-        kind = type(self.env.taskset).task_type()
-        prompt = task.prompt or [turn.model_dump() for turn in task.messages or ()]
-        person = {"name": task.id, "prompt": prompt, "answer": task.answer, **task.metadata}
-        fields = task.metadata.get("task", person)
+    def _convert(self, task: Task) -> Any:
+        """Convert a task: from the fields that `render_tasks` wrote, or from its own."""
+        taskset = self.environment.taskset
+        task_type = type(taskset).task_type()
+        data_type = task_type.data_type()
+        prompt = task.prompt or [message.model_dump() for message in task.messages or ()]
+        default = {"name": task.id, "prompt": prompt, "answer": task.answer, **task.metadata}
+        fields = task.metadata.get("task", default)
         if not isinstance(fields, dict):
-            raise Broken("episode_failed", "metadata.task must be an object")
+            raise EpisodeBroken("episode_failed", "metadata.task must be an object")
         if not self.is_trusted:
-            _refuse_library_fields(kind.data_type(), fields)
-        return kind(kind.data_type().model_validate(fields), self.env.taskset.config.task)
-
-
-def _refuse_library_fields(data: Any, fields: Mapping[str, Any]) -> None:
-    library_fields = data.model_fields.keys() - _author_fields(data) - _TEXTS
-    refused = sorted(fields.keys() & library_fields)
-    if refused:
-        raise Broken(
-            "episode_failed",
-            f"metadata.{refused[0]} is a field of the library, which may name programs, files or "
-            "servers; remove it from the tasks, or have WEIR_ENVIRONMENT_COMMANDS=on of the "
-            "environment workers allow it",
-        )
-
-
-def tasks_of(name: str, settings: Any) -> Iterator[str]:
-    """The tasks that a taskset brings, as lines of a file of tasks."""
-    for task in _loaded(name, settings, 1).taskset:
-        data = task.data.model_dump(mode="json", exclude_defaults=True)
-        prompt = task.data.prompt_text or task.data.description or task.data.name or "-"
-        task_id = task.data.id or task.data.name or f"{name}-{task.data.idx}"
-        turn = {"role": "user", "content": prompt}  # of messages no reader wants an answer
-        yield json.dumps({"id": task_id, "messages": [turn], "metadata": {"task": data}})
+            _refuse_library_fields(data_type, fields)
+        return task_type(data_type.model_validate(fields), taskset.config.task)

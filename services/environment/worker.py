@@ -1,4 +1,4 @@
-"""The worker: a request comes in, the episodes are played, the group goes out."""
+"""The environment worker: plays the episodes of requests, and publishes their groups."""
 
 from __future__ import annotations
 
@@ -21,66 +21,69 @@ from services.chassis.metrics import PHASES
 from services.chassis.security import allowed_names, is_allowed
 from services.chassis.service import Service
 from services.environment.addresses import Addresses
-from services.environment.door import Door, DoorShut, client_of
 from services.environment.episodes import UNDER_WAY, Episodes
-from services.environment.group import Played, group_of
+from services.environment.gateway_client import GatewayClient, GatewayUnavailable, http_client
+from services.environment.group import FinishedEpisode, build_group
 from services.environment.hosts import Hosts
-from services.environment.kinds import Kinds
+from services.environment.kinds import EnvironmentKinds
 
 T = TypeVar("T")
-_MOST_REST_S = 15.0
+# After failures of the model the worker takes no request for 1 s, doubling up to this.
+_MIN_BACKOFF_S = 1.0
+_MAX_BACKOFF_S = 15.0
 
 
 async def run(service: Service) -> None:
     """Consumes requests for episodes; produces groups.
 
-    Waits for: requests, the model door, environments. Unblocked by: those, the deadline of each
+    Waits for: requests, the gateway, environments. Unblocked by: those, the deadline of each
     episode, and the service stopping.
     """
     PHASES.name("playing", rest="idle")
     read = Reader(os.environ)
     url = read("WEIR_GATEWAY_URL", str).rstrip("/")
     key = read("WEIR_ENVIRONMENT_KEY", str)
-    kinds = kinds_of(read, url, hidden=_stack_folders(service.deployment))
-    _show_its_programs()
-    _start_no_thread_for_a_process()
-    async with client_of(key) as http:
-        worker = Worker(service, Door(url, http), kinds)
-        service.activity.at_once = lambda: sum(worker.left.values())
+    kinds = read_kinds(read, url, hidden=_stack_folders(service.deployment))
+    _add_python_to_path()
+    _watch_children_without_threads()
+    async with http_client(key) as http:
+        worker = Worker(service, GatewayClient(url, http), kinds)
+        service.activity.at_once = lambda: sum(worker.unfinished.values())
         service.readiness.set(True)
         try:
-            await work_forever(service, worker.stage())
+            await work_forever(service, worker.consumer())
         finally:
             await kinds.hosts.close()
 
 
-def kinds_of(read: Reader, gateway_url: str, hidden: list[str]) -> Kinds:
-    """The environments that the operator allows."""
+def read_kinds(read: Reader, gateway_url: str, hidden: list[str]) -> EnvironmentKinds:
+    """Read which environments the operator allows."""
     hosts = Hosts(
         gateway_url=gateway_url,
         addresses=Addresses(allowed_names(read, "WEIR_ENVIRONMENT_HOSTS")),
         may_run_programs=is_allowed(read, "WEIR_ENVIRONMENT_COMMANDS"),
         hidden=hidden,
     )
-    return Kinds(hosts, allowed_names(read, "WEIR_ENVIRONMENT_TASKSETS"))
+    return EnvironmentKinds(hosts, allowed_names(read, "WEIR_ENVIRONMENT_TASKSETS"))
 
 
 def _stack_folders(deployment: Deployment) -> list[str]:
-    """The stack's folders, and those of its secrets, which no environment sees."""
-    secrets = re.compile("WEIR_.*_FILE")
-    files = [Path(text) for name, text in os.environ.items() if secrets.fullmatch(name)]
+    """Return the folders of the stack and its secrets, which environments must not see."""
     folders = [deployment.data_dir, deployment.memory_dir, home_dir(os.environ)]
-    return [str(folder.absolute()) for folder in [*folders, *(file.parent for file in files)]]
+    for name, text in os.environ.items():
+        if re.fullmatch("WEIR_.*_FILE", name):
+            folders.append(Path(text).parent)
+    return [str(folder.absolute()) for folder in folders]
 
 
-def _show_its_programs() -> None:
-    """Agents find `uv`, which verifiers runs, and this Python, which has what they import."""
-    here = Path(sys.executable).parent
-    os.environ["PATH"] = f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+def _add_python_to_path() -> None:
+    """Let agents find this Python with its packages, and `uv`, which verifiers runs."""
+    folder = Path(sys.executable).parent
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
-def _start_no_thread_for_a_process() -> None:
-    if sys.version_info < (3, 12):  # from then on it is so by itself
+def _watch_children_without_threads() -> None:
+    if sys.version_info < (3, 12):  # later versions use pidfds by default
         watcher = asyncio.PidfdChildWatcher()
         watcher.attach_loop(asyncio.get_running_loop())
         asyncio.get_event_loop_policy().set_child_watcher(watcher)
@@ -88,91 +91,97 @@ def _start_no_thread_for_a_process() -> None:
 
 @dataclass
 class Worker:
-    service: Service
-    door: Door
-    kinds: Kinds
-    left: dict[int, int] = field(default_factory=dict)  # episodes of each group that have not ended
-    rest_s: float = 0.0  # after a fault of the model, longer from one to the next
-    rests_until: float = 0.0
+    """Plays groups; ``unfinished`` counts the episodes under way of each group."""
 
-    def stage(self) -> Consumer[RolloutRequest, RolloutGroup]:
+    service: Service
+    gateway: GatewayClient
+    kinds: EnvironmentKinds
+    unfinished: dict[int, int] = field(default_factory=dict)
+    backoff_s: float = 0.0
+    closed_until: float = 0.0
+
+    def consumer(self) -> Consumer[RolloutRequest, RolloutGroup]:
         return Consumer(
             inputs=(EVAL_EPISODES, EPISODES),
             output=ROLLOUTS,
             failures=FAILED,
             handle=self.play_group,
             room=self.room,
-            is_open=lambda _: time.monotonic() >= self.rests_until,
+            is_open=lambda _: time.monotonic() >= self.closed_until,
             doing=Doing.PLAYS,
         )
 
     def room(self, job: ActiveJob, in_flight: int) -> int:
-        """For as many groups as the recipe's number of episodes allows, and for one at least."""
+        """Return how many groups the recipe's concurrency leaves room for; at least 1 if idle."""
         if job.recipe.environment is None:
             return 0
-        size, most = job.recipe.rollout.group_size, job.recipe.environment.concurrency
-        under_way = sum(self.left.values()) + (in_flight - len(self.left)) * size
-        return max((most - under_way) // size, int(in_flight == 0))
+        group_size = job.recipe.rollout.group_size
+        num_unfinished = sum(self.unfinished.values())
+        num_unfinished += (in_flight - len(self.unfinished)) * group_size
+        num_free = job.recipe.environment.concurrency - num_unfinished
+        return max(num_free // group_size, int(in_flight == 0))
 
     async def play_group(self, job: ActiveJob, request: RolloutRequest) -> RolloutGroup:
-        assert job.recipe.environment is not None
-        began, me = time.monotonic(), id(request)
-        self.left[me] = request.group_size
+        environment = job.recipe.environment
+        assert environment is not None
+        start = time.monotonic()
+        key = id(request)
+        self.unfinished[key] = request.group_size
         try:
-            async with self.kinds.open_environment(job.recipe.environment, job.job_id) as play:
-                episodes = Episodes(request, job.recipe.environment, play, self.door)
-                played = await self._all(episodes, me)
-        except DoorShut as error:
-            self._rest(str(error))
+            async with self.kinds.open_environment(environment, job.job_id) as play:
+                episodes = Episodes(request, environment, play, self.gateway)
+                finished = await self._play_all(episodes, key)
+        except GatewayUnavailable as error:
+            self._back_off(str(error))
             raise
         finally:
-            del self.left[me]
-        self._recover()
-        await self._tell_of_branches(job, played)
-        return group_of(request, played, time.monotonic() - began)
+            del self.unfinished[key]
+        if self.backoff_s:
+            self.backoff_s = 0.0
+            self.service.readiness.set_fault("")
+        await self._report_branches(job, finished)
+        return build_group(request, finished, time.monotonic() - start)
 
-    async def _all(self, episodes: Episodes, me: int) -> list[Played]:
-        async def one(index: int) -> Played:
-            async with places:
+    async def _play_all(self, episodes: Episodes, key: int) -> list[FinishedEpisode]:
+        slots = asyncio.Semaphore(episodes.settings.concurrency)
+
+        async def play(index: int) -> FinishedEpisode:
+            async with slots:
                 try:
                     with UNDER_WAY.track_inprogress(), PHASES.during("playing"):
                         return await episodes.play(index)
                 finally:
-                    self.left[me] -= 1
+                    self.unfinished[key] -= 1
 
-        places = asyncio.Semaphore(episodes.settings.concurrency)
-        return await _together([one(index) for index in range(episodes.request.group_size)])
+        return await _gather([play(index) for index in range(episodes.request.group_size)])
 
-    def _rest(self, why: str) -> None:
-        """Leave the next tries to others for a while, and say why."""
+    def _back_off(self, message: str) -> None:
+        """Leave retries to other workers for a while, and report why."""
         now = time.monotonic()
-        if now >= self.rests_until:  # else they failed side by side
-            self.rest_s = min(2 * self.rest_s or 1.0, _MOST_REST_S)
-            self.rests_until = now + self.rest_s
-        self.service.readiness.set_fault(self.service.exchange.shown(why))
+        # Groups that fail at the same time count once.
+        if now >= self.closed_until:
+            self.backoff_s = min(2 * self.backoff_s or _MIN_BACKOFF_S, _MAX_BACKOFF_S)
+            self.closed_until = now + self.backoff_s
+        self.service.readiness.set_fault(self.service.exchange.shown(message))
 
-    def _recover(self) -> None:
-        if self.rest_s:
-            self.rest_s = self.rests_until = 0.0
-            self.service.readiness.set_fault("")
-
-    async def _tell_of_branches(self, job: ActiveJob, played: list[Played]) -> None:
-        most = max(len(each.trace.branches) for each in played)
-        if most < 2:
+    async def _report_branches(self, job: ActiveJob, finished: list[FinishedEpisode]) -> None:
+        max_branches = max(len(episode.trace.branches) for episode in finished)
+        if max_branches < 2:
             return
         event = JobEvent(
             id=f"branches:{job.attempt}",
             job_id=job.job_id,
             created_at=time.time(),
-            message=f"an episode has {most} branches, since a call did not go on from the one "
-            "before it; of each episode the branch with the most tokens of the policy is trained",
+            message=f"an episode has {max_branches} branches, since a call did not continue the "
+            "one before it; of each episode the branch with the most tokens of the policy is "
+            "trained",
         )
         await self.service.exchange.record_event(event)
 
 
-async def _together(coroutines: list[Awaitable[T]]) -> list[T]:
-    """Their results; the first error, after which the others are cancelled."""
-    tasks = [asyncio.ensure_future(each) for each in coroutines]
+async def _gather(coroutines: list[Awaitable[T]]) -> list[T]:
+    """Return the results, or raise the first error after the others are cancelled."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:

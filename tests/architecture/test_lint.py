@@ -88,7 +88,7 @@ BREACHES = {
     "vLLM has one door": ("services/rollout/samples.py", "vllm"),
     "DeepSpeed has one door": ("services/learner/job/learning.py", "deepspeed"),
     "Ray has one door": ("deploy/local.py", "ray"),
-    "OpenEnv's wire has one door": ("services/environment/door.py", "websockets"),
+    "OpenEnv's wire has one door": ("services/environment/gateway_client.py", "websockets"),
     "deploy starts services and imports none": ("deploy/local.py", "protocol.streams"),
     "services import neither weir nor deploy": (
         "services/learner/job/run.py",

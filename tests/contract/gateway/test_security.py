@@ -18,8 +18,8 @@ from protocol.recipe import Environment
 from services.chassis.deployment import Reader
 from services.chassis.faults import UnsupportedEntry
 from services.environment.hosts import GroupPlayer, Hosts
-from services.environment.kinds import Kinds
-from services.environment.worker import kinds_of
+from services.environment.kinds import EnvironmentKinds
+from services.environment.worker import read_kinds
 from services.gateway.core.calls.sessions import Sessions
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import a_seen_rollout
@@ -58,7 +58,7 @@ class Site:
     """A stack with a job that trains, and a client of it."""
 
     stack: Stack
-    kinds: Kinds  # which an environment worker plays
+    kinds: EnvironmentKinds  # which an environment worker plays
     job: str
     admin: httpx.Client
     http: httpx.Client  # of the role that acts
@@ -175,7 +175,7 @@ def a_site(folder: Path, **variables: str) -> Iterator[Site]:
     ):
         job = a_job(admin)["id"]
         train(stack, job)
-        yield Site(stack, kinds_of(Reader(variables), "", hidden=[]), job, admin, admin)
+        yield Site(stack, read_kinds(Reader(variables), "", hidden=[]), job, admin, admin)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def outcome(site: Site, role: str, action: str) -> str:
     return f"{reply.status_code} {field}".removesuffix(" None").removesuffix(" Authorization")
 
 
-def failed_by(kinds: Kinds, environment: dict[str, Any] | None) -> str | None:
+def failed_by(kinds: EnvironmentKinds, environment: dict[str, Any] | None) -> str | None:
     """What a worker names that does not play an environment."""
 
     async def play(environment: Environment) -> None:

@@ -1,4 +1,4 @@
-"""Where clients' environments may connect to."""
+"""The addresses that clients' environments may connect to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
         *("64:ff9b::7f00:1", "2002:7f00:1::", "LOCALHOST.", "168.63.129.16", "::10.0.0.1"),
     ],
 )
-async def test_by_default_no_address_is_reached_that_is_not_public(host: str) -> None:
+async def test_by_default_only_public_addresses_are_reached(host: str) -> None:
     with pytest.raises(AddressRefused, match="WEIR_ENVIRONMENT_HOSTS="):
         await Addresses(()).connect(host, 80)
 
@@ -51,7 +51,7 @@ async def test_public_addresses_are_allowed(host: str) -> None:
         (("*.games.internal",), "8.8.8.8", 80, False),
     ],
 )
-async def test_a_list_of_the_operator_is_all_that_is_allowed(
+async def test_only_the_operators_list_is_allowed(
     patterns: tuple[str, ...], host: str, port: int, is_allowed: bool
 ) -> None:
     addresses = Addresses(patterns)
@@ -62,7 +62,7 @@ async def test_a_list_of_the_operator_is_all_that_is_allowed(
             await addresses.resolve(host, port)
 
 
-async def test_a_name_is_resolved_once_and_its_private_addresses_are_passed_over(
+async def test_a_name_is_resolved_once_and_its_private_addresses_are_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = list[str]()

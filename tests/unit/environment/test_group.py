@@ -1,74 +1,75 @@
-"""Traces become responses: the prompt that all share, whose each token is, and spans."""
+"""Groups from traces: the shared prompt, the policy's tokens, and spans."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from protocol.messages import Episode, VersionSpan
 
-from services.environment.door import Branch, RecordedCall, Trace
-from services.environment.group import Played, group_of, trained_branch
+from services.environment.gateway_client import Branch, RecordedCall, Trace
+from services.environment.group import FinishedEpisode, build_group, trained_branch
 from tests.builders import a_request
 
 
-def a_branch(tokens: str, own: str, versions: tuple[int, ...] = (1,), call: str = "a") -> Branch:
-    """A letter a token, and a + for each of the policy's; a span for each run of those."""
-    is_own = [mark == "+" for mark in own]
-    starts = [n for n, each in enumerate(is_own) if each and not (n and is_own[n - 1])]
-    ends = [n + 1 for n, each in enumerate(is_own) if each and not any(is_own[n + 1 : n + 2])]
-    spans = [
-        VersionSpan(attempt=1, version=version, start=start, end=end)
-        for version, start, end in zip(versions, starts, ends, strict=True)
-    ]
+def a_branch(tokens: str, mask: str, spans: Iterable[tuple[int, int, int]], call: str) -> Branch:
+    """A letter is a token, a + in the mask one of the policy; spans are version, start and end."""
+    policy_mask = [mark == "+" for mark in mask]
     return Branch(
         token_ids=[ord(token) for token in tokens],
-        logprobs=[-1.0 if each else None for each in is_own],
-        own=is_own,
-        weight_versions=spans,
+        logprobs=[-1.0 if is_policy else None for is_policy in policy_mask],
+        own=policy_mask,
+        weight_versions=[
+            VersionSpan(attempt=1, version=version, start=start, end=end)
+            for version, start, end in spans
+        ],
         calls=[call],
     )
 
 
-def a_call(name: str, **told: object) -> RecordedCall:
-    return RecordedCall.model_validate({"id": name, "seconds": 1.0, "text": name, **told})
+def finish(*branches: Branch, **episode: object) -> FinishedEpisode:
+    names = [name for branch in branches for name in branch.calls]
+    calls = [RecordedCall(id=name, seconds=1.0, text=name) for name in names]
+    trace = Trace(calls=calls, branches=list(branches))
+    return FinishedEpisode(Episode.model_validate(episode or {"reward": 1.0}), trace)
 
 
-def ended(*branches: Branch) -> Played:
-    calls = [a_call(name) for branch in branches for name in branch.calls]
-    return Played(Episode(reward=1.0), Trace(calls=calls, branches=list(branches)))
+BROKEN = finish(a_branch("zzzz", "--++", [(1, 2, 4)], "x"), problem="episode_failed")
 
 
-BROKEN = Played(
-    Episode(problem="episode_failed"),
-    Trace(calls=[a_call("x")], branches=[a_branch("zzzz", "--++")]),
-)
+def text(tokens: Iterable[int]) -> str:
+    return "".join(map(chr, tokens))
 
 
-def text_of(tokens: object) -> str:
-    return "".join(map(chr, tokens))  # type: ignore[arg-type]
-
-
-def test_what_prompts_share_is_the_prompt_and_the_rest_of_them_is_foreign() -> None:
-    one = ended(a_branch("abcXYdeZ", "---++--+", (3, 4)))
-    other = ended(a_branch("abfXf", "---+-"))
-    group = group_of(a_request(group_size=3), [one, BROKEN, other], 2.0)
-    assert text_of(group.prompt_ids) == "ab"
-    assert text_of(group.token_ids) == "cXYdeZ" + "fXf"
+def test_the_shared_start_is_the_prompt_and_later_prompts_are_masked() -> None:
+    first = finish(a_branch("abcXYdeZ", "---++--+", [(3, 3, 5), (4, 7, 8)], "first"))
+    second = finish(a_branch("abfXf", "---+-", [(1, 3, 4)], "second"))
+    group = build_group(a_request(group_size=3), [first, BROKEN, second], 2.0)
+    assert text(group.prompt_ids) == "ab"
+    assert text(group.token_ids) == "cXYdeZ" + "fXf"
     assert group.lengths.tolist() == [6, 0, 3]
     assert group.own is not None
-    assert group.own.tolist() == [0, 1, 1, 0, 0, 1, 0, 1, 0]
-    assert group.behavior_logprobs.tolist() == [-float(each) for each in group.own]
-    spans = [[(s.version, s.start, s.end) for s in each.spans] for each in group.responses]
+    mask = [0, 1, 1, 0, 0, 1, 0, 1, 0]
+    assert group.own.tolist() == mask
+    assert group.behavior_logprobs.tolist() == [-float(is_policy) for is_policy in mask]
+    spans = [
+        [(span.version, span.start, span.end) for span in response.spans]
+        for response in group.responses
+    ]
     assert spans == [[(3, 0, 3), (4, 3, 6)], [], [(1, 0, 3)]]
 
 
-def test_the_branch_with_the_most_tokens_of_the_policy_is_trained_and_of_equals_the_last() -> None:
-    long, short = a_branch("ppppA", "----+", call="one"), a_branch("pBC", "-++", call="two")
-    last = a_branch("qDE", "-++", call="three")
-    assert trained_branch(Trace(branches=[long, short, last])) is last
-    group = group_of(a_request(group_size=1), [ended(long, short)], 0.0)
-    assert (text_of(group.token_ids), group.responses[0].text) == ("BC", "two")
+def test_the_branch_with_the_most_tokens_of_the_policy_is_trained_the_last_of_equals() -> None:
+    one_token = a_branch("ppppA", "----+", [(1, 4, 5)], "one")
+    two_tokens = a_branch("pBC", "-++", [(1, 1, 3)], "two")
+    equal = a_branch("qDE", "-++", [(1, 1, 3)], "equal")
+    assert trained_branch(Trace(branches=[one_token, two_tokens, equal])) is equal
+    group = build_group(a_request(group_size=1), [finish(one_token, two_tokens)], 0.0)
+    assert text(group.token_ids) == "BC"
+    assert group.responses[0].text == "two"
 
 
 def test_a_group_of_broken_episodes_has_neither_prompt_nor_tokens() -> None:
-    group = group_of(a_request(group_size=2), [BROKEN, BROKEN], 0.0)
-    assert (len(group.prompt_ids), len(group.token_ids)) == (0, 0)
+    group = build_group(a_request(group_size=2), [BROKEN, BROKEN], 0.0)
+    assert len(group.prompt_ids) == 0
+    assert len(group.token_ids) == 0
     assert [response.text for response in group.responses] == ["x", "x"]

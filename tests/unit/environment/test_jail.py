@@ -1,4 +1,4 @@
-"""What a client's program can do in a jail."""
+"""The rights of a client's program in a jail."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from protocol.recipe import Environment
 
 from services.chassis.faults import Unworkable
 from services.environment.addresses import Addresses
-from services.environment.door import Session
-from services.environment.episodes import Broken, EnvironmentEnded
+from services.environment.episodes import EnvironmentEnded, EpisodeBroken
+from services.environment.gateway_client import Session
 from services.environment.hosts import GroupPlayer, Hosts
 
 pytestmark = pytest.mark.anyio
@@ -172,7 +172,7 @@ async def test_a_group_that_ends_its_process_is_given_up_with_how_it_ended(
     async with jail(program(ends)) as player:
         session = Session("http://gateway/rollout/a", "k")
         for _ in range(3):
-            with pytest.raises((EnvironmentEnded, Broken)):
+            with pytest.raises((EnvironmentEnded, EpisodeBroken)):
                 await player.play(TASK, session, 1)
         with pytest.raises(Unworkable, match=f"has ended 3 times .* {name}"):
             await player.play(TASK, session, 1)
