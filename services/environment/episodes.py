@@ -115,13 +115,12 @@ class Episodes:
         outcome = await self._run(session, remaining_s)
         trace = await self.gateway.close_session(session)
         trace.raise_server_error()
-        has_answered = trained_branch(trace) is not None
-        if outcome.reward is not None and not has_answered:
-            outcome = _Outcome(None, "episode_failed", "the policy was not called")
-        elif outcome.reward is None and trace.is_full and has_answered:
+        if trained_branch(trace) is None:
+            if not outcome.problem:
+                outcome = _Outcome(None, "episode_failed", "the policy was not called")
+        elif trace.is_full and outcome.problem not in ("", "episode_timeout"):
             # The policy filled its context, and the agent did not handle that.
-            if outcome.problem != "episode_timeout":
-                outcome = _Outcome(0.0)
+            outcome = _Outcome(0.0)
         seconds = time.monotonic() - start
         return FinishedEpisode(_build_episode(trace, seconds, outcome), trace)
 
