@@ -63,7 +63,8 @@ def _load(name: str, settings: Any, max_turns: int, *, is_trusted: bool = True) 
     others go to the taskset.
 
     Raises:
-        RuntimeError: if it cannot be loaded; `UnsupportedEntry` unless a network or a disk may be to blame.
+        RuntimeError: if a network or a disk may be to blame.
+        UnsupportedEntry: if it cannot be loaded for another reason.
     """
     try:
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
