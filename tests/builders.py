@@ -168,6 +168,11 @@ def an_event(event_id: str = "event-1", *, job_id: str = "job", **changes: Any) 
     return JobEvent.model_validate({**values, **changes})
 
 
+def as_dict(event: JobEvent) -> dict[str, Any]:
+    """The data of an event, as REST clients see it."""
+    return event.data.to_json()
+
+
 def a_status(service: str, doing: str = "is_idle", **changes: Any) -> Status:
     values = {
         **{"name": f"{service}-0", "service": service, "replica": f"{service}-0", "beats": 7},

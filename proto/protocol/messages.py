@@ -443,28 +443,98 @@ class PolicyVersion(Message):
     evaluated: PolicyVersion | None = None  # this or an older one, beside training
 
 
-class JobEvent(Message):
-    """Something a person following the job wants to know; a repeated ``id`` is recorded once."""
+class EventData(Message):
+    """The content of an event. Undeclared fields are metrics by name."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    __pydantic_extra__: dict[str, int | float | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """Numbers by name; None if one was not measured."""
+        return self.__pydantic_extra__
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the fields without their kind, as clients of the REST API see them."""
+        return self.model_dump(mode="json", exclude={"kind"}, exclude_defaults=True)
+
+
+class _LearnerMetrics(EventData):
+    groups: Mapping[str, JsonValue] | None = None  # the ledger of the step's purpose
+    phase_seconds: Mapping[str, FiniteFloat] | None = None  # since the step before
+    phase_seconds_total: Mapping[str, FiniteFloat] | None = None
+    totals: Mapping[str, FiniteFloat] | None = None
+
+
+class StepMetrics(_LearnerMetrics):
+    """A training step, or a change of the weights that a session's client made."""
+
+    kind: Literal["step"] = "step"
+    step: int
+    dropped_responses: Mapping[str, int] | None = None  # by reason
+    parity: tuple[Mapping[str, JsonValue], ...] = ()
+
+
+class PretrainMetrics(_LearnerMetrics):
+    """A step of the critic before the policy's first step."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    pretrain_step: int
+
+
+class EvaluationResult(EventData):
+    step: int
+    name: str = ""  # of the further file of tasks
+    per_task: Mapping[str, tuple[float, int]] | None = None  # correct and graded responses
+
+
+class EvaluationMetrics(EventData):
+    kind: Literal["evaluation"] = "evaluation"
+    step: int
+    evaluation: EvaluationResult
+    groups: Mapping[str, JsonValue] | None = None
+
+
+class OtherEvaluation(EventData):
+    """An evaluation on a further file of tasks, which has a name."""
+
+    kind: Literal["other_evaluation"] = "other_evaluation"
+    step: int
+    other_evaluation: EvaluationResult
+    groups: Mapping[str, JsonValue] | None = None
+
+
+class Notice(Message):
+    """The details of a message for people."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+    kind: Literal["notice"] = "notice"
+    details: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return dict(self.details)
+
+
+AnyEventData = Annotated[
+    StepMetrics | PretrainMetrics | EvaluationMetrics | OtherEvaluation | Notice,
+    Field(discriminator="kind"),
+]
+
+
+class JobEvent(Message):
+    """An entry of a job's history; a repeated ``id`` is recorded once."""
 
     id: str
     job_id: str
     created_at: float = Field(default_factory=time.time, ge=0, le=1e11)  # seconds since 1970
     level: Literal["info", "warn", "error"] = "info"
-    type: Literal["message", "metrics"] = "message"
     message: str
-    data: Mapping[str, JsonValue] = Field(default_factory=dict)
+    data: AnyEventData = Notice()
     begins: bool = False  # an attempt, by which the job is under way again
 
-    @model_validator(mode="after")
-    def _has_tables_where_they_are_read(self) -> Self:
-        tables = [self.data.get(name, {}) for name in ("evaluation", "other_evaluation")]
-        if not all(isinstance(table, dict) for table in tables) or not isinstance(
-            self.data.get("step", 0), int
-        ):
-            raise ValueError("data: an evaluation is a table, and a step a whole number")
-        return self
+    @property
+    def type(self) -> Literal["message", "metrics"]:
+        return "message" if isinstance(self.data, Notice | OtherEvaluation) else "metrics"
 
 
 class Capabilities(Message):

@@ -23,7 +23,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from protocol.exchange import Disconnected, Exchange, connect, replica_of
 from protocol.exchange.connection import Refused
 from protocol.exchange.server import server_problems
-from protocol.messages import Doing, Failure, JobEvent, Status
+from protocol.messages import Doing, Failure, JobEvent, Notice, Status
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.chassis import metrics
@@ -310,7 +310,7 @@ class StatusReporter:
             job_id=job.job_id,
             level="warn",
             message=f"{what}; attempt {starts}; see its log",
-            data={"service": self.service.name, "attempt": starts},
+            data=Notice(details={"service": self.service.name, "attempt": starts}),
         )
         await self.service.exchange.record_event(event)
 

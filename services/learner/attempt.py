@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.exchange import Exchange
-from protocol.messages import ActiveJob, JobEvent, RolloutRequest
+from protocol.messages import ActiveJob, AnyEventData, JobEvent, Notice, RolloutRequest
 from protocol.recipe import Purpose, Recipe
 
 
@@ -54,15 +54,14 @@ class Attempt:
         await self.exchange.update_job(self.job_id, self.number, **values)
 
     async def say(
-        self, event_id: str, message: str, *, data: Mapping[str, Any] | None = None, **values: Any
+        self, event_id: str, message: str, *, data: AnyEventData | None = None, **values: Any
     ) -> None:
         """Record an event of the job; the same ``event_id`` is recorded once.
 
         Args:
-            data: of the event; see `as_json`.
             values: further fields of the `JobEvent`.
         """
-        values |= {"job_id": self.job_id, "message": message, "data": as_json(data or {})}
+        values |= {"job_id": self.job_id, "message": message, "data": data or Notice()}
         await self.exchange.record_event(JobEvent(id=event_id, **values))
 
     def request(self, purpose: Purpose, number: int, **values: Any) -> RolloutRequest:

@@ -12,6 +12,7 @@ from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
 
 from services.learner.durable.sample_rows import graded_of
+from tests.builders import as_dict
 from tests.chaos.hash_team import exported_hash
 from tests.chaos.job import JOB
 from tests.chaos.stack import Stack
@@ -115,7 +116,7 @@ async def _metrics(stack: Stack) -> dict[str, Any]:
         if event.type == "metrics":
             assert event.id not in told, f"{event.id} was told twice"
             told[event.id] = "told"
-            told |= {f"{event.id} {name}": value for name, value in event.data.items()}
+            told |= {f"{event.id} {name}": value for name, value in as_dict(event).items()}
     return _timeless(told)
 
 

@@ -19,6 +19,7 @@ from services.learner.durable.checkpoint import Checkpoints
 from services.learner.supply.log import GroupLog
 from services.learner.training.ranks import BatchTooLarge
 from services.learner.training.samples import Measured, Sample
+from tests.builders import as_dict
 from tests.contract.attempts import PATIENCE_S, Learner, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
@@ -365,7 +366,9 @@ async def test_a_checkpoint_holds_the_policy_as_a_model_with_the_numbers_of_its_
     await learner.attempt()
     assert team.exports == 7 + 1  # the versions 0 to 6, and the final model
     assert [folder.name for folder in learner.checkpoints] == ["step-000004", "step-000006"]
-    events = {event.data["step"]: event.data for event in await learner.events(kind="step:")}
+    events = {
+        as_dict(event)["step"]: as_dict(event) for event in await learner.events(kind="step:")
+    }
     for folder in learner.checkpoints:
         state: dict[str, Any] = json.loads((folder / "state.json").read_text())
         assert state["metrics"]["reward"] == events[state["step"]]["reward"]

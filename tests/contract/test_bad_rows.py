@@ -92,10 +92,13 @@ async def test_events(server: Server, exchanges: dict[str, Exchange]) -> None:
         frame(event, created_at=value) for value in (float("inf"), float("nan"), -1e300, 10**400)
     ]
     bad += [
-        frame(event, data={"x": float("nan")}),
-        frame(event, type="metrics", data={"step": "x"}),
+        frame(event, data={"kind": "step", "step": 1, "x": float("nan")}),
+        frame(event, data={"kind": "step", "step": "x"}),
     ]
-    bad += [frame(event, data={"evaluation": 1}), frame(event, data={"other_evaluation": [1]})]
+    bad += [
+        frame(event, data={"kind": "evaluation", "step": 1, "evaluation": 1}),
+        frame(event, data={}),
+    ]
     with server.client("grader") as client:
         for fields in bad:
             client.xadd(key, fields)

@@ -13,7 +13,7 @@ from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED
 
 from services.learner.training.samples import Measured, Sample
-from tests.builders import a_request
+from tests.builders import a_request, as_dict
 from tests.contract.attempts import Learner, an_answer, answering, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
@@ -80,7 +80,7 @@ async def test_steps_go_on_while_an_evaluation_is_answered(
     record = await learner.record()
     assert record.state is JobState.SUCCEEDED, record.error
     told = await learner.events(kind="evaluation:")
-    assert [event.data["evaluation"]["step"] for event in told] == [0, 7]  # type: ignore[index]
+    assert [as_dict(event)["evaluation"]["step"] for event in told] == [0, 7]
     assert record.result["evaluation_groups"] == {
         **{"asked": 10, "trained": 10, "under_way": 0},
         "dropped": {},
@@ -182,7 +182,7 @@ async def test_the_next_evaluation_begins_when_the_last_one_has_ended(
         await attempt
     assert team.might_write == [False, False, True, True]
     told = await learner.events(kind="evaluation:")
-    assert [event.data["evaluation"]["step"] for event in told] == [0, 2, 4]  # type: ignore[index]
+    assert [as_dict(event)["evaluation"]["step"] for event in told] == [0, 2, 4]
 
 
 async def test_held_out_files_have_names_samples_and_intervals_of_their_own(
@@ -196,7 +196,7 @@ async def test_held_out_files_have_names_samples_and_intervals_of_their_own(
     names = ("0", "0:easy", "2:easy", "3", "3:easy")
     assert sorted(told) == [f"evaluation:{name}" for name in names]
     (easy,) = await learner.events(kind="evaluation:2:easy")
-    result = easy.data["other_evaluation"]
+    result = as_dict(easy)["other_evaluation"]
     assert isinstance(result, dict)
     assert [result[name] for name in ("name", "step", "asked", "samples")] == ["easy", 2, 2, 2]
 

@@ -12,6 +12,7 @@ from protocol.messages import JobState
 from protocol.streams import REQUESTS
 
 from services.learner.training.samples import Measured, Sample
+from tests.builders import as_dict
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
@@ -66,7 +67,7 @@ async def test_who_resumes_a_job_accepts_what_failed_and_is_asked_again_for_more
         **{"asked": 8, "trained": 3, "under_way": 0},
         "dropped": {"failures": 5},
     }
-    told = [event.data["share"] for event in await learner.events(kind="failed:")]
+    told = [as_dict(event)["share"] for event in await learner.events(kind="failed:")]
     assert told == [1.0, 1.0]
 
 
@@ -198,7 +199,7 @@ async def test_a_step_with_a_number_that_is_not_finite_is_told_and_the_job_goes_
         await learner.attempt()
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 1), record.error
-    told = [event.data.get("grad_norm", "none") for event in await learner.events(kind="step:")]
+    told = [as_dict(event).get("grad_norm", "none") for event in await learner.events(kind="step:")]
     assert told == [1.0, None, "none"]
     assert (await learner.warning()).startswith("step 2: not finite: loss, grad_norm;")
 

@@ -18,7 +18,7 @@ from services.learner.job import parity
 from services.learner.job.parity import Parity
 from services.learner.job.phases import training
 from services.learner.training.samples import Measured, Sample
-from tests.builders import a_recipe, a_status
+from tests.builders import a_recipe, a_status, as_dict
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
@@ -97,7 +97,7 @@ async def test_what_agrees_sets_the_limit_and_is_told_with_each_step(
                 await asyncio.sleep(0.02)
     assert (await learner.record()).state is JobState.RUNNING
     steps = await learner.events(kind="step:")
-    rows = [row for event in steps for row in event.data.get("parity", [])]  # type: ignore[union-attr]
+    rows = [row for event in steps for row in as_dict(event).get("parity", [])]
     assert {row["rollout"] for row in rows} == {"rollout-1", None}  # type: ignore[index,call-overload]
     assert all(row["agrees"] for row in rows)  # type: ignore[index,call-overload]
 
@@ -123,7 +123,7 @@ async def test_the_job_pauses_and_says_what_the_rollout_holds(
     assert (record.state, record.requested) == (JobState.PAUSED, Requested.PAUSE)
     assert words in str(record.error)
     (event,) = [e for e in await learner.events(kind="parity:") if e.level == "warn"]
-    assert event.data["parity"][0]["rollout"] == "rollout-1"  # type: ignore[index,call-overload]
+    assert as_dict(event)["parity"][0]["rollout"] == "rollout-1"
     assert f"parity:1:rollout-1:{policy.number}" == event.id
 
 
@@ -150,10 +150,9 @@ async def test_sampled_tokens_with_other_logprobs_are_not_trained_and_the_job_ca
             record = await learner.record()
             assert (record.state, record.step, moving.steps) == (JobState.PAUSED, 0, 0)
             assert "computes this model differently" in str(record.error)
-            (told,) = (await learner.events(kind=f"parity:{record.attempt}:tokens"))[0].data[
-                "parity"
-            ]  # type: ignore[misc]
-            assert (told["max"], told["agrees"]) == (0.6, False)  # type: ignore[index,call-overload]
+            (event,) = await learner.events(kind=f"parity:{record.attempt}:tokens")
+            (row,) = as_dict(event)["parity"]
+            assert (row["max"], row["agrees"]) == (0.6, False)
         moving.off = 0.0
         await learner.exchange.request_state("job", Requested.RUN)
         await learner.attempt()

@@ -20,7 +20,7 @@ from services.chassis.faults import StartupFailed, WorkerFault
 from services.chassis.service import Service, StatusReporter, run_with_status
 from services.gateway.core.watch.stalls import Edge
 from services.gateway.core.watch.watchdog import Watchdog
-from tests.builders import a_group, a_recipe, a_request, a_status
+from tests.builders import a_group, a_recipe, a_request, a_status, as_dict
 from tests.contract.attempts import Learner, answering, until
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import DEPLOYMENT, begin, claim_one, record_of, running
@@ -43,7 +43,7 @@ def exported() -> set[str]:
 async def told(exchange: Exchange, kind: str) -> list[Any]:
     """The edges that events of a kind have told of."""
     rows = await exchange.events("job")
-    return [event.data["edge"] for _, event in rows if event.id.startswith(kind)]
+    return [as_dict(event)["edge"] for _, event in rows if event.id.startswith(kind)]
 
 
 async def test_a_job_without_a_rollout_says_so_once_and_that_it_moves_again(
@@ -132,7 +132,7 @@ async def test_lives_that_were_never_ready_are_counted_and_told_now_and_then(
         Failure(words="no kernel for this GPU", job_id="job"),
     )
     told = [event for _, event in await exchange.events("job")]
-    assert [event.data["attempt"] for event in told] == [1, 2, 4]
+    assert [as_dict(event)["attempt"] for event in told] == [1, 2, 4]
 
 
 async def test_a_status_is_of_a_replica_and_goes_with_a_process_that_leaves_in_good_order(

@@ -9,7 +9,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from protocol.messages import Fault, Graded, GradedGroup, Loss, Requested, Status, Ungradable
+from protocol.messages import (
+    Fault,
+    Graded,
+    GradedGroup,
+    Loss,
+    Notice,
+    Requested,
+    Status,
+    Ungradable,
+)
 from protocol.recipe import Purpose, Recipe
 
 from services.chassis.service import Service
@@ -59,7 +68,7 @@ async def check_lost(learning: Learning, groups: Sequence[GradedGroup], moment: 
         await learning.versions.save()
         raise JobFault(f"none of the {len(groups)} groups of {moment} can work: {end}")
     for part in lost:
-        data = {"share": part.share, "reasons": dict(part.reasons)}
+        data = Notice(details={"share": part.share, "reasons": dict(part.reasons)})
         event_id = f"{part.kind}:{learning.attempt.number}"
         await learning.attempt.say(event_id, part.words(moment), level="warn", data=data)
     if lost:
@@ -76,7 +85,9 @@ async def _warn_of_no_answers(
             f"{moment}: none of {reasons.total()} responses had a readable answer: see the prompt "
             f"({in_words(reasons)})"
         )
-        await learning.attempt.say("no_answers", why, level="warn", data={"reasons": reasons})
+        await learning.attempt.say(
+            "no_answers", why, level="warn", data=Notice(details={"reasons": dict(reasons)})
+        )
 
 
 async def check_finite(learning: Learning, moment: str, metrics: Mapping[str, float]) -> None:
@@ -93,7 +104,7 @@ async def check_finite(learning: Learning, moment: str, metrics: Mapping[str, fl
         "that is not finite. If this goes on, lower optimizer.learning_rate, or look at the "
         "samples of the step"
     )
-    data = {"metrics": names}
+    data = Notice(details={"metrics": [*names]})
     await learning.attempt.say(f"non_finite:{moment}", why, level="warn", data=data)
     if learning.recipe.training.on_nonfinite == "pause" and not learning.progress.is_replayed:
         await _pause(learning, why)

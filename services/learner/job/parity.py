@@ -17,11 +17,11 @@ from itertools import cycle, islice
 from typing import Any, NoReturn
 
 import numpy as np
-from protocol.messages import ParityReport, Probes, Task
+from protocol.messages import Notice, ParityReport, Probes, Task
 
 from services.chassis.prompts import PromptError, UnknownToken
 from services.chassis.renderer import PromptRenderer
-from services.learner.attempt import Attempt
+from services.learner.attempt import Attempt, as_json
 from services.learner.durable.progress import Progress
 from services.learner.job.control import Control
 from services.learner.training.batching import blank_sample
@@ -204,7 +204,9 @@ class Parity:
 
     async def _stop(self, what: str, words: str, row: dict[str, Any]) -> None:
         event_id = f"parity:{self.attempt.number}:{what}"
-        await self.attempt.say(event_id, words, level="warn", data={"parity": [row]})
+        await self.attempt.say(
+            event_id, words, level="warn", data=Notice(details={"parity": [as_json(row)]})
+        )
         await self.control.pause(words)
 
     def told(self) -> dict[str, Any]:

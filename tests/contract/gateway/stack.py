@@ -208,9 +208,8 @@ def changed(recipe: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def an_event(job_id: str, number: int, **values: Any) -> JobEvent:
-    return JobEvent(
-        id=f"e{number}", job_id=job_id, created_at=1000.0 + number, message=f"m{number}", **values
-    )
+    values |= {"id": f"e{number}", "job_id": job_id, "message": f"m{number}"}
+    return JobEvent.model_validate({"created_at": 1000.0 + number, **values})
 
 
 def tell(stack: Stack, *events: JobEvent) -> None:

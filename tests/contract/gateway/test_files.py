@@ -137,12 +137,11 @@ def test_a_column_that_tasks_lack_is_refused_at_submission(http: httpx.Client) -
 # ---------------------------------------------------------------------- results
 
 TOLD: list[dict[str, Any]] = [
-    {"step": 0, "evaluation": {"step": 0, "accuracy": 0.25}},
-    {"step": 1, "reward": 0.5, "loss": 1e-7, "phase_seconds": {"train": 1.0}, "mode": "a,b"},
-    {"step": 2, "reward": 0.75, "kl": None},
-    {"step": 2, "evaluation": {"step": 2, "accuracy": 0.5}},
-    {"pretrain_step": 1, "loss": 9.0},
-    {"evaluation": {}},
+    {"kind": "evaluation", "step": 0, "evaluation": {"step": 0, "accuracy": 0.25}},
+    {"kind": "step", "step": 1, "reward": 0.5, "loss": 1e-7, "phase_seconds": {"train": 1.0}},
+    {"kind": "step", "step": 2, "reward": 0.75, "kl": None},
+    {"kind": "evaluation", "step": 2, "evaluation": {"step": 2, "accuracy": 0.5}},
+    {"kind": "pretrain", "pretrain_step": 1, "loss": 9.0},
 ]
 
 
@@ -154,7 +153,7 @@ def test_an_ended_jobs_result_file_has_a_row_for_each_step(
     assert http.get(f"/v1/files/file-{job_id}").status_code == 404
     record_events(stack, job_id, range(1))
     for number, data in enumerate(TOLD, start=1):
-        tell(stack, an_event(job_id, number, type="metrics", data=data))
+        tell(stack, an_event(job_id, number, data=data))
     take_up(stack, job_id, state="succeeded", step=2, finished_at=1_800_000_000.0)
     (file_id,) = sdk.fine_tuning.jobs.retrieve(job_id).result_files
     content = sdk.files.content(file_id).read()

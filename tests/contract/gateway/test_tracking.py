@@ -45,6 +45,7 @@ def here(tmp_path: Path, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def step_numbers(step: int) -> dict[str, Any]:
     return {
+        "kind": "step",
         "step": step,
         "reward": step / 8,
         "gap": None,
@@ -54,24 +55,22 @@ def step_numbers(step: int) -> dict[str, Any]:
 
 def evaluation(step: int) -> dict[str, Any]:
     result = {"step": step, "accuracy": step / 16, "pass@4": 0.75, "per_task": {"t1": [1.0, 4]}}
-    return {"step": step, "evaluation": result}
+    return {"kind": "evaluation", "step": step, "evaluation": result}
 
 
 def pretrain(step: int) -> dict[str, Any]:
-    return {"pretrain_step": step, "value_loss": 1.0 / step}
+    return {"kind": "pretrain", "pretrain_step": step, "value_loss": 1.0 / step}
 
 
 def tell_step(stack: Stack, job_id: str, step: int) -> None:
-    tell(stack, an_event(job_id, step, type="metrics", data=step_numbers(step)))
+    tell(stack, an_event(job_id, step, data=step_numbers(step)))
 
 
 def tell_story(stack: Stack, job_id: str) -> None:
     """The critic learns alone, then steps and two evaluations, and a warning."""
     data = [pretrain(1), pretrain(2), evaluation(0)]
     data += [step_numbers(step) for step in range(1, STEPS + 1)] + [evaluation(STEPS)]
-    metrics = [
-        an_event(job_id, number, type="metrics", data=values) for number, values in enumerate(data)
-    ]
+    metrics = [an_event(job_id, number, data=values) for number, values in enumerate(data)]
     tell(stack, *metrics, an_event(job_id, 98), an_event(job_id, 99, level="warn"))
 
 

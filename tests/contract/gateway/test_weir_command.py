@@ -90,8 +90,8 @@ def learn(stack: Stack, job_id: str, steps: int, **end: Any) -> None:
     """Be the learner: report some steps, then end the job."""
     take_up(stack, job_id, state="running")
     for step in range(1, steps + 1):
-        data = {"step": step, "reward": step / 4, "tokens_per_second": 1234.5}
-        tell(stack, an_event(job_id, step, type="metrics", data=data))
+        data = {"kind": "step", "step": step, "reward": step / 4, "tokens_per_second": 1234.5}
+        tell(stack, an_event(job_id, step, data=data))
     take_up(stack, job_id, **end)
 
 
@@ -168,7 +168,7 @@ def test_doctor_shows_what_was_compared_and_whether_the_newest_agrees(
     job_id = a_job(http)["id"]
     row = {"rollout": "rollout-0", "version": 1, "mean": 1e-6, "max": 2e-6, "most": 1e-4}
     rows = [row | {"agrees": True}, row | {"version": 2, "mean": 0.25, "agrees": agrees}]
-    tell(stack, an_event(job_id, 1, data={"parity": rows}))
+    tell(stack, an_event(job_id, 1, data={"kind": "notice", "details": {"parity": rows}}))
     status, out, _ = weir("doctor", job_id)
     assert status == expected
     assert [line.split()[:3] for line in out.splitlines()[1:3]] == [
@@ -189,7 +189,7 @@ def test_doctor_judges_rollouts_at_the_newest_version_and_fails_where_none_repor
     rows = [gone | {"agrees": False}]
     rows += [row | {"mean": 1e-6, "agrees": True} for row in (gone | {"rollout": None}, gone)]
     rows[-1] |= {"rollout": "rollout-1", "version": 2}
-    tell(stack, an_event(job_id, 1, data={"parity": rows}))
+    tell(stack, an_event(job_id, 1, data={"kind": "notice", "details": {"parity": rows}}))
     status, out, _ = weir("doctor", job_id)
     assert (status, "2.5e-01" in out) == (0, True)
 

@@ -42,7 +42,7 @@ def step_events(job_id: str, steps: range, *, seed: int = 1) -> Iterator[JobEven
         accuracy = min(1.0, max(0.0, 0.3 + 0.62 * learned + noise))
         dropped = {"stale": step // 10} if step >= 10 else {}
         data = {
-            **{"step": step, "accuracy": accuracy, "reward": accuracy},
+            **{"kind": "step", "step": step, "accuracy": accuracy, "reward": accuracy},
             **{"entropy": 0.9 * math.exp(-step / 150) + abs(noise), "staleness": 0.9 + noise},
             **{"response_length": 21 + 3 * learned + 10 * noise, "clip_fraction": abs(noise) / 20},
             **{"parity_max": 10 ** (-5 + 10 * noise), "mismatch_kl": 10 ** (-4 + 7 * noise)},
@@ -53,7 +53,7 @@ def step_events(job_id: str, steps: range, *, seed: int = 1) -> Iterator[JobEven
             },
             "phase_seconds": {"wait_for_groups": 0.2 + abs(noise), "train": 0.32, "publish": 0.05},
         }
-        yield an_event(job_id, f"step:{step}", f"step {step}", type="metrics", at=step, data=data)
+        yield an_event(job_id, f"step:{step}", f"step {step}", at=step, data=data)
 
 
 def evaluation_event(job_id: str, step: int, accuracy: float, *, tasks: int = 40) -> JobEvent:
@@ -71,12 +71,13 @@ def evaluation_event(job_id: str, step: int, accuracy: float, *, tasks: int = 40
         **{"response_length": 21.4, "truncated": 0.01, "ungradable": 0, "per_task": per_task},
     }
     message, key = f"evaluation at step {step}", f"evaluation:{step}"
-    data = {"step": step, "evaluation": result}
-    return an_event(job_id, key, message, type="metrics", at=step, data=data)
+    data = {"kind": "evaluation", "step": step, "evaluation": result}
+    return an_event(job_id, key, message, at=step, data=data)
 
 
 def an_event(job_id: str, name: str, message: str, *, at: float = 0, **values: Any) -> JobEvent:
-    return JobEvent(id=name, job_id=job_id, created_at=_BEGAN + 0.6 * at, message=message, **values)
+    values |= {"id": name, "job_id": job_id, "created_at": _BEGAN + 0.6 * at, "message": message}
+    return JobEvent.model_validate(values)
 
 
 def write_samples(folder: Path, job_id: str, numbers: range, *, purpose: str = "train") -> None:

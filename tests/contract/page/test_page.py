@@ -10,6 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Dialog, Page, Route, expect
 
+from tests.builders import as_dict
 from tests.contract.gateway.stack import KEY, TASKS, a_checkpoint, a_model
 from tests.contract.page import story
 from tests.contract.page.conftest import Site
@@ -122,13 +123,13 @@ def test_a_curve_moves_while_the_job_runs_and_after_its_line_broke(
     page.goto(f"/#/jobs/{job_id}?smooth=0&curves=reward")
     value = page.locator(".curve .value")
     *_, last = story.step_events(job_id, range(1, 6))
-    expect(value).to_have_text(f"{last.data['reward']:.3f}")
+    expect(value).to_have_text(f"{as_dict(last)['reward']:.3f}")
     context.set_offline(True)
     for step in range(6, 9):
         (event,) = story.step_events(job_id, range(step, step + 1), seed=step)
         site.tell(job_id, event)
         context.set_offline(False)
-        expect(value).to_have_text(f"{event.data['reward']:.3f}")
+        expect(value).to_have_text(f"{as_dict(event)['reward']:.3f}")
     assert any(resumed)
     faults[:] = [fault for fault in faults if "ERR_INTERNET_DISCONNECTED" not in fault]
 
@@ -152,7 +153,7 @@ def test_a_hidden_page_gives_up_its_line_and_catches_up_when_it_is_seen(
     with page.expect_request(re.compile("stream=true")) as going_on:
         page.evaluate(show, False)
     assert going_on.value.headers["last-event-id"]
-    expect(value).to_have_text(f"{event.data['reward']:.3f}")
+    expect(value).to_have_text(f"{as_dict(event)['reward']:.3f}")
 
 
 def test_two_jobs_are_chosen_and_compared_in_one_chart(page: Page, site: Site, run: str) -> None:
@@ -406,11 +407,11 @@ def test_the_last_step_and_an_evaluation_long_before_it_are_told(
     events = list(story.step_events(job_id, range(1, 151)))
     site.tell(job_id, *events, story.an_event(job_id, "last", "a message"))
     told = http.get(f"/v1/page/jobs/{job_id}/latest").json()
-    assert told["metrics"] == events[-1].data
-    assert told["rewards"] == [event.data["reward"] for event in events[-40:]]
+    assert told["metrics"] == as_dict(events[-1])
+    assert told["rewards"] == [as_dict(event)["reward"] for event in events[-40:]]
     assert told["evaluation"]["step"] == 0
     assert "per_task" not in told["evaluation"]
     site.tell(job_id, story.evaluation_event(job_id, 150, 0.6))
     told = http.get(f"/v1/page/jobs/{job_id}/latest").json()
-    assert (told["metrics"], told["evaluation"]["step"]) == (events[-1].data, 150)
+    assert (told["metrics"], told["evaluation"]["step"]) == (as_dict(events[-1]), 150)
     assert http.get("/v1/page/jobs/ftjob-none/latest").status_code == 404

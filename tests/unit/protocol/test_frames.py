@@ -113,7 +113,7 @@ def test_damage_anywhere_is_a_frame_error_or_still_a_group(data: st.DataObject) 
 
 def test_numbers_that_json_cannot_hold_are_refused_where_they_enter() -> None:
     with pytest.raises(ValueError, match="finite"):
-        an_event(data={"loss": float("nan")})
+        an_event(data={"kind": "step", "step": 1, "loss": float("nan")})
 
 
 RECORDS = [encode(JobRef(job_id="first")), encode(a_group(lengths=[3])), {b"": b"", b"x": b"y"}]

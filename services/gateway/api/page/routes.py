@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from protocol.exchange import Exchange
-from protocol.messages import JobEvent
+from protocol.messages import EvaluationMetrics, StepMetrics
 from protocol.recipe import RecipeError, load_tables, parse_recipe
-from pydantic import Field
+from pydantic import Field, JsonValue
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -100,31 +100,30 @@ async def latest_of_job(job_id: str, request: Request) -> dict[str, Any]:
     jobs: JobService = request.app.state.jobs
     await jobs.find(job_id)
     steps, evaluation = await _newest(jobs.exchange, job_id)
-    shown = {name: value for name, value in evaluation.items() if name != "per_task"}
     return {
         "object": "fine_tuning.job.latest",
-        "metrics": steps[0] if steps else None,
-        "evaluation": shown or None,
-        "rewards": [step.get("reward") for step in reversed(steps[:_CURVE])],
+        "metrics": steps[0].to_json() if steps else None,
+        "evaluation": evaluation,
+        "rewards": [step.metrics.get("reward") for step in reversed(steps[:_CURVE])],
     }
 
 
-async def _newest(exchange: Exchange, job_id: str) -> tuple[list[Any], dict[str, Any]]:
-    """The steps from the last one back, some at least, and the last evaluation, {} if none."""
-    steps: list[Any] = []
-    evaluation: Any = {}
+async def _newest(
+    exchange: Exchange, job_id: str
+) -> tuple[list[StepMetrics], dict[str, JsonValue] | None]:
+    """Return the last steps, newest first, and the last evaluation, None if there is none yet."""
+    steps: list[StepMetrics] = []
+    evaluation: dict[str, JsonValue] | None = None
     before: str | None = None
     for _ in range(0, _FURTHEST, _AT_ONCE):
         rows = await in_time(exchange.events_back(job_id, before=before, count=_AT_ONCE))
-        events = [event for _, event in rows if event.type == "metrics"]
-        steps += [event.data for event in events if _is_step(event)]
-        told = (event.data["evaluation"] for event in events if "evaluation" in event.data)
-        evaluation = evaluation or next(told, {})
+        for _, event in rows:
+            if isinstance(event.data, StepMetrics):
+                steps.append(event.data)
+            elif isinstance(event.data, EvaluationMetrics) and evaluation is None:
+                evaluation = event.data.evaluation.to_json()
+                evaluation.pop("per_task", None)
         if len(rows) < _AT_ONCE or (steps and evaluation):
             break
         before = rows[-1][0]
     return steps, evaluation
-
-
-def _is_step(event: JobEvent) -> bool:
-    return "step" in event.data and "evaluation" not in event.data

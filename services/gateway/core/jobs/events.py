@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from protocol.messages import JobEvent, JobRecord
+from protocol.messages import EvaluationMetrics, JobEvent, JobRecord, OtherEvaluation, StepMetrics
 
 from services.chassis.service import wait_until_set
 from services.gateway.api.openai.job_object import has_results, result_id
@@ -27,7 +27,6 @@ Order = Literal["asc", "desc"]
 RESULT_NAME = "step_metrics.csv"
 _RESULT_ID = re.compile(rf"file-({JOB_ID.pattern})")
 _DECODED_AT_ONCE = 100  # events: nobody else is served meanwhile
-_NUMBERS = {int, float}  # a bool is none
 
 
 def event_object(entry_id: str, event: JobEvent) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def event_object(entry_id: str, event: JobEvent) -> dict[str, Any]:
         "level": event.level,
         "message": event.message,
         "type": event.type,
-        "data": dict(event.data),
+        "data": event.data.to_json(),
     }
 
 
@@ -169,15 +168,16 @@ def _csv(rows: Mapping[int, Mapping[str, float]]) -> bytes:
 
 
 def _add(rows: dict[int, dict[str, float]], event: JobEvent) -> None:
-    evaluation, prefix = event.data.get("evaluation"), ""
-    other = event.data.get("other_evaluation")
-    told: Any = event.data
-    if isinstance(evaluation, Mapping):
-        told, prefix = evaluation, "evaluation_"
-    elif isinstance(other, Mapping):
-        told, prefix = other, f"evaluation_{other.get('name')}_"
-    if (event.type == "metrics" or told is other) and isinstance(step := told.get("step"), int):
-        numbers = {
-            f"{prefix}{k}": v for k, v in told.items() if type(v) in _NUMBERS and k != "step"
-        }
-        rows.setdefault(step, {}).update(numbers)
+    match event.data:
+        case StepMetrics() as numbers:
+            prefix = ""
+        case EvaluationMetrics(evaluation=numbers):
+            prefix = "evaluation_"
+        case OtherEvaluation(other_evaluation=numbers):
+            prefix = f"evaluation_{numbers.name}_"
+        case _:
+            return
+    row = rows.setdefault(numbers.step, {})
+    for name, value in numbers.metrics.items():
+        if value is not None:
+            row[prefix + name] = value

@@ -17,7 +17,18 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.metrics_core import Metric
-from protocol.messages import JobEvent, JobRecord, JobState, Loss
+from protocol.messages import (
+    EvaluationMetrics,
+    EvaluationResult,
+    JobEvent,
+    JobRecord,
+    JobState,
+    Loss,
+    Notice,
+    OtherEvaluation,
+    PretrainMetrics,
+    StepMetrics,
+)
 from protocol.recipe import Purpose
 
 # Values of a metric: one, or by its label beyond the job's, or by its two labels.
@@ -119,35 +130,45 @@ class JobHistory:
     evaluation_seconds_max: float = 0.0
 
     def see(self, event: JobEvent) -> None:
-        if event.type == "metrics":
-            self._see_metrics(event)
-        elif isinstance(told := event.data.get("other_evaluation"), Mapping):
-            for name, value in _numbers(told).items():
-                self.other_evaluations[f"{told.get('name')}/{name}"] = value
-        elif event.begins:
+        since_s = event.created_at - (self.progress_at or event.created_at)
+        if event.type == "metrics" or event.begins:
             self.progress_at = event.created_at
+        match event.data:
+            case StepMetrics() as step:
+                self._add_step(step)
+            case PretrainMetrics() as step:
+                self.pretrain_metric = _numbers(step.metrics)
+                self.pretrain_metric["pretrain_step"] = step.pretrain_step
+                self._add_work(Purpose.PRETRAIN, step)
+            case EvaluationMetrics() as evaluation:
+                self._add_evaluation(evaluation, since_s)
+            case OtherEvaluation(other_evaluation=result):
+                for name, value in _result_numbers(result).items():
+                    self.other_evaluations[f"{result.name}/{name}"] = value
+            case Notice():
+                pass
 
-    def _see_metrics(self, event: JobEvent) -> None:
-        data: Mapping[str, Any] = event.data
-        since = event.created_at - (self.progress_at or event.created_at)
-        purpose, self.progress_at = Purpose.TRAIN, event.created_at
-        if "evaluation" in data:
-            purpose, self.evaluation = Purpose.EVAL, _numbers(data["evaluation"])
-            told = (e for e in (self.best_evaluation, self.evaluation) if "accuracy" in e)
-            self.best_evaluation = max(told, key=itemgetter("accuracy"), default={})
-            since = max(since, self.evaluation.get("seconds", 0.0))
-            self.evaluation_seconds_max = max(self.evaluation_seconds_max, since)
-        elif "pretrain_step" in data:
-            purpose, self.pretrain_metric = Purpose.PRETRAIN, _numbers(data)
-        else:
-            measured = {name: self.metric[name] for name in _OF_SOME_STEPS if name in self.metric}
-            self.metric = measured | _numbers(data)
-            if "seconds" in self.metric:
-                self.step_seconds.append(self.metric["seconds"])
-        if isinstance(account := data.get("groups"), Mapping):
-            self.accounts[purpose] = account
-        _raise_to(self.totals, data.get("totals"))
-        _raise_to(self.phases, data.get("phase_seconds_total"))
+    def _add_step(self, step: StepMetrics) -> None:
+        measured = {name: self.metric[name] for name in _OF_SOME_STEPS if name in self.metric}
+        self.metric = measured | {"step": step.step} | _numbers(step.metrics)
+        if "seconds" in self.metric:
+            self.step_seconds.append(self.metric["seconds"])
+        self._add_work(Purpose.TRAIN, step)
+
+    def _add_evaluation(self, event: EvaluationMetrics, since_s: float) -> None:
+        self.evaluation = _result_numbers(event.evaluation)
+        known = [e for e in (self.best_evaluation, self.evaluation) if "accuracy" in e]
+        self.best_evaluation = max(known, key=itemgetter("accuracy"), default={})
+        seconds = max(since_s, self.evaluation.get("seconds", 0.0))
+        self.evaluation_seconds_max = max(self.evaluation_seconds_max, seconds)
+        if event.groups is not None:
+            self.accounts[Purpose.EVAL] = event.groups
+
+    def _add_work(self, purpose: Purpose, step: StepMetrics | PretrainMetrics) -> None:
+        if step.groups is not None:
+            self.accounts[purpose] = step.groups
+        _raise_to(self.totals, step.totals)
+        _raise_to(self.phases, step.phase_seconds_total)
 
     @property
     def median_step_s(self) -> float | None:
@@ -217,6 +238,10 @@ def _by_labels(values: Values) -> Iterator[tuple[tuple[str, ...], float]]:
             yield (labels if isinstance(labels, tuple) else (labels,)), value
     elif values is not None:
         yield (), values
+
+
+def _result_numbers(result: EvaluationResult) -> dict[str, float]:
+    return {"step": result.step} | _numbers(result.metrics)
 
 
 def _numbers(data: Any) -> dict[str, float]:

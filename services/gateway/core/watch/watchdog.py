@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client import Gauge
 from protocol.exchange import Backlog, Exchange, Roster, UnreadableRecord
-from protocol.messages import JobEvent, JobRecord, JobState
+from protocol.messages import JobEvent, JobRecord, JobState, Notice
 from protocol.streams import WORK_STREAMS
 
 from services.chassis.service import Service
@@ -208,7 +208,8 @@ class Watchdog:
 
 
 def _event(job_id: str, kind: str, level: Any, words: str, edge: Edge) -> JobEvent:
-    event_id, data = f"{kind}:{time.time_ns()}", {"edge": edge}
+    event_id = f"{kind}:{time.time_ns()}"
+    data = Notice(details={"edge": edge})
     return JobEvent(id=event_id, job_id=job_id, level=level, message=words, data=data)
 
 

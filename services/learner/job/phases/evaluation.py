@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from protocol.messages import Doing
+from protocol.messages import Doing, EvaluationMetrics, EvaluationResult, OtherEvaluation
 from protocol.recipe import Purpose
 
+from services.learner.attempt import as_json
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_lost
 from services.learner.job.phases.summary import summarize
@@ -107,13 +108,16 @@ class Evaluation:
         """Record a result, and the ledger of all evaluations; only the unnamed file has metrics."""
         step, attempt = result["step"], self.learning.attempt
         event_id, words = f"evaluation:{step}", f"evaluation at step {step}"
+        scores = EvaluationResult(**as_json(result))
+        ledger = as_json(account)
         if not name:
-            data = {"step": step, "evaluation": result, "groups": account}
-            await attempt.say(event_id, words, type="metrics", data=data)
+            await attempt.say(
+                event_id, words, data=EvaluationMetrics(step=step, evaluation=scores, groups=ledger)
+            )
             return
         accuracy = result["accuracy"]
         words += f" on {name}: accuracy {'unknown' if accuracy is None else f'{accuracy:.3f}'}"
-        data = {"step": step, "other_evaluation": result, "groups": account}
+        data = OtherEvaluation(step=step, other_evaluation=scores, groups=ledger)
         await attempt.say(f"{event_id}:{name}", words, data=data)
 
     async def _forget_version(self) -> None:

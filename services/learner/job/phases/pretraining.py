@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.messages import Doing
+from protocol.messages import Doing, PretrainMetrics
 from protocol.recipe import Purpose
 
+from services.learner.attempt import as_json
 from services.learner.durable.checkpoint import write_whole
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
@@ -98,7 +99,9 @@ class Pretraining:
                 message += f"  {name.replace('_', ' ')} {metrics[name]:.3f}"
         if not self.is_due and step < learning.recipe.num_pretrain_steps:
             message += "  that is enough"
-        await learning.attempt.say(f"pretrain:{step}", message, type="metrics", data=data)
+        await learning.attempt.say(
+            f"pretrain:{step}", message, data=PretrainMetrics(**as_json(data))
+        )
 
     async def _keep(self) -> None:
         """Save a checkpoint if one is due, and in the end the critic for other recipes."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from protocol import weights
-from protocol.messages import Doing, Task
+from protocol.messages import Doing, StepMetrics, Task
 from protocol.operations import (
     PROBES,
     SILENT,
@@ -33,7 +33,7 @@ from protocol.operations import (
 )
 from protocol.recipe import Purpose
 
-from services.learner.attempt import MachineFault, RepeatNeeded
+from services.learner.attempt import MachineFault, RepeatNeeded, as_json
 from services.learner.durable.checkpoint import MODEL, write_whole
 from services.learner.durable.sample_rows import Row
 from services.learner.durable.trained_rows import MOST_SEQUENCES, data_rows, rows_of_data
@@ -208,7 +208,9 @@ class Session:
         progress.totals["updates"] += 1
         spent = progress.note_phases(learning.phase_seconds())
         data = {**told, **spent, **learning.parity.told(), "step": step, "seconds": seconds}
-        await learning.attempt.say(f"step:{step}", f"step {step}", type="metrics", data=data)
+        await learning.attempt.say(
+            f"step:{step}", f"step {step}", data=StepMetrics(**as_json(data))
+        )
         if step > progress.made_before:
             await learning.attempt.update(step=step, attempts_since_checkpoint=0, failures=0)
         is_load = operation.do == "load_state"  # whose source may go once the client knows

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from protocol.messages import Doing
+from protocol.messages import Doing, Notice, StepMetrics
 from protocol.recipe import Purpose
 
 from services.learner.attempt import as_json
@@ -155,13 +155,10 @@ class Training:
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await learning.account_of(Purpose.TRAIN),
         }
-        progress.metrics = {
-            name: value
-            for name, value in as_json(data).items()
-            if isinstance(value, float | int | None)
-        }
+        event_data = StepMetrics(**as_json(data))
+        progress.metrics = {**event_data.metrics, "step": progress.step}
         step = progress.step
-        await learning.attempt.say(f"step:{step}", f"step {step}", type="metrics", data=data)
+        await learning.attempt.say(f"step:{step}", f"step {step}", data=event_data)
         if selection.is_undersampled:
             await self._warn_of_undersampling(selection)
         if progress.step > progress.made_before:
@@ -178,7 +175,9 @@ class Training:
             "training.max_oversampling allows, no more had a signal; raise it, or give tasks that "
             "the policy solves sometimes"
         )
-        data = {"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
+        data = Notice(
+            details={"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
+        )
         await self.learning.attempt.say(f"undersampled:{step}", message, level="warn", data=data)
 
 
