@@ -141,6 +141,10 @@ class VersionSpan(Message):
     start: int
     end: int
 
+    def shift(self, offset: int) -> Self:
+        """The same span of a text that begins ``offset`` tokens earlier."""
+        return self.model_copy(update={"start": self.start + offset, "end": self.end + offset})
+
 
 class FinishReason(StrEnum):
     STOP = "stop"

@@ -25,8 +25,8 @@ from services.gateway.api.page import routes as page
 from services.gateway.api.routes import ROUTERS
 from services.gateway.api.samples import samples
 from services.gateway.api.tinker import routes as tinker
-from services.gateway.core.calls.desk import Desk
-from services.gateway.core.calls.sessions import Sessions
+from services.gateway.core.calls.pending import PendingCalls
+from services.gateway.core.calls.session_store import SessionStore
 from services.gateway.core.files.store import MAX_FILE_BYTES, FileStore, Uploads
 from services.gateway.core.jobs.service import JobService
 from services.gateway.core.watch.fleet import tidy_forever, watch_forever
@@ -66,12 +66,12 @@ class Gateway:
             living = (process.status for process in watchdog.seen.living("rollout"))
             return [f"{status.name} {words_of(status)}" for status in living]
 
-        desk = Desk(service.exchange, service.deployment.claim_idle_s, rollouts)
+        pending_calls = PendingCalls(service.exchange, service.deployment.claim_idle_s, rollouts)
         for router in (*ROUTERS, samples):
             app.include_router(router)
-        sessions = Sessions(service.deployment.sessions_dir)
-        calls.install(app, desk, sessions)
-        tinker.install(app, app.state.jobs, desk)
+        sessions = SessionStore(service.deployment.sessions_dir)
+        calls.install(app, pending_calls, sessions)
+        tinker.install(app, app.state.jobs, pending_calls)
         page.install(app)
         errors.install(app)
         errors.describe(app)
@@ -89,8 +89,8 @@ class Gateway:
         await asyncio.gather(
             watch_forever(service),
             state.watchdog.watch_forever(service),
-            state.desk.read_forever(service),
-            state.desk.keep_forever(service),
+            state.pending_calls.read_forever(service),
+            state.pending_calls.renew_forever(service),
             tidy_forever(service, state.jobs),
         )
 

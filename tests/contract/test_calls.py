@@ -9,8 +9,8 @@ from protocol.calls import Call, CallSampling, Piece, Pieces, Served
 from protocol.exchange import Exchange
 from protocol.recipe import Model
 
-from services.gateway.core.calls import desk
-from services.gateway.core.calls.desk import Answer, Desk
+from services.gateway.core.calls import pending
+from services.gateway.core.calls.pending import PendingCall, PendingCalls
 from services.gateway.errors import Problem
 from tests.contract.conftest import OpenExchange
 
@@ -82,10 +82,10 @@ async def test_a_call_is_not_asked_where_no_rollout_shows_life(
     async def weights() -> Served:
         return a_call(0).served
 
-    monkeypatch.setattr(desk, "_FIRST_SIGN_S", 0.0)
+    monkeypatch.setattr(pending, "STARTUP_GRACE_S", 0.0)
     async with open_exchange("gateway-1") as gateway:
-        looks = Desk(gateway, dead_after_s=15.0, rollouts=list).answering(
-            [Answer(a_call(0), weights)]
+        looks = PendingCalls(gateway, dead_after_s=15.0, living_rollouts=list).follow(
+            [PendingCall(a_call(0), weights)]
         )
         with pytest.raises(Problem) as raised:
             [None async for _ in looks]

@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 from protocol.messages import JobRecord, JobState, Requested
 
 from services.chassis.deployment import Deployment
-from services.gateway.api.calls.routes import session_name
+from services.gateway.api.calls.routes import validate_session_name
 from services.gateway.api.openai.graders import (
     GraderToRun,
     GraderToValidate,
@@ -110,7 +110,7 @@ _jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["jobs"])
 _graders = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 _models = APIRouter(prefix="/v1", tags=["models"])
 _of_sessions = APIRouter(
-    prefix="/rollout/{session}/v1", tags=["models"], dependencies=[Depends(session_name)]
+    prefix="/rollout/{session}/v1", tags=["models"], dependencies=[Depends(validate_session_name)]
 )
 ROUTERS = (_files, _jobs, _graders, _models, _of_sessions)
 

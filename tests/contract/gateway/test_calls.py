@@ -25,8 +25,8 @@ from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.core.calls.desk import Answer, Desk
-from services.gateway.core.calls.served import sampler_of
+from services.gateway.core.calls.model_resolution import resolve_sampler
+from services.gateway.core.calls.pending import PendingCall, PendingCalls
 from services.gateway.core.files.store import FileStore
 from services.gateway.core.jobs.service import JobService
 from services.gateway.errors import Problem
@@ -327,10 +327,10 @@ async def never() -> Served:
 
 @pytest.mark.anyio
 async def test_a_call_too_many_is_refused(exchange: Exchange) -> None:
-    desk, news = Desk(exchange, 60, lambda: ["rollout-1"], most=2), asyncio.Event()
-    answers = [Answer(a_call(str(n)), never, news) for n in range(3)]
+    desk, news = PendingCalls(exchange, 60, lambda: ["rollout-1"], max_waiting=2), asyncio.Event()
+    answers = [PendingCall(a_call(str(n)), never, news) for n in range(3)]
     with pytest.raises(Problem) as caught:
-        await all_of(desk.answering(answers))
+        await all_of(desk.follow(answers))
     assert (caught.value.status_code, caught.value.code) == (503, "too_many_calls")
     assert (caught.value.headers or {})["Retry-After"]
 
@@ -342,12 +342,15 @@ async def test_a_call_ends_also_if_it_can_be_neither_withdrawn_nor_recorded(
     async def fails(_: str) -> None:
         raise RuntimeError("READONLY")
 
-    def never_recorded(_: Answer) -> None:
+    def never_recorded(_: PendingCall) -> None:
         raise RuntimeError("no disk")
 
     monkeypatch.setattr(exchange, "withdraw_call", fails)
-    desk, answer = Desk(exchange, 60, lambda: ["rollout-1"]), Answer(a_call("1"), never)
-    looks = desk.answering([answer], never_recorded)
+    desk, answer = (
+        PendingCalls(exchange, 60, lambda: ["rollout-1"]),
+        PendingCall(a_call("1"), never),
+    )
+    looks = desk.follow([answer], never_recorded)
     await anext(looks)
     answer.end_try(Refusal(status=400, code="bad", message="it is bad"))
     with pytest.raises(Problem, match="the gateway failed"):
@@ -361,20 +364,20 @@ async def test_a_death_counts_once_and_a_call_may_be_asked_again_beyond_the_limi
     looking = list[asyncio.Task[None]]()
 
     async def meanwhile() -> Served:
-        looking.append(asyncio.create_task(desk.keep()))
+        looking.append(asyncio.create_task(desk.renew()))
         await asyncio.sleep(0)  # it begins to ask Redis which calls wait
         return SERVED
 
-    desk = Desk(exchange, 60, lambda: ["rollout-1"], most=1)
-    answer = Answer(a_call("1"), meanwhile)
-    async with aclosing(desk.answering([answer])) as looks:
+    desk = PendingCalls(exchange, 60, lambda: ["rollout-1"], max_waiting=1)
+    answer = PendingCall(a_call("1"), meanwhile)
+    async with aclosing(desk.follow([answer])) as looks:
         await anext(looks)
         await exchange.take_calls(None, 1)
         await exchange.ask_call(a_call("other"), 1)
-        answer.alive_at -= 100
-        await desk.keep()
+        answer.confirmed_at -= 100
+        await desk.renew()
         await wait_for_calls(exchange, 2)
-        assert (answer.losses, answer.call.tries, await answer.has_ended_within(0)) == (1, 1, False)
+        assert (answer.losses, answer.call.tries, await answer.ends_within(0)) == (1, 1, False)
     await asyncio.gather(*looking)
 
 
@@ -386,15 +389,15 @@ async def test_a_call_of_which_nothing_comes_ends(
     exchange: Exchange, is_taken: bool, silent_s: float, code: str
 ) -> None:
     living = list[str]()
-    desk, answer = Desk(exchange, 60, lambda: living), Answer(a_call("1"), never)
-    looks = desk.answering([answer])
+    desk, answer = PendingCalls(exchange, 60, lambda: living), PendingCall(a_call("1"), never)
+    looks = desk.follow([answer])
     await anext(looks)
     living.append("rollout-1 loads")  # as one that has just begun, which the call has waited for
     await wait_for_calls(exchange, 1)
     if is_taken:
         await exchange.take_calls(None, 1)
-    answer.came_at -= silent_s
-    await desk.keep()
+    answer.received_at -= silent_s
+    await desk.renew()
     with pytest.raises(Problem, match="rollout-1 loads") as caught:
         await all_of(looks)
     assert (caught.value.code, caught.value.headers) == (code, {"Retry-After": "2"})
@@ -484,7 +487,7 @@ def test_beside_a_clients_session_models_answer_and_what_it_has_saved(
         values = {"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(stack.data_dir)}
         deployment = Deployment.from_environment(values | {"WEIR_PORT": "1"})
         jobs = JobService(Service("gateway", deployment, exchange), FileStore(stack.data_dir))
-        return await sampler_of(job, name, jobs)
+        return await resolve_sampler(job, name, jobs)
 
     served = stack.exchange(partial(sampler, "version-000012"))
     assert (served.folder, served.base, served.version) == (str(folder), "", 12)

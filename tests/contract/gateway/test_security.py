@@ -20,7 +20,7 @@ from services.chassis.faults import UnsupportedEntry
 from services.environment.hosts import GroupPlayer, Hosts
 from services.environment.kinds import EnvironmentKinds
 from services.environment.worker import read_kinds
-from services.gateway.core.calls.sessions import Sessions
+from services.gateway.core.calls.session_store import SessionStore
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import a_seen_rollout
 from tests.contract.gateway.stack import (
@@ -71,7 +71,7 @@ class Site:
     def a_session(self) -> str:
         """One without terms."""
         name = secrets.token_hex(4)
-        Sessions(self.stack.data_dir / "sessions").open(name, None)
+        SessionStore(self.stack.data_dir / "sessions").open(name, None)
         return f"/rollout/{name}"
 
     def call(self, session: str) -> httpx.Response:

@@ -16,15 +16,16 @@ from protocol.calls import Call, CallSampling, Served, Terms, Token
 from protocol.messages import VersionSpan
 from protocol.recipe import Model, Purpose, Sampling
 
-from services.gateway.api.calls.requests import Sampled
-from services.gateway.core.calls import sessions
-from services.gateway.core.calls.desk import Answer
-from services.gateway.core.calls.sessions import Recorded, Sessions, branches_of
+from services.gateway.core.calls import session_store
+from services.gateway.core.calls.pending import PendingCall
+from services.gateway.core.calls.session import DAMAGED
+from services.gateway.core.calls.session_store import SessionStore
+from services.gateway.core.calls.trace import RecordedCall, build_branches
 from services.gateway.errors import Problem
 
 
-def a_call(name: str, prompt: list[int], sampled: list[int], version: int = 1) -> Recorded:
-    return Recorded(
+def a_call(name: str, prompt: list[int], sampled: list[int], version: int = 1) -> RecordedCall:
+    return RecordedCall(
         id=name,
         created_at=0,
         seconds=1,
@@ -40,7 +41,7 @@ def a_call(name: str, prompt: list[int], sampled: list[int], version: int = 1) -
 
 def test_turns_that_go_on_from_each_other_are_one_branch() -> None:
     turns = [a_call("a", [1, 2], [3]), a_call("b", [1, 2, 3, 4], [5, 6], version=2)]
-    (branch,) = branches_of(turns)
+    (branch,) = build_branches(turns)
     assert branch.token_ids == [1, 2, 3, 4, 5, 6]
     assert branch.own == [False, False, True, False, True, True]
     assert branch.logprobs == [None, None, -0.3, None, -0.5, -0.6]
@@ -58,7 +59,7 @@ def test_turns_that_go_on_from_each_other_are_one_branch() -> None:
     ],
 )
 def test_a_call_that_goes_on_from_no_other_begins_a_branch(prompt: list[int], told: str) -> None:
-    first, second = branches_of([a_call("a", [1, 2], [3, 4]), a_call("b", prompt, [7])])
+    first, second = build_branches([a_call("a", [1, 2], [3, 4]), a_call("b", prompt, [7])])
     assert (first.calls, second.calls) == (["a"], ["b"]), told
     assert second.token_ids == [*prompt, 7]
     assert second.own == [*[False] * len(prompt), True]  # what the first sampled is not told twice
@@ -66,13 +67,13 @@ def test_a_call_that_goes_on_from_no_other_begins_a_branch(prompt: list[int], to
 
 def test_the_longest_branch_is_gone_on_from() -> None:
     calls = [a_call("a", [1], [2]), a_call("b", [1], [2, 3]), a_call("c", [1, 2, 3, 4], [5])]
-    assert [branch.calls for branch in branches_of(calls)] == [["a"], ["b", "c"]]
+    assert [branch.calls for branch in build_branches(calls)] == [["a"], ["b", "c"]]
 
 
 def test_branches_that_end_in_the_same_tokens_are_gone_on_from_one_by_one() -> None:
     same = [a_call(name, [1], [2]) for name in "ab"]
     calls = [*same, *(a_call(name, [1, 2, 3], [4]) for name in "cde")]
-    assert [branch.calls for branch in branches_of(calls)] == [["a", "c"], ["b", "d"], ["e"]]
+    assert [branch.calls for branch in build_branches(calls)] == [["a", "c"], ["b", "d"], ["e"]]
 
 
 def some_terms(seed: int = 1) -> Terms:
@@ -80,15 +81,17 @@ def some_terms(seed: int = 1) -> Terms:
     return Terms(job_id="job", purpose=Purpose.TRAIN, sampling=sampling, seed=seed)
 
 
-def record(kept: Sessions, turn: int, **prompt: Any) -> Call:
+def record(kept: SessionStore, turn: int, **prompt: Any) -> Call:
     """Have a call recorded in the session ``s``, whose reply is a token of its own."""
     served = Served(name="m", model=Model(path="m"))
     asked = {"id": f"c-{turn}", "gateway": "g", "served": served, "sampling": CallSampling()}
     session = kept.find("s") or kept.begin("s")
-    call = session.asked(Call.model_validate(asked | prompt), Sampled())
+    call = session.admit(Call.model_validate(asked | prompt), None)
     prompt_ids = call.token_ids or (*(call.begun.token_ids if call.begun else ()), turn)
     reply = [Token(id=turn, text=f"{turn} ", logprob=-1)]
-    answer = Answer(call, cast(Any, None), prompt_ids=prompt_ids, tokens=reply, text=f"{turn} ")
+    answer = PendingCall(
+        call, cast(Any, None), prompt_ids=prompt_ids, tokens=reply, text=f"{turn} "
+    )
     kept.record("s", answer)
     return call
 
@@ -97,7 +100,7 @@ def record(kept: Sessions, turn: int, **prompt: Any) -> Call:
 def test_a_session_grows_by_what_is_new_and_its_trace_tells_all(
     tmp_path: Path, is_chat: bool
 ) -> None:
-    kept, messages, token_ids = Sessions(tmp_path), list[dict[str, str]](), list[int]()
+    kept, messages, token_ids = SessionStore(tmp_path), list[dict[str, str]](), list[int]()
     given = list[Any]()
     for turn in range(40):
         messages = [*messages, {"role": "user", "content": f"turn {turn}"}]
@@ -113,24 +116,24 @@ def test_a_session_grows_by_what_is_new_and_its_trace_tells_all(
     lines = [json.loads(line) for line in filter(None, text.splitlines())]
     assert sum(len(line["prompt_ids"]) for line in lines[1:]) == 40
     assert text.count('"turn ') == (40 if is_chat else 0)
-    for each in kept, Sessions(tmp_path):
-        assert sum(len(known.more) for known in each.enter("s").known.values()) == 80
+    for each in kept, SessionStore(tmp_path):
+        assert sum(len(call.new_ids) for call in each.enter("s").answered.values()) == 80
     named = [{**turn, "name": "me"} if turn["role"] == "assistant" else turn for turn in messages]
     record(kept, 40, messages=named)
     assert kept.trace("s")["calls"][-1]["messages"] == named
 
 
 def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:
-    Sessions(tmp_path).begin("s")
+    SessionStore(tmp_path).begin("s")
     file = tmp_path / "s.jsonl"
     line = a_call("a", [1], [2]).model_dump_json()
     file.write_text(f"{file.read_text()}{line}\n{line[:40]}\n17\n\n{line}\n")
-    assert [call["id"] for call in Sessions(tmp_path).trace("s")["calls"]] == ["a", "a"]
-    assert Sessions(tmp_path).enter("s").num_calls == 2
+    assert [call["id"] for call in SessionStore(tmp_path).trace("s")["calls"]] == ["a", "a"]
+    assert SessionStore(tmp_path).enter("s").num_calls == 2
 
 
 def test_no_more_is_asked_in_a_session_that_is_full(tmp_path: Path) -> None:
-    kept = Sessions(tmp_path)
+    kept = SessionStore(tmp_path)
     kept.begin("s")
     with (tmp_path / "s.jsonl").open("r+b") as file:
         file.truncate(2**26 + 1)
@@ -141,8 +144,8 @@ def test_no_more_is_asked_in_a_session_that_is_full(tmp_path: Path) -> None:
 def test_of_many_sessions_the_newest_stay_in_memory_and_all_have_their_terms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_MOST_KNOWN", 4)
-    kept = Sessions(tmp_path)
+    monkeypatch.setattr(session_store, "MAX_SESSIONS_IN_MEMORY", 4)
+    kept = SessionStore(tmp_path)
     of = {name: some_terms(seed) for seed, name in enumerate("abcdef")}
     for name, terms in of.items():
         kept.open(name, terms)
@@ -156,7 +159,7 @@ def test_of_many_sessions_the_newest_stay_in_memory_and_all_have_their_terms(
 
 
 def test_sessions_go_after_a_week(tmp_path: Path) -> None:
-    kept, week_ago = Sessions(tmp_path), time.time() - 8 * 24 * 3600
+    kept, week_ago = SessionStore(tmp_path), time.time() - 8 * 24 * 3600
     for name in ("old", "new"):
         (tmp_path / f"{name}.jsonl").write_text("")
     os.utime(tmp_path / "old.jsonl", (week_ago, week_ago))
@@ -169,21 +172,21 @@ def test_sessions_go_after_a_week(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- keys and records
 
 
-def under_way(kept: Sessions, name: str, call_id: str) -> Answer:
+def under_way(kept: SessionStore, name: str, call_id: str) -> PendingCall:
     """A call that has been asked in a session."""
     session, served = kept.enter(name), Served(name="m", model=Model(path="m"))
     call = Call(id=call_id, gateway="g", served=served, sampling=CallSampling(), text="a")
-    answer = Answer(session.asked(call, Sampled()), cast(Any, None))
-    session.begin([answer])
+    answer = PendingCall(session.admit(call, None), cast(Any, None))
+    session.track([answer])
     return answer
 
 
-def has_key(kept: Sessions, name: str, key: str) -> bool:
+def has_key(kept: SessionStore, name: str, key: str) -> bool:
     return asyncio.run(kept.has_key(name, hashlib.sha256(key.encode()).hexdigest()))
 
 
 def test_a_session_has_a_key_of_its_own_of_which_only_the_hash_is_kept(tmp_path: Path) -> None:
-    kept, another = Sessions(tmp_path), Sessions(tmp_path)  # of another gateway
+    kept, another = SessionStore(tmp_path), SessionStore(tmp_path)  # of another gateway
     keys = [kept.open(name, some_terms()) for name in "ab"]
     assert len({*keys}) == 2
     assert keys[0] not in (tmp_path / "a.jsonl").read_text()
@@ -203,7 +206,7 @@ def test_a_session_has_a_key_of_its_own_of_which_only_the_hash_is_kept(tmp_path:
 
 
 def test_a_name_is_given_once(tmp_path: Path) -> None:
-    kept = Sessions(tmp_path)
+    kept = SessionStore(tmp_path)
     kept.open("a", some_terms())
     kept.begin("b")
     assert kept.begin("b").terms is None
@@ -230,22 +233,22 @@ def test_a_name_is_given_once(tmp_path: Path) -> None:
 def test_a_damaged_record_is_named_and_never_taken_for_a_session_without_terms(
     tmp_path: Path, line: bytes
 ) -> None:
-    kept = Sessions(tmp_path)
+    kept = SessionStore(tmp_path)
     key = kept.open("s", some_terms())
     (tmp_path / "s.jsonl").write_bytes(line + a_call("a", [1], [2]).model_dump_json().encode())
-    for each in (kept, Sessions(tmp_path)):
+    for each in (kept, SessionStore(tmp_path)):
         assert not has_key(each, "s", key)
         for use in (each.enter, each.begin, each.find, each.trace, each.has_terms):
             with pytest.raises(Problem, match=r"damaged.*DELETE") as refused:
                 use("s")
-            assert (refused.value.status_code, refused.value.code) == (409, sessions.DAMAGED)
+            assert (refused.value.status_code, refused.value.code) == (409, DAMAGED)
     assert kept.delete("s") == {"id": "s", "object": "rollout", "deleted": True}
     kept.open("s", some_terms())
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_what_comes_after_the_end_of_a_session_begins_none(tmp_path: Path, is_gone: bool) -> None:
-    kept = Sessions(tmp_path)
+    kept = SessionStore(tmp_path)
     kept.open("s", some_terms(1))
     late = under_way(kept, "s", "late")
     kept.delete("s")
@@ -259,16 +262,16 @@ def test_what_comes_after_the_end_of_a_session_begins_none(tmp_path: Path, is_go
 def test_a_session_that_ends_while_a_call_is_recorded_stays_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, file = Sessions(tmp_path), tmp_path / "s.jsonl"
+    kept, file = SessionStore(tmp_path), tmp_path / "s.jsonl"
     kept.open("s", some_terms())
-    late, read_head = under_way(kept, "s", "late"), kept._head
+    late, read_head = under_way(kept, "s", "late"), kept._read_head
 
     def end_after(name: str) -> Any:
         head = read_head(name)
         file.unlink()  # by another gateway
         return head
 
-    monkeypatch.setattr(kept, "_head", end_after)
+    monkeypatch.setattr(kept, "_read_head", end_after)
     kept.record("s", late)
     assert not file.exists()
 
@@ -276,7 +279,7 @@ def test_a_session_that_ends_while_a_call_is_recorded_stays_ended(
 def test_a_call_whose_record_the_disk_does_not_take_is_not_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Sessions(tmp_path)
+    kept = SessionStore(tmp_path)
     kept.open("s", some_terms())
     answer = under_way(kept, "s", "c-1")
     assert [call["id"] for call in kept.trace("s")["under_way"]] == ["c-1"]
@@ -285,7 +288,7 @@ def test_a_call_whose_record_the_disk_does_not_take_is_not_under_way(
         raise OSError(errno.ENOSPC, "no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "_write", is_full)
+        patch.setattr(session_store, "_write_line", is_full)
         with pytest.raises(OSError, match="no room"):
             kept.record("s", answer)
         with pytest.raises(OSError, match="no room"):

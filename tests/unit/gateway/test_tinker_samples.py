@@ -23,7 +23,7 @@ async def test_what_a_gateway_that_stops_leaves_behind_is_to_be_asked_again(
     async def served_by(*_: Any) -> Served:
         return Served(name="it", model=Model(path="/it"))
 
-    async def answering(_: Any) -> AsyncIterator[None]:
+    async def follow(_: Any) -> AsyncIterator[None]:
         yield
         stopping.set()
         raise Problem(503, "the gateway stops")
@@ -33,7 +33,7 @@ async def test_what_a_gateway_that_stops_leaves_behind_is_to_be_asked_again(
     jobs: Any = SimpleNamespace(
         service=SimpleNamespace(stopping=stopping), exchange=SimpleNamespace(me="gateway")
     )
-    desk: Any = SimpleNamespace(answering=answering)
+    desk: Any = SimpleNamespace(follow=follow)
     body = bodies.read(bodies.Sample, {"prompt": {"chunks": [{"tokens": [1]}]}, "base_model": "it"})
     kept = samples.Samples(jobs, desk)
     asked = await kept.ask(body)

@@ -15,7 +15,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from services.gateway.api.tinker import wire
 from services.gateway.api.tinker.futures import answer
-from services.gateway.core.calls.desk import Answer
+from services.gateway.core.calls.pending import PendingCall
 from services.gateway.errors import Problem
 
 BOUNDS = wire.Bounds(context=6, vocabulary=10)
@@ -126,7 +126,7 @@ def test_no_more_log_probs_of_a_prompt_are_hidden_than_were_left_out() -> None:
     served = Served(name="it", model=Model(path="/it"))
     call = Call(id="a", gateway="g", served=served, sampling=CallSampling(), token_ids=(1, 2, 3))
     for last_n, hidden in ((5, 1), (2, 1), (1, 2)):
-        answer = Answer(call, AsyncMock(), prompt_logprobs=(None, -1.0, -2.0))
+        answer = PendingCall(call, AsyncMock(), prompt_logprobs=(None, -1.0, -2.0))
         told = sdk.SampleResponse.FromString(wire.samples_of([answer], last_n))
         logprobs = np.frombuffer(told.prompt_logprobs, np.float32)
         assert np.isnan(logprobs).tolist() == [True] * hidden + [False] * (3 - hidden)

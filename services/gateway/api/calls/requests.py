@@ -1,4 +1,4 @@
-"""The bodies of requests for responses, and the calls that they come to."""
+"""The bodies of requests for responses, and the calls that they become."""
 
 from __future__ import annotations
 
@@ -6,60 +6,74 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from protocol.calls import Call, CallSampling, Served, Terms
+from protocol.calls import Call, CallSampling, Served
 from protocol.messages import as_text
 from protocol.names import StopText, TemplateOptions
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from services.gateway.api.openai.body import Body, Part, unusable
+from services.gateway.api.openai.body import Body, LenientPart, Part, unusable
+from services.gateway.core.calls.session import SAMPLING_FIELDS
 from services.gateway.errors import wrong
 
-_MOST_CALLS = 128  # of a request
-_MOST_BYTES = 2**23  # each response has its prompt in Redis
-_MOST_TOKENS = 500_000  # of an answer, those of top_logprobs included
-# Values that change nothing, of fields of other servers.
-_IDLE: Mapping[str, object] = {
-    **{"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]},
-    **{"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "best_of": 1},
-    **{"logit_bias": {}, "bad_words": [], "suffix": "", "priority": 0},
-    **{"echo": False, "include_stop_str_in_output": False},
+MAX_CALLS = 128  # of one request
+MAX_PROMPT_BYTES = 2**23  # of one request, since each response has its prompt in Redis
+MAX_RESPONSE_TOKENS = 500_000  # of one request, those of top_logprobs included
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+# The values that change nothing, of fields that other servers have.
+_NEUTRAL: Mapping[str, object] = {
+    "response_format": {"type": "text"},
+    "tool_choice": "auto",
+    "modalities": ["text"],
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "best_of": 1,
+    "logit_bias": {},
+    "bad_words": [],
+    "suffix": "",
+    "priority": 0,
+    "echo": False,
+    "include_stop_str_in_output": False,
 }
-# What clients send along that changes no response here.
-_NOTES = {
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    *("prompt_cache_retention", "verbosity", "parallel_tool_calls", "cache_salt", "request_id"),
-    *("skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
+# Fields that never change a response here.
+_IGNORED = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "verbosity",
+    "parallel_tool_calls",
+    "cache_salt",
+    "request_id",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "detokenize",
 }
-_SAME = {"temperature", "top_p", "min_p", "stop", "stop_token_ids", "min_tokens", "ignore_eos"}
-_MOST = {"max_tokens", "max_completion_tokens"}
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _to_list(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
 StopTexts = Annotated[
-    list[StopText],
-    BeforeValidator(
-        lambda given: [given] if isinstance(given, str) else given,
-        json_schema_input_type=StopText | list[StopText],
-    ),
+    list[StopText], BeforeValidator(_to_list, json_schema_input_type=StopText | list[StopText])
 ]
 
 
-class Fields(Part):
-    """A part of a body in which a null is the same as nothing, and notes are passed over."""
-
-    @model_validator(mode="before")
+class Fields(LenientPart):
     @classmethod
-    def _without_others(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        given = {name: value for name, value in data.items() if value is not None}
-        idle = _IDLE if given.get("tools") else {**_IDLE, "tool_choice": "none"}
-        passed = {name for name in given if given[name] in (_IDLE.get(name), idle.get(name))}
-        return {name: given[name] for name in given if name not in passed | _NOTES}
+    def has_effect(cls, name: str, value: Any, fields: Mapping[str, Any]) -> bool:
+        if name == "tool_choice" and value == "none" and not fields.get("tools"):
+            return False
+        return name not in _IGNORED and (name not in _NEUTRAL or value != _NEUTRAL[name])
 
 
-class Sampled(Fields):
-    """How responses are sampled."""
-
-    n: int = Field(default=1, ge=1, le=_MOST_CALLS)
+class SamplingFields(Fields):
+    n: int = Field(default=1, ge=1, le=MAX_CALLS)
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float = Field(default=1.0, ge=0, le=100)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -73,33 +87,27 @@ class Sampled(Fields):
     logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @property
-    def num_likely(self) -> int | None:
-        """How many of the most likely tokens are told at each place; None: no log-probs at all."""
+    def num_top_logprobs(self) -> int | None:
+        """The number of alternatives for each token; None: no log-probs at all."""
         return self.logprobs
 
     @property
-    def most_tokens(self) -> int | None:
+    def requested_tokens(self) -> int | None:
+        """The client's own limit."""
         return self.max_tokens
 
-    def under(self, terms: Terms, number: int) -> CallSampling:
-        """How an episode's turn is sampled, of which a client may ask for fewer tokens alone."""
-        most = [terms.sampling.max_tokens]
-        if self.most_tokens is not None and self.model_fields_set & _MOST:
-            most.append(self.most_tokens)
-        return CallSampling(
-            **terms.sampling.model_dump(include=_SAME),
-            max_tokens=min(most),
-            seed=(terms.seed + number) % 2**63,
-            top_logprobs=self.num_likely or 0,
-        )
+    @property
+    def token_limit(self) -> int | None:
+        return self.requested_tokens
 
-    def of_response(self, index: int) -> CallSampling:
+    def build_sampling(self, index: int) -> CallSampling:
+        """Return how the response at ``index`` is sampled."""
         return CallSampling(
-            **self.model_dump(include=_SAME),
-            max_tokens=self.most_tokens,
+            **self.model_dump(include=set(SAMPLING_FIELDS)),
+            max_tokens=self.token_limit,
             top_k=max(0, self.top_k),
             seed=None if self.seed is None else (self.seed + index) % 2**63,
-            top_logprobs=self.num_likely or 0,
+            top_logprobs=self.num_top_logprobs or 0,
         )
 
 
@@ -120,58 +128,64 @@ class Request(Fields, Body):
     return_token_ids: bool = False
 
     @property
-    def sampled(self) -> Sampled:
-        assert isinstance(self, Sampled)
+    def sampling(self) -> SamplingFields:
+        assert isinstance(self, SamplingFields)
         return self
 
-    def prompts(self) -> list[dict[str, Any]]:
-        """The part of each call that holds its prompt."""
+    def build_prompts(self) -> list[dict[str, Any]]:
+        """Return the fields of each call that hold its prompt."""
         raise NotImplementedError
 
-    def calls(self, answer_id: str, gateway: str, served: Served) -> list[Call]:
-        """One for each response, those to the first prompt first."""
-        prompts, num, context = self.prompts(), self.sampled.n, served.model.max_context
-        if len(prompts) * num > _MOST_CALLS or num * len(self.model_dump_json()) > _MOST_BYTES:
-            what = f"over {_MOST_CALLS} responses, or {_MOST_BYTES >> 20} MiB of prompts for them"
-            raise wrong("n", f"asks for {what}; send several requests")
-        most = min(self.sampled.most_tokens or context, context)
-        if len(prompts) * num * most * (1 + (self.sampled.num_likely or 0)) > _MOST_TOKENS:
-            what = f"{_MOST_TOKENS:,} tokens, those of top_logprobs included"
-            raise wrong("max_tokens", f"the answer may have over {what}; lower it, n or logprobs")
+    def build_calls(self, response_id: str, gateway: str, served: Served) -> list[Call]:
+        """Return one call for each response, those to the first prompt first."""
+        prompts = self.build_prompts()
+        self._refuse_too_much(len(prompts), served.model.max_context)
+        prompt_of_each = [prompt for prompt in prompts for _ in range(self.sampling.n)]
         return [
             Call(
-                id=f"{answer_id}-{place * num + index}",
+                id=f"{response_id}-{index}",
                 gateway=gateway,
                 served=served,
-                sampling=self.sampled.of_response(index),
+                sampling=self.sampling.build_sampling(index % self.sampling.n),
                 streams=self.stream,
                 **prompt,
             )
-            for place, prompt in enumerate(prompts)
-            for index in range(num)
+            for index, prompt in enumerate(prompt_of_each)
         ]
 
+    def _refuse_too_much(self, num_prompts: int, max_context: int) -> None:
+        sampling = self.sampling
+        num_calls = num_prompts * sampling.n
+        num_bytes = sampling.n * len(self.model_dump_json())
+        if num_calls > MAX_CALLS or num_bytes > MAX_PROMPT_BYTES:
+            limits = f"{MAX_CALLS} responses, or {MAX_PROMPT_BYTES >> 20} MiB of prompts for them"
+            raise wrong("n", f"asks for over {limits}; send several requests")
+        num_tokens = num_calls * min(sampling.token_limit or max_context, max_context)
+        if num_tokens * (1 + (sampling.num_top_logprobs or 0)) > MAX_RESPONSE_TOKENS:
+            limit = f"{MAX_RESPONSE_TOKENS:,} tokens, those of top_logprobs included"
+            raise wrong("max_tokens", f"allows over {limit}; lower it, n or logprobs")
 
-def _as_object(arguments: Any) -> Any:
+
+def _parse_arguments(arguments: Any) -> Any:
     try:
-        told = json.loads(arguments) if isinstance(arguments, str) else arguments
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError) as error:
         raise ValueError("must be a JSON object, or its text") from error
-    if lines := unusable(told):
+    if lines := unusable(parsed):
         raise ValueError(lines[0])
-    return told
+    return parsed
 
 
 class Function(Part, extra="allow"):
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(_as_object)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(_parse_arguments)]
 
 
 class ToolCall(Part, extra="allow"):
     function: Function
 
 
-class Turn(Fields, extra="allow"):
+class ChatMessage(Fields, extra="allow"):
     """A message as chat templates read it: its content is one text, arguments are an object."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -179,10 +193,10 @@ class Turn(Fields, extra="allow"):
     tool_calls: list[ToolCall] = Field(default_factory=list)
 
 
-class ChatRequest(Sampled, Request):
+class ChatRequest(SamplingFields, Request):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: list[Turn] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     tools: list[dict[str, Any]] = Field(default_factory=list)
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -190,39 +204,48 @@ class ChatRequest(Sampled, Request):
     top_logprobs: int = Field(default=0, ge=0, le=20)
 
     @property
-    def num_likely(self) -> int | None:
+    def num_top_logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
             raise wrong("top_logprobs", "needs logprobs = true")
         return self.top_logprobs if self.logprobs else None
 
     @property
-    def most_tokens(self) -> int | None:
+    def requested_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
-    def prompts(self) -> list[dict[str, Any]]:
-        for place, turn in enumerate(self.messages):
-            if not turn.model_fields_set & {"content", "tool_calls", "refusal"}:
-                raise wrong(f"messages.{place}.content", "required, but missing")
-        told = (turn.model_dump(exclude_unset=True) for turn in self.messages)
-        turns = ({"content": "", **turn} for turn in told)
-        prompt = {"messages": tuple(turns), "tools": tuple(self.tools)}
-        return [{**prompt, "chat_template_options": self.chat_template_kwargs}]
+    def build_prompts(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        for index, message in enumerate(self.messages):
+            if not message.model_fields_set & {"content", "tool_calls", "refusal"}:
+                raise wrong(f"messages.{index}.content", "required, but missing")
+            messages.append({"content": "", **message.model_dump(exclude_unset=True)})
+        return [
+            {
+                "messages": tuple(messages),
+                "tools": tuple(self.tools),
+                "chat_template_options": self.chat_template_kwargs,
+            }
+        ]
 
 
-class CompletionRequest(Sampled, Request):
+class CompletionRequest(SamplingFields, Request):
     """The body of ``POST /v1/completions``."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
-    max_tokens: int | None = Field(default=16, ge=1)
 
-    def prompts(self) -> list[dict[str, Any]]:
-        is_one = isinstance(self.prompt, str) or all(type(part) is int for part in self.prompt)
-        prompts: list[Any] = [self.prompt] if is_one else [*self.prompt]
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+
+    def build_prompts(self) -> list[dict[str, Any]]:
+        prompts: Any = self.prompt
+        if isinstance(prompts, str) or all(isinstance(token, int) for token in prompts):
+            prompts = [prompts]
         if not all(prompts):
             raise wrong("prompt", "is empty; give at least one token")
         return [
-            {"text": each} if isinstance(each, str) else {"token_ids": tuple(each)}
-            for each in prompts
+            {"text": prompt} if isinstance(prompt, str) else {"token_ids": tuple(prompt)}
+            for prompt in prompts
         ]
 
 
@@ -230,11 +253,11 @@ class GenerateRequest(Request):
     """The body of ``POST /inference/v1/generate``: vLLM's, from tokens to tokens."""
 
     token_ids: list[TokenId] = Field(min_length=1)
-    sampling_params: Sampled = Sampled()
+    sampling_params: SamplingFields = SamplingFields()
 
     @property
-    def sampled(self) -> Sampled:
+    def sampling(self) -> SamplingFields:
         return self.sampling_params
 
-    def prompts(self) -> list[dict[str, Any]]:
+    def build_prompts(self) -> list[dict[str, Any]]:
         return [{"token_ids": tuple(self.token_ids)}]

@@ -19,6 +19,26 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class LenientPart(Part):
+    """A part of a body that drops nulls, and fields that change nothing here."""
+
+    @classmethod
+    def has_effect(cls, name: str, value: Any, fields: Mapping[str, Any]) -> bool:
+        """Whether one of the fields has to be read, or refused."""
+        raise NotImplementedError
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_fields_without_effect(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {
+            name: value
+            for name, value in data.items()
+            if value is not None and cls.has_effect(name, value, data)
+        }
+
+
 class Body(Part):
     """A whole body; 400 for what could not be written as JSON again, wherever it stands in it."""
 

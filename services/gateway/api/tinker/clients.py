@@ -21,7 +21,7 @@ from protocol.recipe import MOST_STEPS, Lora, Model, Recipe, RecipeError, parse_
 from services.gateway.api.openai.job_object import status_of
 from services.gateway.api.tinker import bodies
 from services.gateway.api.tinker.wire import Bounds
-from services.gateway.core.calls.served import MOST_CONTEXT, as_it_says
+from services.gateway.core.calls.model_resolution import DEFAULT_MAX_CONTEXT, default_model
 from services.gateway.core.jobs.service import JobService, Repeat
 from services.gateway.core.models.folders import (
     JOB_ID,
@@ -155,7 +155,9 @@ def _lora(given: bodies.Lora) -> Lora:
 
 def model_at(path: str, defaults: Mapping[str, Any]) -> Model:
     """What a model's folder says of it, with no longer a context than the deployment's tables."""
-    return as_it_says(Path(path), defaults.get("model", {}).get("max_context", MOST_CONTEXT))
+    return default_model(
+        Path(path), defaults.get("model", {}).get("max_context", DEFAULT_MAX_CONTEXT)
+    )
 
 
 def _recipe(path: str, lora: Lora | None, seed: int, defaults: Mapping[str, Any]) -> Recipe:

@@ -17,7 +17,7 @@ from services.gateway.api.tinker import archive, bodies, clients, wire
 from services.gateway.api.tinker.bodies import Json, Sent
 from services.gateway.api.tinker.futures import PROTOBUF, result_of, while_asked
 from services.gateway.api.tinker.samples import Samples, sampler_name, sampler_object, served_by
-from services.gateway.core.calls.desk import Desk
+from services.gateway.core.calls.pending import PendingCalls
 from services.gateway.core.jobs.service import Jobs, JobService
 from services.gateway.core.models.folders import all_models, find_folder
 from services.gateway.errors import Problem, wrong
@@ -49,7 +49,7 @@ _RESULT: dict[int | str, Json] = {
 _tinker = APIRouter(prefix="/api/v1", tags=["tinker"])
 
 
-def install(app: FastAPI, jobs: JobService, desk: Desk) -> None:
+def install(app: FastAPI, jobs: JobService, desk: PendingCalls) -> None:
     app.state.samples = Samples(jobs, desk)
     app.include_router(_tinker)
 

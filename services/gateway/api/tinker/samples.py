@@ -22,8 +22,8 @@ from services.gateway.api.tinker import bodies
 from services.gateway.api.tinker.clients import SAMPLERS, Kept, client_job, kept_at, log_of
 from services.gateway.api.tinker.futures import PROTOBUF, failed, gone, try_again, wait_s
 from services.gateway.api.tinker.wire import samples_of
-from services.gateway.core.calls.desk import Answer, Desk
-from services.gateway.core.calls.served import sampler_of, weights_of
+from services.gateway.core.calls.model_resolution import resolve_model, resolve_sampler
+from services.gateway.core.calls.pending import PendingCall, PendingCalls
 from services.gateway.core.jobs.service import JobService
 from services.gateway.errors import Problem, own_fault, wrong
 
@@ -52,8 +52,8 @@ async def served_by(sampler: str, jobs: JobService) -> Served:
     """The weights of a sampler; 404 if there are none."""
     job_id, at, name = sampler.partition("@")
     if at:
-        return await sampler_of(job_id, name, jobs)
-    return await weights_of(sampler.removeprefix(_BASE), jobs)
+        return await resolve_sampler(job_id, name, jobs)
+    return await resolve_model(sampler.removeprefix(_BASE), jobs)
 
 
 async def sampler_object(name: str, jobs: JobService) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class _Sample:
 @dataclass
 class Samples:
     jobs: JobService
-    desk: Desk
+    desk: PendingCalls
     _kept: dict[str, _Sample] = field(default_factory=dict)
     _at_desk: int = 0
 
@@ -139,10 +139,10 @@ class Samples:
     async def _try(self, sample: _Sample, body: bodies.Sample, try_id: str) -> bytes:
         news, resolve = asyncio.Event(), partial(self._served, sample.sampler)
         calls = self._calls(body, sample.sampler, try_id, await resolve())
-        answers = [Answer(call, resolve, news) for call in calls]
-        async with aclosing(self.desk.answering(answers)) as looks:
+        answers = [PendingCall(call, resolve, news) for call in calls]
+        async with aclosing(self.desk.follow(answers)) as looks:
             async for _ in looks:
-                sample.doing = answers[0].doing
+                sample.doing = answers[0].activity
                 if sample.is_forgotten:
                     raise gone(try_id)
         return await asyncio.to_thread(samples_of, answers, body.prompt_logprobs_last_n)
@@ -158,10 +158,10 @@ class Samples:
         """One for each sample; the first tells the log-probs of the prompt."""
         own = {"model": sampler}
         asked = bodies.read(GenerateRequest, own | body.as_asked_at_the_door)
-        (call,) = asked.calls(try_id, self.jobs.exchange.me, served)
+        (call,) = asked.build_calls(try_id, self.jobs.exchange.me, served)
         calls = list[Call]()
         for index in range(body.num_samples):
-            changes: dict[str, Any] = {"seed": asked.sampled.of_response(index).seed}
+            changes: dict[str, Any] = {"seed": asked.sampling.build_sampling(index).seed}
             changes["prompt_logprobs"] = body.prompt_logprobs and index == 0
             sampling = call.sampling.model_copy(update=changes)
             calls.append(call.model_copy(update={"id": f"{try_id}-{index}", "sampling": sampling}))

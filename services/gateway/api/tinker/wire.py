@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from protocol.operations import Data, LossName, Operation, Result
 
-from services.gateway.core.calls.desk import Answer
+from services.gateway.core.calls.pending import PendingCall
 from services.gateway.errors import wrong
 
 _PACKAGE = "weir.tinker"
@@ -266,7 +266,7 @@ def output_of(result: Result) -> bytes:
     return output.SerializeToString()
 
 
-def samples_of(answers: Sequence[Answer], last_n: int | None) -> bytes:
+def samples_of(answers: Sequence[PendingCall], last_n: int | None) -> bytes:
     """Responses to one prompt, and the log-probs of its last tokens if they were asked for."""
     of_prompt = np.array(answers[0].prompt_logprobs, dtype="<f4")  # nan: there is none
     if last_n is not None:
@@ -276,7 +276,7 @@ def samples_of(answers: Sequence[Answer], last_n: int | None) -> bytes:
     return samples.SerializeToString()
 
 
-def _sequence(answer: Answer) -> Any:
+def _sequence(answer: PendingCall) -> Any:
     sequence = _MADE["Sequence"](
         stop_reason=_STOP if answer.finish_reason == "stop" else _LENGTH,
         tokens=np.array([token.id for token in answer.tokens], "<i4").tobytes(),

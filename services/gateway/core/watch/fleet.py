@@ -20,7 +20,7 @@ from protocol.messages import JobRecord
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service, check_server
-from services.gateway.core.calls.sessions import Sessions
+from services.gateway.core.calls.session_store import SessionStore
 from services.gateway.core.jobs.folders import remove_leftovers
 from services.gateway.core.jobs.service import JobService
 from services.gateway.core.models.checkpoints import kept_checkpoints
@@ -159,7 +159,7 @@ async def tidy_forever(service: Service, jobs: JobService) -> None:
             await asyncio.to_thread(remove_leftovers, service.deployment.jobs_dir)
             await forget_surplus(service)
             await jobs.expire_files()
-            await asyncio.to_thread(Sessions(service.deployment.sessions_dir).expire)
+            await asyncio.to_thread(SessionStore(service.deployment.sessions_dir).expire)
         except Problem:  # Redis is away, as /readyz says
             pass
         except Exception:  # whoever only tidies must not end the gateway

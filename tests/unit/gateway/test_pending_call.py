@@ -10,7 +10,7 @@ from protocol.calls import Call, CallSampling, Piece, Refusal, Served, Token
 from protocol.messages import FinishReason, VersionSpan
 from protocol.recipe import Model
 
-from services.gateway.core.calls.desk import Answer, Desk
+from services.gateway.core.calls.pending import PendingCall, PendingCalls
 
 pytestmark = pytest.mark.anyio
 SERVED = Served(name="it", job_id="job", model=Model(path="/it"))
@@ -31,43 +31,43 @@ def a_piece(tries: int, first: int, end: int, version: int = 1, **values: object
 
 
 @pytest.fixture
-def answer() -> Answer:
-    return Answer(
+def answer() -> PendingCall:
+    return PendingCall(
         Call(id="a", gateway="g", served=SERVED, text="a", sampling=CallSampling()), weights
     )
 
 
 async def test_a_second_try_goes_on_behind_the_first_whose_late_pieces_are_ignored(
-    answer: Answer,
+    answer: PendingCall,
 ) -> None:
     logprobs = (None, -1.0, float("-inf"))
-    answer.take(a_piece(0, 0, 2, prompt_logprobs=logprobs), "one")
-    answer.begin_again(SERVED)
+    answer.receive(a_piece(0, 0, 2, prompt_logprobs=logprobs), "one")
+    answer.begin_try(SERVED)
     assert (answer.call.tries, answer.call.so_far) == (1, (0, 1))
-    answer.take(a_piece(0, 2, 4), "one")
-    answer.take(a_piece(1, 0, 1, version=2), "two")
-    answer.take(a_piece(1, 1, 2, version=2, finish_reason=FinishReason.STOP), "two")
-    assert await answer.refusal() is None
+    answer.receive(a_piece(0, 2, 4), "one")
+    answer.receive(a_piece(1, 0, 1, version=2), "two")
+    answer.receive(a_piece(1, 1, 2, version=2, finish_reason=FinishReason.STOP), "two")
+    assert await answer.end_of_try() is None
     assert ([token.id for token in answer.tokens], answer.text) == ([0, 1, 0, 1], "0101")
     assert [(s.version, s.start, s.end) for s in answer.spans] == [(1, 0, 2), (2, 2, 4)]
     assert answer.rollouts == ("one", "two")
     assert answer.prompt_logprobs == (None, -1.0, None)
 
 
-async def test_a_piece_that_is_missing_ends_the_try(answer: Answer) -> None:
-    answer.take(a_piece(0, 0, 2), "one")
-    answer.take(a_piece(0, 3, 4), "one")
-    refusal = await answer.refusal()
+async def test_a_piece_that_is_missing_ends_the_try(answer: PendingCall) -> None:
+    answer.receive(a_piece(0, 0, 2), "one")
+    answer.receive(a_piece(0, 3, 4), "one")
+    refusal = await answer.end_of_try()
     assert isinstance(refusal, Refusal)
     assert refusal.again
     assert len(answer.tokens) == 2
 
 
 async def test_an_answer_is_over_though_its_task_was_cancelled_before_it_began(
-    answer: Answer,
+    answer: PendingCall,
 ) -> None:
-    task = Desk(cast(Any, None), 15.0, list)._begin(answer, None)
+    task = PendingCalls(cast(Any, None), 15.0, list)._start(answer, None)
     task.cancel()
     await asyncio.wait([task])
     await asyncio.sleep(0)
-    assert (answer.is_done, answer.news.is_set()) == (True, True)
+    assert (answer.is_done, answer.changed.is_set()) == (True, True)

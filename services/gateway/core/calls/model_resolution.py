@@ -1,0 +1,149 @@
+"""From the name of a model to the weights that serve it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import get_args
+
+from protocol.calls import Served
+from protocol.messages import JobRecord
+from protocol.operations import State
+from protocol.recipe import Model
+
+from services.chassis.deployment import Deployment
+from services.gateway.core.jobs.service import JobService
+from services.gateway.core.models import folders
+from services.gateway.core.models.checkpoints import Checkpoint, checkpoint_of
+from services.gateway.core.models.folders import JOB_ID
+from services.gateway.errors import Problem, in_time, not_found, wrong
+
+DEFAULT_MAX_CONTEXT = 8192  # tokens, for a model without a recipe
+_DTYPES = get_args(Model.model_fields["dtype"].annotation)
+_SAMPLER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+_JOB_AT_STEP = re.compile(rf"({JOB_ID.pattern})@(\d{{1,9}})")
+
+
+async def resolve_model(name: str, jobs: JobService) -> Served:
+    """Find the weights of a model: the training job's newest, or a folder's.
+
+    Raises:
+        Problem: 404 if there is no such model, 503 while a job trains other weights.
+    """
+    deployment = jobs.service.deployment
+    if match := _JOB_AT_STEP.fullmatch(name):
+        name = f"ftckpt-{match[1]}-{int(match[2])}"
+    name = await asyncio.to_thread(folders.model_id, name, deployment)
+    active = await in_time(jobs.exchange.active())
+    if active is not None and active.recipe.client is not None:
+        active = None  # a client's session does not reserve the engine, so any model may be served
+    if active is not None and name == active.job_id:
+        return Served(name=name, job_id=name, model=active.recipe.model)
+    checkpoint = checkpoint_of(name, deployment.jobs_dir)
+    record = await _find_record(checkpoint.job_id if checkpoint else name, jobs)
+    served = await asyncio.to_thread(_resolve_folder, name, record, checkpoint, deployment)
+    if active is not None:
+        job_id = active.job_id
+        raise Problem(
+            503,
+            f"job {job_id} trains; its newest weights are served as {job_id}, others after it",
+            param="model",
+            code="engine_busy",
+            headers={"Retry-After": "10"},
+        )
+    return served
+
+
+async def resolve_active_job(job_id: str, jobs: JobService) -> Served:
+    """Find the newest weights of a job, for its own episodes; 503 unless it trains."""
+    active = await in_time(jobs.exchange.active())
+    if active is None or active.job_id != job_id:
+        message = f"job {job_id} does not train now"
+        raise Problem(503, message, code="job_not_active", headers={"Retry-After": "2"})
+    return Served(name=job_id, job_id=job_id, model=active.recipe.model)
+
+
+async def resolve_sampler(job_id: str, name: str, jobs: JobService) -> Served:
+    """Find the weights that a client's session has saved for sampling, and mark them as used.
+
+    Raises:
+        Problem: 404 if the session has no such sampler.
+    """
+    record = await jobs.get(job_id)
+    folder = jobs.service.deployment.job_dir(job_id) / "samplers" / name
+    try:
+        if not _SAMPLER_NAME.fullmatch(name):
+            raise FileNotFoundError
+        state = await asyncio.to_thread(State.of, folder)
+    except FileNotFoundError as error:
+        raise not_found("sampler", f"{job_id}@{name}") from error
+    # The samplers that are used least are removed first. The disk may be full.
+    with suppress(OSError):
+        await asyncio.to_thread(os.utime, folder)
+    return _serve(f"{job_id}@{name}", record, folder, state.version, record.attempt)
+
+
+async def _find_record(job_id: str, jobs: JobService) -> JobRecord | None:
+    """Find the record of a job; None if it is forgotten, or the name is no job's."""
+    if not JOB_ID.fullmatch(job_id) or await jobs.is_forgotten(job_id):
+        return None
+    return await jobs.get(job_id)
+
+
+def _resolve_folder(
+    name: str, record: JobRecord | None, checkpoint: Checkpoint | None, deployment: Deployment
+) -> Served:
+    folder = folders.find_folder(name, deployment)
+    if record is None or folder is None or not _is_adapter(folder):
+        folder = _find_whole_model(name, deployment)
+    if record is None:
+        return Served(name=name, folder=str(folder), model=default_model(folder))
+    if checkpoint is not None:
+        return _serve(name, record, folder, checkpoint.step, 0)
+    return _serve(name, record, folder, record.step, record.attempt)
+
+
+def _serve(name: str, record: JobRecord, folder: Path, step: int, attempt: int) -> Served:
+    model = record.recipe.model
+    base = model.path
+    if not _is_adapter(folder):
+        model = model.model_copy(update={"lora": None})
+        base = ""
+    return Served(
+        name=name,
+        job_id=record.id,
+        folder=str(folder),
+        base=base,
+        version=step,
+        attempt=attempt,
+        model=model,
+    )
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file()
+
+
+def _find_whole_model(name: str, deployment: Deployment) -> Path:
+    try:
+        folder = Path(folders.resolve_model(name, deployment))
+    except Problem as problem:
+        raise Problem(404, problem.detail, param="model", code="model_not_found") from problem
+    if not folder.is_absolute():
+        reason = "a model on a hub can only be trained; put its folder below WEIR_MODEL_ROOTS"
+        raise wrong("model", reason, code="invalid_model")
+    return folder
+
+
+def default_model(folder: Path, max_context: int = DEFAULT_MAX_CONTEXT) -> Model:
+    """Describe a model that no job has made, as an engine starts on it."""
+    facts = folders.facts_of(str(folder))
+    return Model(
+        path=str(folder),
+        dtype=facts.dtype if facts.dtype in _DTYPES else "bfloat16",
+        max_context=min(facts.context or max_context, max_context),
+        prompt_template="{prompt}" if facts.has_chat_template is False else None,
+    )
