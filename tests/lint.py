@@ -132,6 +132,9 @@ def written_files() -> Iterator[Fault]:
     """What a command writes is what it would write now."""
     if recipe_page.PAGE.read_text() != recipe_page.page():
         yield recipe_page.PAGE, 1, "not what python -m docs.reference.recipe writes"
+    if recipe_page.SETTINGS.read_text() != recipe_page.settings():
+        yield recipe_page.SETTINGS, 1, "not what python -m docs.reference.recipe writes"
+    load_recipe(recipe_page.SETTINGS)
     if security_page.PAGE.read_text() != security_page.page():
         yield security_page.PAGE, 1, "not what python -m docs.reference.security writes"
     runs, index = json.loads((ROOT / methods.RESULTS).read_text()), INDEX.read_text()

@@ -1,6 +1,6 @@
-"""``python -m docs.reference.recipe``: write ``docs/reference/recipe.md``.
+"""``python -m docs.reference.recipe``: write `recipe.toml`, and the formulas of `recipe.md`.
 
-Types, defaults and meanings are those of the pydantic models, formulas those of the learner.
+Types, defaults and meanings come from the pydantic models, formulas from the learner.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from protocol import rewards
 from protocol.names import Table
@@ -23,41 +24,27 @@ from services.learner.algorithms.gae import CRITIC_ADVANTAGES
 from services.learner.algorithms.loss import AGGREGATIONS, CORRECTIONS, DIVERGENCES, OBJECTIVES
 
 PAGE = Path(__file__).with_suffix(".md")
+SETTINGS = Path(__file__).with_suffix(".toml")
 _HEAD = """\
-# Recipe
-
-A recipe says what to learn, from which tasks, and by which algorithm. It is a TOML file, or the
-`recipe` of a submitted job. `name` and the tables `[model]`, `[tasks]`, `[rollout]` and
-`[training]` are required. Unknown keys are refused, and so is a setting that the chosen formula
-does not read. Paths are relative to the current directory; a submitted recipe has ids of uploaded
-files as its tasks. `weir plan RECIPE` shows a recipe with all its defaults.
-`python -m docs.reference.recipe` writes this page from the code.
-
-## Files that extend others
-
-```toml
-extends = "../papo/qwen2.5-7b.toml"  # relative to the folder of this file
-without = ["evaluation.every"]       # settings of the parent to remove
-name = "mine"
-algorithm.lambda_process = 0.5
-```
-
-A file starts from the settings of its parent, removes those in `without`, and adds its own. Tables
-merge key by key; any other value, such as a list, replaces the parent's.
-
-`extends` may list several files: each one changes the result of those before it. Both keys stand
-above the first table. They work only in files, also in those of `weir sft` and
-`WEIR_RECIPE_DEFAULTS`: a submitted recipe has all its settings. `weir plan RECIPE` shows the result
-as TOML, and `weir plan RECIPE --json` as JSON.
+# Every setting of a recipe, written by `python -m docs.reference.recipe`. Settings behind `#`
+# have the default that stands there. The others are required; `papo` also needs `reward.process`.
 """
-_OF_CHECKS: Mapping[str, type[Table]] = {
-    "every check": rewards.Check,
-    "`model_judge`, `score_model`, `label_model`": rewards.AskedOfAJudge,
-    **{f"`{name}`": table for name, table in sorted(rewards.WITH_SETTINGS.items())},
+_EXAMPLES = {
+    "name": '"my-run"',
+    "model.path": '"models/Qwen2.5-1.5B"',
+    "tasks.train": '"data/train.jsonl"',
+    "rollout.sampling.max_tokens": "1024",
+    "reward.process": '["equation_steps"]',
+    "training.steps": "100",
 }
-_TYPES = {"string": "text", "boolean": "`true`, `false`", "object": "table"}
+_CHECKS: Mapping[str, type[Table]] = {
+    "every check": rewards.Check,
+    "model_judge, score_model, label_model": rewards.AskedOfAJudge,
+    **dict(sorted(rewards.WITH_SETTINGS.items())),
+}
+_TYPES = {"string": "text", "boolean": "true or false", "object": "table"}
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-_BEYOND = 2**20  # no recipe comes near it
+_MAX_PRINTED_BOUND = 2**20  # larger bounds only exclude absurd values
 _FORMULAS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "`advantage`": ADVANTAGES,
     "`advantage`, with `[critic]`": CRITIC_ADVANTAGES,
@@ -66,110 +53,138 @@ _FORMULAS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "`correction`": CORRECTIONS,
     "`divergence`": DIVERGENCES,
 }
-_COLUMNS = "setting | type | default | meaning"
+_FORMULA_TABLE = re.compile(r"(<!-- formulas -->\n).*(<!-- /formulas -->)", re.DOTALL)
+
+
+class Setting(NamedTuple):
+    path: str
+    type: str
+    default: str
+    meaning: str
 
 
 def page() -> str:
-    """The text of ``docs/reference/recipe.md``."""
-    seen: set[type] = {Table}
-    sections = [_HEAD, _section("Settings", "", _COLUMNS, _rows(Recipe, "", seen))]
-    checks: dict[str, list[str]] = {}
-    for of, table in _OF_CHECKS.items():
-        for row in _rows(table, "", set(seen)):
-            checks.setdefault(row, []).append(of)
-        seen |= set(table.__mro__)
-    told = "A check is a verifier's name, or a table with `verifier` and these settings. A rubric\n"
-    told += "of your own is shown in [a judge](../how-to/judge.md)."
-    rows = (f"{', '.join(of)} | {row}" for row, of in checks.items())
-    sections.append(_section("Checks", told, f"of | {_COLUMNS}", rows))
-    told = "`settings` are those of `[algorithm]` that a formula reads, or of the sampling."
-    sections.append(_section("Formulas", told, "of | name | meaning | settings", _formulas()))
-    return "\n".join(sections)
+    """Return the text of `recipe.md` with the formulas of the code."""
+    rows = ["of | name | meaning | settings", "---|---|---|---", *_formulas()]
+    table = "".join(f"| {row} |\n" for row in rows)
+    return _FORMULA_TABLE.sub(lambda match: match[1] + table + match[2], PAGE.read_text())
 
 
-def _section(title: str, text: str, columns: str, rows: Iterator[str]) -> str:
-    lines = [f"## {title}", "", *([text, ""] if text else []), f"| {columns} |"]
-    lines += ["|---" * len(columns.split("|")) + "|", *(f"| {row} |" for row in rows)]
+def settings() -> str:
+    """Return the text of `recipe.toml`, which is a valid recipe."""
+    printed: set[type] = {Table}
+    lines = [_HEAD]
+    section = ""
+    for setting in _settings(Recipe, "", printed):
+        table, dot, key = setting.path.partition(".")
+        if setting.type == "table" and not dot:
+            lines += [f"\n# {setting.meaning}", f"#[{table}]"]
+            section = table
+            continue
+        if dot and table != section:
+            lines.append(f"\n[{table}]")
+            section = table
+        lines += _lines(setting, key or table, _EXAMPLES.get(setting.path))
+    lines.append("\n# A check is a verifier's name, or a table:\n#[reward.outcome]")
+    for verifiers, table in _CHECKS.items():
+        lines.append(f"\n## {verifiers}")
+        for setting in _settings(table, "", set(printed)):
+            lines += _lines(setting, setting.path, None)
+        printed |= set(table.__mro__)
     return "\n".join(lines) + "\n"
 
 
-def _rows(table: type[Table], prefix: str, seen: set[type]) -> Iterator[str]:
-    """A row for each setting of a table and of the tables in it, but for classes in ``seen``.
+def _lines(setting: Setting, key: str, example: str | None) -> Iterator[str]:
+    comment = f"{setting.type}: {setting.meaning}"
+    yield from textwrap.wrap(comment, 98, initial_indent="# ", subsequent_indent="#   ")
+    yield f"{key} = {example}" if example else f"#{key} = {setting.default}"
 
-    A table that is always there has no row of its own.
+
+def _settings(table: type[Table], prefix: str, printed: set[type]) -> Iterator[Setting]:
+    """Yield each setting of a table and of the tables in it, except for ``printed`` classes.
+
+    A table that is always there has no entry of its own.
 
     Raises:
         ValueError: if a setting has no description.
     """
     schema = table.model_json_schema()["properties"]
-    classes = [each for each in reversed(table.__mro__) if each not in seen]
-    seen |= set(classes)
-    for name in dict.fromkeys(name for each in classes for name in inspect.get_annotations(each)):
+    classes = [parent for parent in reversed(table.__mro__) if parent not in printed]
+    printed |= set(classes)
+    names = dict.fromkeys(name for parent in classes for name in inspect.get_annotations(parent))
+    for name in names:
         if name not in schema or (name == "verifier" and table is not rewards.Check):
             continue
-        field, type_ = table.model_fields[name], _type(schema[name])
-        below = _table_in(field.annotation)
-        if not (meaning := field.description or _first_line(below)):
+        field = table.model_fields[name]
+        type_name = _type(schema[name])
+        nested = _nested_table(field.annotation)
+        meaning = field.description or _first_line(nested)
+        if not meaning:
             raise ValueError(f"{table.__name__}.{name} has no description")
-        default = "required" if field.is_required() else _default(field.get_default())
-        if not below or default == "none" or type_ != "table":
-            yield f"`{prefix}{name}` | {type_} | {default} | {_in_a_cell(meaning)}"
-        if below and below not in seen:
-            by_name = "NAME." if type_ == "table" and name == "others" else ""
-            yield from _rows(below, f"{prefix}{name}.{by_name}", seen)
+        default = "(required)" if field.is_required() else _default(field.get_default())
+        if not nested or default == "(none)" or type_name != "table":
+            yield Setting(f"{prefix}{name}", type_name, default, meaning)
+        if nested and nested not in printed:
+            by_name = "NAME." if type_name == "table" and name == "others" else ""
+            yield from _settings(nested, f"{prefix}{name}.{by_name}", printed)
 
 
-def _table_in(annotation: Any) -> type[Table] | None:
-    """The class of tables that a field holds, but for checks and rubrics."""
+def _nested_table(annotation: Any) -> type[Table] | None:
+    """Return the class of tables that a field holds, except for checks and rubrics."""
     if inspect.isclass(annotation) and issubclass(annotation, Table):
         return None if issubclass(annotation, rewards.Check | Rubric) else annotation
-    return next(filter(None, map(_table_in, get_args(annotation))), None)
+    return next(filter(None, map(_nested_table, get_args(annotation))), None)
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """The type and the bounds of a setting in words."""
-    several = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
-    if several:
-        return _type(several[0])
+    """Return the type and the bounds of a setting in words."""
+    choices = [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]
+    if choices:
+        return _type(choices[0])
     if "enum" in schema:
-        return ", ".join(f"`{choice}`" for choice in schema["enum"])
+        return ", ".join(
+            f'"{value}"' if isinstance(value, str) else str(value) for value in schema["enum"]
+        )
     if "prefixItems" in schema:
         return f"[{', '.join(map(_type, schema['prefixItems']))}]"
     if "items" in schema:
-        return f"{_type(schema['items'])}s"
+        return f"list of {_type(schema['items'])}"
     if "oneOf" in schema:
-        is_text = any(each.get("type") == "string" for each in schema["oneOf"])
+        is_text = any(choice.get("type") == "string" for choice in schema["oneOf"])
         return "text or table" if is_text else "check"
     kind = schema.get("type", "object")
-    bounds = ((sign, schema[key]) for key, sign in _BOUNDS.items() if key in schema)
-    told = ", ".join(f"{sign} {bound:g}" for sign, bound in bounds if abs(bound) < _BEYOND)
-    return f"{_TYPES.get(kind, kind)} {told}".strip()
+    bounds = [
+        f"{sign} {schema[key]:g}" for key, sign in _BOUNDS.items() if _is_printed(schema.get(key))
+    ]
+    return f"{_TYPES.get(kind, kind)} {', '.join(bounds)}".strip()
+
+
+def _is_printed(bound: float | None) -> bool:
+    return bound is not None and abs(bound) < _MAX_PRINTED_BOUND
 
 
 def _default(value: Any) -> str:
     if value is None or value is PydanticUndefined:
-        return "none"
+        return "(none)"
     if isinstance(value, Table):
-        return "its defaults"
-    return f"`{json.dumps(value, default=lambda check: check.verifier)}`"
+        return "(its defaults)"
+    return json.dumps(value, default=lambda check: check.verifier)
 
 
 def _formulas() -> Iterator[str]:
-    for of, table in _FORMULAS.items():
+    for setting, table in _FORMULAS.items():
         for name, function in table.items():
             text = re.sub(r", \[[^]]*\](?=[.,: ]|$)", "", _first_line(function))
+            text = text.replace("``", "`").replace("|", "\\|")
             parameters = inspect.signature(function).parameters.values()
-            settings = (f"`{each.name}`" for each in parameters if each.kind is each.KEYWORD_ONLY)
-            yield f"{of} | `{name}` | {_in_a_cell(text)} | {', '.join(settings)}"
+            keywords = [f"`{p.name}`" for p in parameters if p.kind is p.KEYWORD_ONLY]
+            yield f"{setting} | `{name}` | {text} | {', '.join(keywords)}"
 
 
 def _first_line(documented: object) -> str:
     return (documented.__doc__ or "").split("\n")[0].removesuffix(".")
 
 
-def _in_a_cell(text: str) -> str:
-    return text.replace("``", "`").replace("|", "\\|")
-
-
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    SETTINGS.write_text(settings(), encoding="utf-8")
