@@ -215,7 +215,7 @@ class Algorithm(Table):
     ``services/learner/algorithms`` holds the formulas; an entry takes the settings it names.
     """
 
-    advantage: AdvantageName = Field(default="papo", description="a formula of docs/reference/recipe.md")
+    advantage: AdvantageName = Field(default="papo", description="a formula of recipe.md")
     lambda_process: float = Field(default=1.0, ge=0, description="weight of PAPO's process term")
     ddof: Literal[0, 1] = Field(
         default=1, description="1: standard deviation of a sample; 0: of a population"
@@ -236,7 +236,7 @@ class Algorithm(Table):
         default=False, description="advantages to mean 0, variance 1 over a step's tokens"
     )
 
-    objective: ObjectiveName = Field(default="clip", description="a formula of docs/reference/recipe.md")
+    objective: ObjectiveName = Field(default="clip", description="a formula of recipe.md")
     clip_low: float = Field(
         default=0.2,
         gt=0,
@@ -252,14 +252,14 @@ class Algorithm(Table):
     old_logprobs: Literal["rollout", "recompute"] = Field(
         default="rollout", description="the log-probs that the ratio is taken against"
     )
-    correction: CorrectionName = Field(default="none", description="a formula of docs/reference/recipe.md")
+    correction: CorrectionName = Field(default="none", description="a formula of recipe.md")
     correction_cap: float = Field(default=2.0, gt=0, description="largest importance weight")
     correction_floor: float = Field(
         default=0.0, ge=0, description="smallest importance weight that is not masked"
     )
 
-    aggregation: AggregationName = Field(default="token_mean", description="a formula of docs/reference/recipe.md")
-    divergence: DivergenceName = Field(default="k3", description="a formula of docs/reference/recipe.md")
+    aggregation: AggregationName = Field(default="token_mean", description="a formula of recipe.md")
+    divergence: DivergenceName = Field(default="k3", description="a formula of recipe.md")
     divergence_weight: float = Field(
         default=0.0,
         ge=0,
