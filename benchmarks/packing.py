@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from services.learner.planning.footprint import BUILT_IN, trained_flops
+from services.learner.planning.shapes import BUILT_IN, trained_flops
 from services.learner.training.attention import PACKED
 from services.learner.training.batching import collate, micro_batches
 from services.learner.training.samples import Sample

@@ -21,7 +21,8 @@ from protocol.recipe import Model, Optimizer, Recipe, parse_recipe
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from services.learner.planning.footprint import Item, ModelShape, learner_footprint, total
+from services.learner.planning.footprint import Item, learner_footprint, total
+from services.learner.planning.shapes import ModelShape
 from services.learner.training import engine as engines
 
 _KEPT: list[engines.Engine] = []  # what is freed later is not freed while the next is measured
@@ -95,7 +96,7 @@ def _planned(recipe: Recipe) -> int:
     gathered = PARAMETERS * 2 if recipe.optimizer.zero_stage == 3 else 0
     if recipe.model.dtype == "float32":
         gathered *= 2
-    return total(footprint.held) + used + total(host) - gathered
+    return total(footprint.resident) + used + total(host) - gathered
 
 
 def _of_weights(items: tuple[Item, ...]) -> list[Item]:

@@ -38,7 +38,7 @@ _PAGE = 1000  # samples
 _TRACKERS = "tensorboard:DIR, wandb:PROJECT, mlflow:URI, mlflow:EXPERIMENT, trackio:PROJECT"
 # Each becomes a process of its own, since a client imports no service.
 OF_OTHER_SERVICES = {
-    "plan": ("services.learner.plan", "Show what a recipe takes to run."),
+    "plan": ("services.learner.plan", "Show the files, memory and time that a recipe takes."),
     "sft": (
         "services.learner.sft.__main__",
         "Have a model learn the solutions of a task file, before a job.",

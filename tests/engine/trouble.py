@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import training_memory
 from services.learner.algorithms import UnknownName
-from services.learner.planning.footprint import with_token_budget
+from services.learner.planning.footprint import limit_micro_batches
 from services.learner.sft.__main__ import main as sft_main
 from services.learner.training.attention import PACKED
 from services.learner.training.batching import collate, largest_micro_batches
@@ -304,7 +304,7 @@ def run_out_of_memory(model: str, *, stays: bool) -> list[str]:
         heard = []
         for tokens in (SMALL, SMALL, LARGE):
             settings = {"micro_batch_tokens": LARGE, "groups_per_step": 128}
-            fitting = with_token_budget(recipe_of(model, settings), tokens)
+            fitting = limit_micro_batches(recipe_of(model, settings), tokens)
             await team.open(Path(model), fitting)
             heard += await _errors_of(
                 team.rehearse(largest_micro_batches(fitting, team.num_ranks))

@@ -28,8 +28,10 @@ from protocol.recipe import Recipe, parse_recipe
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from services.learner.planning.footprint import GIB, ModelShape, learner_footprint
-from services.learner.planning.plan import FLOPS_USED, LEARNER_COPIES, LINK
+from services.learner.planning.footprint import learner_footprint
+from services.learner.planning.seconds import FLOPS_USED, LEARNER_COPIES, LINK
+from services.learner.planning.shapes import ModelShape
+from services.learner.planning.units import GIB
 from services.learner.training import shares
 from services.learner.training.attention import PACKED
 from services.learner.training.batching import blank_sample, largest_micro_batches
@@ -79,7 +81,7 @@ def memory(model: str, shape: ModelShape, recipe: Json) -> Iterator[Figure]:
     samples = placed(largest_micro_batches(made, num_ranks=1))
     trainer.train(samples)  # whatever is made once
     seconds = _timed(lambda: trainer.train(samples))
-    planned = learner_footprint(made, shape, None, num_gpus=1).peak / GIB
+    planned = learner_footprint(made, shape, None, num_ranks=1).peak / GIB
     source = f"`weir plan`: {shown(planned)} GiB, give or take a tenth"
     yield Figure("peak", _peak() / GIB, "GiB", 0.9 * planned, 1.1 * planned, source)
     yield Figure("step", seconds, "s")

@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from services.learner.planning.footprint import BUILT_IN, ModelShape
+from services.learner.planning.shapes import BUILT_IN, ModelShape
 from tests.architecture.project import ROOT
 
 REHEARSES = os.environ.get("WEIR_REHEARSE") == "1"

@@ -37,8 +37,8 @@ from services.learner.job.reconciler import Reconciler
 from services.learner.job.references import readable_tasks
 from services.learner.job.versions import Versions
 from services.learner.model_source import find_model
-from services.learner.planning.footprint import fitted_to_cpus, with_token_budget
-from services.learner.planning.machine import Here, Options, machine_of
+from services.learner.planning.footprint import fit_to_cpus, limit_micro_batches
+from services.learner.planning.machine import LocalMachine, Options, resolve_machine
 from services.learner.supply.evaluator import Evaluator, HeldOut
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
@@ -121,10 +121,10 @@ async def _fit_to_memory(
     Later attempts split a batch in the same way, so the record then has what was decided.
     """
     if record.micro_batch_tokens or on_cpus is None or on_cpus.policy is None:
-        return with_token_budget(recipe, record.micro_batch_tokens)
-    here = Here(host_bytes=psutil.virtual_memory().total)
-    machine = machine_of(Options(), None, os.environ, here)
-    fitting = fitted_to_cpus(recipe, on_cpus.policy, on_cpus.critic, machine)
+        return limit_micro_batches(recipe, record.micro_batch_tokens)
+    here = LocalMachine(host_bytes=psutil.virtual_memory().total)
+    machine = resolve_machine(Options(), None, os.environ, here)
+    fitting = fit_to_cpus(recipe, on_cpus.policy, on_cpus.critic, machine)
     if fitting != recipe:
         most = fitting.training.micro_batch_tokens
         await attempt.update(micro_batch_tokens=most)

@@ -38,7 +38,7 @@ from services.learner.job.control import (
 from services.learner.job.learning import Learning
 from services.learner.job.limits import watch_engines_forever
 from services.learner.ordering import order_warnings
-from services.learner.planning.footprint import smaller_token_budget, with_token_budget
+from services.learner.planning.footprint import limit_micro_batches, smaller_token_budget
 from services.learner.training.models import write_merged
 from services.learner.training.ranks import Team, machine_errors
 
@@ -236,7 +236,7 @@ class Run:
 
     async def _make_smaller(self, error: str) -> None:
         """The next attempt takes micro-batches of half as many tokens, as far as that helps."""
-        recipe = with_token_budget(self.record.recipe, self.record.micro_batch_tokens)
+        recipe = limit_micro_batches(self.record.recipe, self.record.micro_batch_tokens)
         tokens = smaller_token_budget(recipe)
         if tokens is None:
             problem = _NO_SMALLER.format(error, recipe.model.max_context)

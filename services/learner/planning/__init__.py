@@ -1,1 +1,1 @@
-"""What ``weir plan`` computes: memory, seconds, files, warnings. Loads no model, starts nothing."""
+"""The computations of ``weir plan``: files, memory, time, warnings. Loads no model."""

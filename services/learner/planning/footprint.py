@@ -1,257 +1,84 @@
-"""A model's shape and what follows from it: parameters, FLOPs, GPU and host memory. Pure.
+"""GPU and host memory of the learner and of an engine, from the shapes of the models. Pure.
 
-The learner's memory follows what `services/learner/training/engine.py` asks of DeepSpeed 0.19:
-gradients of bfloat16 summed in float32 under ZeRO and over ranks, torch's fused AdamW on float32
-copies. It was measured at each ZeRO stage, with offload and without, on one CPU rank. Buffers of
+The learner's memory follows the DeepSpeed 0.19 setup of `services/learner/training/engine.py`:
+bfloat16 gradients summed in float32 under ZeRO and over ranks, and torch's fused AdamW on float32
+copies. It was measured at each ZeRO stage, with and without offload, on one CPU rank. Buffers of
 CUDA, NCCL and the allocator are not counted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal
+from itertools import chain
+from typing import Literal
 
 from protocol.capacity import responses_in_flight
-from protocol.model_folder import max_positions
-from protocol.placement import Placement, split_problem
 from protocol.recipe import Optimizer, Recipe
 
-from services.learner.planning.machine import GIB, Machine
+from services.learner.planning.machine import Machine
+from services.learner.planning.shapes import ModelShape
+from services.learner.planning.units import GIB
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers; a smaller model has a smaller one
-REDUCED_SIZE = 4  # bytes of a number that is reduced
-LIVE_PARAMETERS = 1_000_000_000  # so many are gathered at once under ZeRO-3, by default
-SUB_GROUP = 1_000_000_000  # ZeRO-3 steps through so many numbers of a rank's share at a time
-# `chunked_token_logprobs` with its backward pass held 3.5 (bfloat16) and 4.0 (float32) at its peak.
+# Values in the bucket of gradients to reduce: DeepSpeed's default, or the model if it is smaller.
+REDUCE_BUCKET = 500_000_000
+REDUCED_BYTES = 4  # a value is reduced in float32
+LIVE_PARAMETERS = 1_000_000_000  # ZeRO-3 gathers this many at once: DeepSpeed's default
+SUB_GROUP = 1_000_000_000  # ZeRO-3 updates this many values of a rank's shard at a time
+# `chunked_token_logprobs` and its backward pass held 3.5 (bfloat16) and 4.0 (float32) at the peak.
 LOGIT_COPIES = 4
-_LARGEST_COUNT = 10**9
-GPUS_OF_A_BOX = 8
-
-
-class UnknownModel(ValueError):
-    """A ``config.json`` whose memory cannot be computed; the text names the field and says why."""
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """A decoder as the Llama and Qwen families build it."""
-
-    hidden: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    head_size: int
-    intermediate: int  # of the gated feed-forward network
-    vocabulary: int
-    max_positions: int
-    tied: bool = False  # the head is the embedding
-    attention_bias: bool = False  # of queries, keys and values
-    query_key_norm: bool = False
-    counted: int | None = None  # parameters but the head's, of a model of another family
-
-    @property
-    def query_width(self) -> int:
-        return self.heads * self.head_size
-
-    @property
-    def key_width(self) -> int:
-        """Numbers in the keys of a token, and in its values."""
-        return self.key_value_heads * self.head_size
-
-    @property
-    def body_parameters(self) -> int:
-        """All but the head's."""
-        if self.counted is not None:
-            return self.counted
-        inputs = self.query_width + 2 * self.key_width
-        attention = self.hidden * (inputs + self.query_width) + inputs * self.attention_bias
-        norms = 2 * self.hidden + 2 * self.head_size * self.query_key_norm
-        layer = attention + 3 * self.hidden * self.intermediate + norms
-        return self.vocabulary * self.hidden + self.layers * layer + self.hidden
-
-    @property
-    def parameters(self) -> int:
-        return self.body_parameters + (0 if self.tied else self.vocabulary * self.hidden)
-
-    @property
-    def critic_parameters(self) -> int:
-        """With a head of one output."""
-        return self.body_parameters + self.hidden + 1
-
-    def adapted(self, targets: Sequence[str] = ()) -> list[int]:
-        """Inputs + outputs of each linear map of a layer that has an adapter; default: all."""
-        query, key, inner, hidden = self.query_width, self.key_width, self.intermediate, self.hidden
-        widths = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": query}
-        widths |= {"gate_proj": inner, "up_proj": inner, "down_proj": inner}
-        return [hidden + width for name, width in widths.items() if not targets or name in targets]
-
-    def adapter_parameters(self, rank: int, targets: Sequence[str] = ()) -> int:
-        return self.layers * rank * sum(self.adapted(targets))
-
-    def forward_flops(self, length: float) -> float:
-        """FLOPs per token of a sequence of this length, causal attention included."""
-        # The embedding is looked up, not multiplied by; the head is, and is as large.
-        return 2 * self.body_parameters + 2 * length * self.query_width * self.layers
-
-    def critic_flops(self, length: float) -> float:
-        """`forward_flops` of a critic, which has no such head."""
-        return self.forward_flops(length) - 2 * self.vocabulary * self.hidden
-
-
-def trained_flops(
-    policy: ModelShape, critic: ModelShape | None, length: int, *, adapter: bool = False
-) -> float:
-    """Model FLOPs to learn from a sequence once: a backward pass counts as two forward ones.
-
-    As one where only an adapter learns, whose own FLOPs are not counted; nor are those of
-    recomputed activations and of a reference.
-    """
-    flops = (2 if adapter else 3) * policy.forward_flops(length)
-    if critic is not None:
-        flops += 3 * critic.critic_flops(length)
-    return length * flops
-
-
-def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a Hugging Face ``config.json`` describes.
-
-    Raises:
-        UnknownModel: for another family than Llama and Qwen, or a damaged field.
-    """
-    family = config.get("model_type")
-    if family not in ("llama", "qwen2", "qwen3"):
-        raise UnknownModel(f"model_type {family!r} is none of llama, qwen2, qwen3")
-    hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
-    key_value_heads = _whole(config, "num_key_value_heads", default=heads)
-    if heads % key_value_heads:
-        raise UnknownModel(f"field num_key_value_heads must divide num_attention_heads = {heads}")
-    tied = config.get("tie_word_embeddings", False)
-    if not isinstance(tied, bool):
-        raise UnknownModel(f"field tie_word_embeddings must be true or false, not {str(tied)[:40]}")
-    return ModelShape(
-        hidden=hidden,
-        layers=_whole(config, "num_hidden_layers"),
-        heads=heads,
-        key_value_heads=key_value_heads,
-        head_size=_whole(config, "head_dim", default=hidden // heads or None),
-        intermediate=_whole(config, "intermediate_size"),
-        vocabulary=_whole(config, "vocab_size"),
-        max_positions=max_positions(config) or _whole(config, "max_position_embeddings"),
-        tied=tied,
-        attention_bias=family == "qwen2",
-        query_key_norm=family == "qwen3",
-    )
-
-
-def _whole(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    value = config.get(field)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _LARGEST_COUNT:
-        raise UnknownModel(f"field {field} must be a whole number, not {str(value)[:40]}")
-    return value
-
-
-def sequence_problem(size: int, heads: int, key_value_heads: int, num_ranks: int) -> str | None:
-    """Why ``size`` of the ranks cannot share each sample, with the remedy; None: they can."""
-    possible = [
-        each
-        for each in range(1, num_ranks + 1)
-        if num_ranks % each == 0 and split_problem(each, heads, key_value_heads) is None
-    ]
-    if size in possible:
-        return None
-    problem = split_problem(size, heads, key_value_heads)
-    return (
-        f"training.sequence_parallel = {size}: "
-        + (problem or f"it does not divide the learner's {num_ranks} ranks")
-        + f"; choose {' or '.join(map(str, possible))}, or give the learner other GPUs"
-    )
-
-
-def split_problems(placement: Placement, heads: int, key_value_heads: int) -> Iterator[str]:
-    """The engines over whose GPUs the heads cannot be split, with the reason and the remedy."""
-    sizes = range(1, GPUS_OF_A_BOX + 1)
-    possible = [str(size) for size in sizes if not split_problem(size, heads, key_value_heads)]
-    choice = f"in WEIR_GPUS write rollout= with {' or '.join(possible)} GPUs"
-    for engine in placement.rollouts:
-        if problem := split_problem(max(1, len(engine.gpus)), heads, key_value_heads):
-            yield f"{engine}: {problem}; {choice}"
-
-
-_QWEN25 = partial(ModelShape, attention_bias=True)
-# From the models' published config.json: hidden, layers, heads, key-value heads, size of a head,
-# intermediate, vocabulary, positions.
-BUILT_IN: Mapping[str, ModelShape] = {
-    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25(896, 24, 14, 2, 64, 4864, 151936, 32768, tied=True),
-    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN25(1536, 28, 12, 2, 128, 8960, 151936, 32768, tied=True),
-    "Qwen/Qwen2.5-3B": _QWEN25(2048, 36, 16, 2, 128, 11008, 151936, 32768, tied=True),
-    "Qwen/Qwen2.5-7B": _QWEN25(3584, 28, 28, 4, 128, 18944, 152064, 131072),
-    "Qwen/Qwen2.5-14B": _QWEN25(5120, 48, 40, 8, 128, 13824, 152064, 131072),
-    "Qwen/Qwen2.5-32B": _QWEN25(5120, 64, 40, 8, 128, 27648, 152064, 131072),
-    "Qwen/Qwen2.5-Math-7B": _QWEN25(3584, 28, 28, 4, 128, 18944, 152064, 4096),
-    "Qwen/Qwen3-4B-Base": ModelShape(
-        2560, 36, 32, 8, 128, 9728, 151936, 32768, tied=True, query_key_norm=True
-    ),
-    "Qwen/Qwen3-4B-Instruct-2507": ModelShape(
-        2560, 36, 32, 8, 128, 9728, 151936, 262144, tied=True, query_key_norm=True
-    ),
-    "deepseek-ai/deepseek-math-7b-instruct": ModelShape(4096, 30, 32, 32, 128, 11008, 102400, 4096),
-}
 
 
 @dataclass(frozen=True)
 class Item:
-    """One part of the memory of one GPU, or of a host."""
+    """A part of the memory of a GPU, or of a node."""
 
     what: str
     bytes: int
     formula: str
 
 
-# When it is on a GPU, or that it is in host memory; and whether there is such an item at all.
-Row = tuple[Literal["held", "backward", "step", "host"], bool, Item]
+Place = Literal["resident", "backward", "step", "host"]
+Row = tuple[Place, bool, Item]  # the item exists only if the flag is true
 
 
 @dataclass(frozen=True)
 class LearnerFootprint:
-    """The memory of one GPU of the learner, at the largest micro-batch that may come."""
+    """The memory of one GPU of the learner, at the largest possible micro-batch."""
 
-    held: tuple[Item, ...]
-    backward: tuple[Item, ...]  # besides, in the policy's or the critic's pass, the larger
-    step: tuple[Item, ...]  # besides, in an optimizer's step, when that is over
-    host: tuple[Item, ...]  # of all its ranks on a node
+    resident: tuple[Item, ...]
+    backward: tuple[Item, ...]  # during a pass of the policy or the critic, the larger one
+    step: tuple[Item, ...]  # during an optimizer step, after the backward pass
+    host: tuple[Item, ...]  # of all ranks on a node
 
     @property
     def peak(self) -> int:
-        return total(self.held) + max(total(self.backward), total(self.step))
+        return total(self.resident) + max(total(self.backward), total(self.step))
 
     def fits(self, usable: int, usable_at_rest: int) -> bool:
-        """Whether a GPU has room for it, in its turns and between them."""
-        return self.peak <= usable and total(self.held) <= usable_at_rest
+        """Whether a GPU has room for it, during the learner's turns and between them."""
+        return self.peak <= usable and total(self.resident) <= usable_at_rest
 
 
 @dataclass(frozen=True)
 class RolloutFootprint:
-    """The memory of one GPU of the smallest engine, and how many responses that holds."""
+    """The memory of one GPU of the smallest engine, and the responses that fit into it."""
 
     weights: Item
-    cache: Item  # the keys and values of all responses that are sampled at the same time
-    room: int  # bytes that are left for them
+    cache: Item  # keys and values of all responses that are sampled at the same time
+    room: int  # bytes for keys and values
     bytes_per_token: int
     responses_asked: int  # of one engine, at the same time
-    responses_held: int  # so many of them fit at full length
+    responses_held: int  # of full length, at the same time
 
 
 def total(items: Iterable[Item]) -> int:
     return sum(item.bytes for item in items)
 
 
-def _item(what: str, numbers: int, size: int, shards: int) -> Item:
+def _make_item(what: str, numbers: int, size: int, shards: int) -> Item:
     split = f" / {shards} GPUs" if shards > 1 else ""
     formula = f"{_count(numbers)} x {size} bytes{split}"
     return Item(what, math.ceil(numbers * size / shards), formula)
@@ -265,9 +92,9 @@ def _count(number: int) -> str:
 
 
 def longest_micro_batch(recipe: Recipe) -> int:
-    """Tokens of the largest micro-batch; a sample longer than the budget goes alone.
+    """Return the tokens of the largest micro-batch; a sample over the budget is alone in one.
 
-    The ranks that share it have a budget each.
+    Each of the ranks that share a micro-batch has a budget.
     """
     training = recipe.training
     groups = math.ceil(training.groups_per_step / training.updates_per_batch)
@@ -276,7 +103,7 @@ def longest_micro_batch(recipe: Recipe) -> int:
     return max(recipe.model.max_context, min(budget, mini_batch))
 
 
-def with_token_budget(recipe: Recipe, micro_batch_tokens: int | None) -> Recipe:
+def limit_micro_batches(recipe: Recipe, micro_batch_tokens: int | None) -> Recipe:
     if micro_batch_tokens is None:
         return recipe
     training = recipe.training.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
@@ -284,94 +111,108 @@ def with_token_budget(recipe: Recipe, micro_batch_tokens: int | None) -> Recipe:
 
 
 def smaller_token_budget(recipe: Recipe) -> int | None:
-    """A rank's part of half the largest micro-batch; None if that is one sample of full length."""
-    largest, longest = longest_micro_batch(recipe), recipe.model.max_context
-    share = math.ceil(max(largest // 2, longest) / recipe.training.sequence_parallel)
-    return share if largest > longest else None
+    """Halve the largest micro-batch; return a rank's part, or None at one sample of full length."""
+    largest = longest_micro_batch(recipe)
+    longest = recipe.model.max_context
+    if largest <= longest:
+        return None
+    return math.ceil(max(largest // 2, longest) / recipe.training.sequence_parallel)
 
 
-def fitted_to_cpus(
+def fit_to_cpus(
     recipe: Recipe, policy: ModelShape, critic: ModelShape | None, machine: Machine
 ) -> Recipe:
-    """The recipe with micro-batches halved as far as ranks on CPUs need it to fit into the memory.
+    """Halve micro-batches until the ranks fit into the memory of the CPUs.
 
-    A kernel kills a process that takes too much; it gives no error that a smaller one could follow.
+    The kernel kills a process that takes too much memory, so it raises no error to react to.
     """
-    smaller, ranks = recipe, machine.placement.num_ranks
+    num_ranks = machine.placement.num_ranks
     engine = rollout_footprint(recipe, policy, machine).weights.bytes + machine.engine_cache_bytes
     usable_bytes = machine.usable_host_bytes - len(machine.placement.rollouts) * engine
-    while (tokens := smaller_token_budget(smaller)) is not None:
-        footprint = learner_footprint(smaller, policy, critic, ranks)
-        if ranks * footprint.peak + total(footprint.host) <= usable_bytes:
+    while (tokens := smaller_token_budget(recipe)) is not None:
+        footprint = learner_footprint(recipe, policy, critic, num_ranks)
+        if num_ranks * footprint.peak + total(footprint.host) <= usable_bytes:
             break
-        smaller = with_token_budget(smaller, tokens)
-    return smaller
+        recipe = limit_micro_batches(recipe, tokens)
+    return recipe
 
 
 def rollout_footprint(recipe: Recipe, shape: ModelShape, machine: Machine) -> RolloutFootprint:
-    """One GPU of the smallest engine, where all engines have an equal share of the work."""
-    num_gpus, size = machine.gpus_per_engine, DTYPE_BYTES[recipe.model.dtype]
+    """Compute a GPU of the smallest engine; all engines have an equal share of the responses."""
+    num_gpus = machine.gpus_per_engine
+    size = DTYPE_BYTES[recipe.model.dtype]
+    max_context = recipe.model.max_context
     share = math.ceil(responses_in_flight(recipe) / len(machine.placement.rollouts))
     responses = min(machine.engine_sequences, share)
-    weights = _item("weights", shape.parameters, size, num_gpus)
-    # A key-value head is never split: GPUs beyond their number hold copies.
+    weights = _make_item("weights", shape.parameters, size, num_gpus)
+    # A key-value head is never split: more GPUs than heads hold copies.
     heads = math.ceil(shape.key_value_heads / num_gpus)
-    per_token = 2 * shape.layers * heads * shape.head_size * size
-    full_length = per_token * recipe.model.max_context
+    token_bytes = 2 * shape.layers * heads * shape.head_size * size
+    response_bytes = token_bytes * max_context
     cache = Item(
         "keys and values",
-        responses * full_length,
-        f"{responses} responses x {recipe.model.max_context} tokens x {per_token:,} bytes "
+        responses * response_bytes,
+        f"{responses} responses x {max_context} tokens x {token_bytes:,} bytes "
         f"(2 x {shape.layers} layers x {heads} heads x {shape.head_size} x {size})",
     )
-    left = max(0, machine.engine_bytes - weights.bytes)
-    room = min(machine.engine_cache_bytes or left, left)
-    held = min(responses, room // full_length)
-    return RolloutFootprint(weights, cache, room, per_token, responses, held)
+    room = max(0, machine.engine_bytes - weights.bytes)
+    if machine.engine_cache_bytes:
+        room = min(machine.engine_cache_bytes, room)
+    fitting = min(responses, room // response_bytes)
+    return RolloutFootprint(weights, cache, room, token_bytes, responses, fitting)
 
 
 def learner_footprint(
-    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int, on_node: int = 0
+    recipe: Recipe,
+    policy: ModelShape,
+    critic: ModelShape | None,
+    num_ranks: int,
+    ranks_on_node: int = 0,
 ) -> LearnerFootprint:
-    """One of the learner's ``num_gpus`` GPUs, and the host of ``on_node`` of them; 0: of all."""
-    models = trained_models(recipe, policy, critic, num_gpus, on_node or num_gpus)
+    """Compute the memory of a rank, and of a node with ``ranks_on_node`` ranks; 0: with all."""
+    models = trained_models(recipe, policy, critic, num_ranks, ranks_on_node or num_ranks)
     tables = [
-        [*_of_weights(m), *_of_samples(m, recipe), *_of_learning(m), *_of_offload(m)]
-        for m in models
+        [
+            *_weight_rows(model),
+            *_sample_rows(model, recipe),
+            *_optimizer_rows(model),
+            *_offload_rows(model),
+        ]
+        for model in models
     ]
-    everywhere = [*_of_any_learner(models, recipe), *(row for table in tables for row in table)]
+    rows = [*_shared_rows(models, recipe), *chain(*tables)]
     if recipe.algorithm.divergence_weight > 0 and recipe.model.lora is None:
-        # With an adapter it is the base, which is there anyway.
-        everywhere += _of_weights(replace(models[0], who="reference"))
-
-    def at(place: str, rows: Sequence[Row]) -> tuple[Item, ...]:
-        return tuple(item for when, is_there, item in rows if is_there and when == place)
-
+        # With an adapter the reference is the policy's own base.
+        rows += _weight_rows(replace(models[0], name="reference"))
     return LearnerFootprint(
-        at("held", everywhere),
-        max((at("backward", table) for table in tables), key=total),
-        max((at("step", table) for table in tables), key=total),
-        at("host", everywhere),
+        resident=_select(rows, "resident"),
+        backward=max((_select(table, "backward") for table in tables), key=total),
+        step=max((_select(table, "step") for table in tables), key=total),
+        host=_select(rows, "host"),
     )
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A model that learns, in numbers."""
+def _select(rows: Sequence[Row], place: Place) -> tuple[Item, ...]:
+    return tuple(item for row_place, exists, item in rows if exists and row_place == place)
 
-    who: str
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A policy or critic, in numbers."""
+
+    name: str
     shape: ModelShape
-    weights: int  # numbers in all its weights
-    parameters: int  # in those that learn
-    adapted: int  # numbers that a layer's adapters keep of a token
+    weights: int
+    parameters: int  # weights that learn
+    adapted: int  # values that a layer's adapters keep per token
     settings: Optimizer
     dtype: str
     num_gpus: int
-    ranks: int  # of a node
+    ranks_on_node: int
 
     @property
     def size(self) -> int:
-        """Bytes of a number of its dtype."""
+        """Bytes of a weight."""
         return DTYPE_BYTES[self.dtype]
 
     @property
@@ -384,168 +225,194 @@ class Trained:
 
     @property
     def sums_in_float32(self) -> bool:
-        """Whether gradients are added up in another dtype than they come in."""
+        """Whether gradients are summed in another dtype than their own."""
         return self.dtype == "bfloat16"
 
     @property
-    def sums_apart(self) -> bool:
-        """Whether DeepSpeed's BF16_Optimizer stands in for ZeRO-1: it sums in a full buffer."""
+    def has_sum_buffer(self) -> bool:
+        """Whether DeepSpeed replaces ZeRO-1 by its BF16_Optimizer, which sums in a full buffer."""
         return self.sums_in_float32 and self.stage == 1 and not self.offloads
 
     def shards(self, from_stage: int) -> int:
-        """GPUs over which it splits what ZeRO splits from this stage on."""
+        """Return over how many GPUs values are split that ZeRO splits from this stage on."""
         return self.num_gpus if self.stage >= from_stage else 1
 
     def item(self, what: str, size: int, shards: int = 1, *, numbers: int = 0) -> Item:
-        """Numbers of ``size`` bytes over so many GPUs; by default one per learned parameter."""
-        return _item(f"{self.who}: {what}", numbers or self.parameters, size, shards)
+        """Return values of ``size`` bytes over ``shards`` GPUs; default: one per parameter."""
+        return _make_item(f"{self.name}: {what}", numbers or self.parameters, size, shards)
 
-    def on_host(self, what: str, size: int, numbers: int = 0, *, pinned: bool = True) -> Item:
-        """The shares of a node's ranks; torch pins memory in blocks of a power of two."""
+    def host_item(self, what: str, size: int, numbers: int = 0, *, pinned: bool = True) -> Item:
+        """Return the shards of a node's ranks; torch pins memory in blocks of a power of two."""
         whole = self.item(what, size, numbers=numbers)
-        share, formula = math.ceil(whole.bytes / self.num_gpus), whole.formula
-        if self.ranks != self.num_gpus:
-            formula += f", {self.ranks} of {self.num_gpus} ranks"
+        share = math.ceil(whole.bytes / self.num_gpus)
+        formula = whole.formula
+        if self.ranks_on_node != self.num_gpus:
+            formula += f", {self.ranks_on_node} of {self.num_gpus} ranks"
         if pinned:
             share = 1 << (share - 1).bit_length()
             formula += f", pinned in blocks of {share / GIB:,.3g} GiB"
-        return Item(whole.what, self.ranks * share, formula)
+        return Item(whole.what, self.ranks_on_node * share, formula)
 
 
 def trained_models(
-    recipe: Recipe, policy: ModelShape, critic: ModelShape | None, num_gpus: int, ranks: int
-) -> list[Trained]:
-    lora, where = recipe.model.lora, (recipe.model.dtype, num_gpus, ranks)
-    weights, learned, adapted = policy.parameters, policy.parameters, 0
+    recipe: Recipe,
+    policy: ModelShape,
+    critic: ModelShape | None,
+    num_gpus: int,
+    ranks_on_node: int,
+) -> list[TrainedModel]:
+    """Return the policy, and the critic if the recipe has one."""
+    lora = recipe.model.lora
+    ranks = (recipe.model.dtype, num_gpus, ranks_on_node)
+    weights = policy.parameters
+    learned = weights
+    adapted = 0
     if lora is not None:
         learned = policy.adapter_parameters(lora.rank, lora.targets)
-        weights, adapted = weights + learned, lora.rank * len(policy.adapted(lora.targets))
-    models = [Trained("policy", policy, weights, learned, adapted, recipe.optimizer, *where)]
+        weights += learned
+        adapted = lora.rank * len(policy.adapted_widths(lora.targets))
+    models = [TrainedModel("policy", policy, weights, learned, adapted, recipe.optimizer, *ranks)]
     if recipe.critic is not None and critic is not None:
-        weights, settings = critic.critic_parameters, recipe.critic.optimizer
-        models.append(Trained("critic", critic, weights, weights, 0, settings, *where))
+        weights = critic.critic_parameters
+        settings = recipe.critic.optimizer
+        models.append(TrainedModel("critic", critic, weights, weights, 0, settings, *ranks))
     return models
 
 
-def _of_any_learner(models: Sequence[Trained], recipe: Recipe) -> list[Row]:
-    policy, largest = models[0], max(models, key=lambda model: model.weights)
+def _shared_rows(models: Sequence[TrainedModel], recipe: Recipe) -> list[Row]:
+    policy = models[0]
+    largest = max(models, key=lambda model: model.weights)
     loaded = largest.item("", largest.size, numbers=largest.weights)
-    # The two newest; what a checkpoint copies and what is evaluated stay meanwhile.
+    # The two newest, the one that a checkpoint copies, and the one that is evaluated.
     evaluates = recipe.evaluation is not None
     versions = 4 if evaluates else 3
     published = policy.item("", policy.size, numbers=versions * policy.weights)
-    copies = policy.ranks * policy.parameters
-    measured = policy.item("", policy.size, policy.shards(3), numbers=copies)
+    copies = policy.ranks_on_node * policy.parameters
+    compared = policy.item("", policy.size, policy.shards(3), numbers=copies)
     rows = (
         (True, loaded, "a whole model, to load and to export"),
         (recipe.model.lora is None, published, f"{versions} published versions"),
-        (evaluates or recipe.training.max_staleness > 0, measured, "what parity compares, a rank"),
+        (evaluates or recipe.training.max_staleness > 0, compared, "what parity compares, a rank"),
     )
-    return [("host", is_there, replace(item, what=what)) for is_there, item, what in rows]
+    return [("host", exists, replace(item, what=what)) for exists, item, what in rows]
 
 
-def _of_weights(model: Trained) -> list[Row]:
-    """Under ZeRO-3 also those that are gathered for a moment."""
-    size, weights, all_away = model.size, model.weights, model.settings.offload == "all"
-    here = model.item("weights", size, model.shards(3), numbers=weights)
+def _weight_rows(model: TrainedModel) -> list[Row]:
+    """Return the weights; under ZeRO-3 with those that a layer gathers."""
+    size = model.size
+    offloads_weights = model.settings.offload == "all"
+    item = model.item("weights", size, model.shards(3), numbers=model.weights)
     if model.stage == 3:
-        gathered = min(weights, LIVE_PARAMETERS)
-        words = f"{_count(gathered)} gathered x {size} bytes"
-        words, kept = (words, 0) if all_away else (f"{here.formula} + {words}", here.bytes)
-        here = Item(here.what, kept + gathered * size, words)
-    return [("held", True, here), ("host", all_away, model.on_host("weights", size, weights))]
+        gathered = min(model.weights, LIVE_PARAMETERS)
+        formula = f"{_count(gathered)} gathered x {size} bytes"
+        sharded_bytes = 0
+        if not offloads_weights:
+            formula = f"{item.formula} + {formula}"
+            sharded_bytes = item.bytes
+        item = Item(item.what, sharded_bytes + gathered * size, formula)
+    host = model.host_item("weights", size, model.weights)
+    return [("resident", True, item), ("host", offloads_weights, host)]
 
 
-def _of_learning(model: Trained) -> list[Row]:
-    """What ZeRO and AdamW keep on a GPU apart from the weights."""
-    stage, float32, apart = model.stage, model.sums_in_float32, model.sums_apart
+def _optimizer_rows(model: TrainedModel) -> list[Row]:
+    """Return gradients and the state of ZeRO and AdamW on a GPU."""
+    stage = model.stage
+    float32 = model.sums_in_float32
+    buffered = model.has_sum_buffer
     on_gpu = not model.offloads
     summed = model.item("float32 sum of gradients", 4)
     summed = replace(summed, formula=f"{summed.formula} on every GPU: ZeRO-1 does not split it")
     reduced = min(REDUCE_BUCKET, model.parameters)
-    bucket = model.item("bucket to reduce gradients", REDUCED_SIZE, numbers=reduced)
-    copy = model.item("copy of the bucket", REDUCED_SIZE, numbers=reduced)
-    gradients, own = _gradients(model), model.item("gradients", model.size, model.shards(2))
+    bucket = model.item("bucket to reduce gradients", REDUCED_BYTES, numbers=reduced)
+    bucket_copy = model.item("copy of the bucket", REDUCED_BYTES, numbers=reduced)
+    gradients = _gradients(model)
+    shard = model.item("gradients", model.size, model.shards(2))
     weights = model.item("float32 copy of the weights", 4, model.shards(1))
     return [
-        ("held", on_gpu, model.item("Adam's moments", 8, model.shards(1))),
-        ("held", stage == 0 or (stage == 3 and on_gpu), gradients),
-        ("held", apart, summed),
-        ("held", stage == 3, bucket),  # below, it is gone when the backward pass is over
-        ("held", on_gpu and (stage >= 1 or model.size < 4), weights),
+        ("resident", on_gpu, model.item("Adam's moments", 8, model.shards(1))),
+        ("resident", stage == 0 or (stage == 3 and on_gpu), gradients),
+        ("resident", buffered, summed),
+        # Below stage 3 the bucket is freed after the backward pass.
+        ("resident", stage == 3, bucket),
+        ("resident", on_gpu and (stage >= 1 or model.size < 4), weights),
         ("backward", stage == 1 or (stage == 2 and (float32 or on_gpu)), gradients),
-        ("backward", stage in {1, 2} and not apart, bucket),
-        ("backward", stage == 3 or (stage == 2 and float32), copy),
-        ("step", apart or (model.offloads and float32 and stage < 3), gradients),
-        ("step", on_gpu and not float32 and stage in {1, 2}, own),
-        ("step", on_gpu and not apart, _stepped_through(model, reduced)),
+        ("backward", stage in {1, 2} and not buffered, bucket),
+        ("backward", stage == 3 or (stage == 2 and float32), bucket_copy),
+        ("step", buffered or (model.offloads and float32 and stage < 3), gradients),
+        ("step", on_gpu and not float32 and stage in {1, 2}, shard),
+        ("step", on_gpu and not buffered, _step_item(model, reduced)),
     ]
 
 
-def _gradients(model: Trained) -> Item:
-    """Gradients, and their sum over the micro-batches before."""
+def _gradients(model: TrainedModel) -> Item:
+    """Return gradients, and their sum over earlier micro-batches."""
     if model.stage == 1 and model.offloads and model.sums_in_float32:
         whole = model.item("gradients and their sum", 4)
         share = model.item("", 4, model.num_gpus)
         return Item(whole.what, whole.bytes + share.bytes, f"{whole.formula} + {share.formula}")
-    if model.stage >= 2 and model.sums_in_float32:  # each is added to the sum as it is reduced
+    if model.stage >= 2 and model.sums_in_float32:  # each is added to the sum when it is reduced
         return model.item("gradients", 4, model.shards(2))
     if model.stage == 2:
         return model.item("gradients and their sum", 2 * model.size, model.num_gpus)
     return model.item("gradients", model.size, model.shards(2))
 
 
-def _stepped_through(model: Trained, reduced: int) -> Item:
-    """What fused AdamW makes of the gradients; without ZeRO, or the bucket that reduces them."""
+def _step_item(model: TrainedModel, reduced: int) -> Item:
+    """Return the gradients as fused AdamW reads them; without ZeRO the bucket, if it is larger."""
     if model.stage == 0:
         if model.size == 4:
-            return model.item("copy of the bucket", REDUCED_SIZE, numbers=reduced)
-        copy = model.item("copy of the bucket", REDUCED_SIZE + model.size, numbers=reduced)
-        return max(copy, model.item("float32 gradients", 4), key=lambda item: item.bytes)
+            return model.item("copy of the bucket", REDUCED_BYTES, numbers=reduced)
+        bucket = model.item("copy of the bucket", REDUCED_BYTES + model.size, numbers=reduced)
+        return max(bucket, model.item("float32 gradients", 4), key=lambda item: item.bytes)
     share = model.item("float32 gradients", 4, model.num_gpus)
     if model.stage == 3 and share.bytes > 4 * SUB_GROUP:
         return model.item("float32 gradients", 4, numbers=SUB_GROUP)
     return share
 
 
-def _of_samples(model: Trained, recipe: Recipe) -> list[Row]:
-    """What the layers keep for the backward pass, within 4 % on a CPU with SDPA; and log-probs."""
-    shape, size = model.shape, model.size
+def _sample_rows(model: TrainedModel, recipe: Recipe) -> list[Row]:
+    """Return activations, within 4 % of a CPU with SDPA, and the logits of a chunk."""
+    shape = model.shape
+    size = model.size
     positions = math.ceil(longest_micro_batch(recipe) / recipe.training.sequence_parallel)
-    upcast = 1 if size < 4 else 0  # norms compute in float32, and keep that too
-    wide, narrow = shape.hidden + shape.query_width, shape.key_width
-    # Of a position: norms, projections, attention, feed-forward, adapters.
+    upcast = 1 if size < 4 else 0  # a norm in float32 keeps its input in float32 too
+    wide = shape.hidden + shape.query_width
+    narrow = shape.key_width
+    # Per position: norms, projections, attention, feed-forward, adapters.
     layer = (5 + upcast) * wide + 2 * narrow + 4 * shape.intermediate + model.adapted
     if shape.query_key_norm:
         layer += (1 + upcast) * shape.query_width + (2 + upcast) * narrow
-    numbers, words = shape.layers * layer, f"{shape.layers} layers x {layer:,}"
+    numbers = shape.layers * layer
+    formula = f"{shape.layers} layers x {layer:,}"
     if recipe.training.recompute_activations:
         numbers = shape.layers * shape.hidden + layer
-        words = f"({shape.layers} layers x {shape.hidden:,} + one layer's {layer:,})"
+        formula = f"({shape.layers} layers x {shape.hidden:,} + one layer's {layer:,})"
     activations = Item(
-        f"{model.who}: activations",
+        f"{model.name}: activations",
         numbers * positions * size,
-        f"{positions:,} positions x {words} x {size} bytes",
+        f"{positions:,} positions x {formula} x {size} bytes",
     )
     tokens = min(recipe.training.logprob_chunk_tokens, positions)
-    logprobs = Item(
-        f"{model.who}: log-probs of a chunk",
+    logits = Item(
+        f"{model.name}: log-probs of a chunk",
         tokens * shape.vocabulary * 4 * LOGIT_COPIES,
         f"{tokens:,} tokens x {shape.vocabulary:,} x 4 bytes x {LOGIT_COPIES} copies",
     )
-    return [("backward", True, activations), ("backward", model.who == "policy", logprobs)]
+    return [("backward", True, activations), ("backward", model.name == "policy", logits)]
 
 
-def _of_offload(model: Trained) -> list[Row]:
-    stage, float32, size = model.stage, model.sums_in_float32, model.size
+def _offload_rows(model: TrainedModel) -> list[Row]:
+    float32 = model.sums_in_float32
+    size = model.size
+    below_3 = model.stage < 3
     rows = [
         (True, "Adam's moments", 8, False),
-        (True, "float32 copy of the weights", 4, stage < 3),
+        (True, "float32 copy of the weights", 4, below_3),
         (True, "float32 gradients", 4, True),
-        (stage == 3 or not float32, "sum of gradients", 4 if float32 else size, True),
-        (stage < 3, "weights on their way to the GPU", size, True),
+        (not (below_3 and float32), "sum of gradients", 4 if float32 else size, True),
+        (below_3, "weights on their way to the GPU", size, True),
     ]
     return [
-        ("host", model.offloads and is_there, model.on_host(what, size, pinned=pinned))
-        for is_there, what, size, pinned in rows
+        ("host", model.offloads and exists, model.host_item(what, value_size, pinned=pinned))
+        for exists, what, value_size, pinned in rows
     ]

@@ -1,4 +1,4 @@
-"""The prompts of a recipe's task files, as the model's own template makes them."""
+"""Whether the prompts of a recipe's task files fit, as the model's own template renders them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from services.learner.planning.plan import Plan
 
 
 def prompt_remarks(plan: Plan) -> Iterator[str]:
-    """How many prompts do not fit; nothing where the model is not here, or an environment asks."""
-    recipe, folder = plan.recipe, plan.models[0].folder
+    """Count the prompts that do not fit, unless the model is missing or an environment asks."""
+    recipe = plan.recipe
+    folder = plan.models[0].folder
     if folder is None or recipe.environment is not None:
         return
     files = [(recipe.tasks.train, recipe.rollout.sampling)]
     for name, evaluation in recipe.evaluations.items():
         files.append((recipe.held_out_files[name], recipe.sampling_of(evaluation)))
     for path, sampling in files:
-        with suppress(TaskFileError):  # which has a warning of its own
+        with suppress(TaskFileError):  # it has its own warning
             tasks = read_tasks(Path(path))
-            measured = check_prompts(tasks, folder, recipe.model, sampling.max_tokens)
-            if text := asyncio.run(measured):
-                yield f"{path}: {text}"
+            problem = asyncio.run(check_prompts(tasks, folder, recipe.model, sampling.max_tokens))
+            if problem:
+                yield f"{path}: {problem}"

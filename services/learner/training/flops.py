@@ -10,8 +10,8 @@ from pathlib import Path
 from protocol.model_folder import read_config
 from protocol.recipe import Recipe
 
-from services.learner.planning.footprint import ModelShape, shape_from_config, trained_flops
 from services.learner.planning.machine import peak_flops
+from services.learner.planning.shapes import ModelShape, shape_from_config, trained_flops
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from services.chassis.renderer import Vocabulary
-from services.learner.planning.footprint import ModelShape, sequence_problem, split_problems
+from services.learner.planning.shapes import ModelShape, sequence_problem, split_problems
 from services.learner.training.lora import linear_layers
 
 SAFELY = {"local_files_only": True, "trust_remote_code": False}

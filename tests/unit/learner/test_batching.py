@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.learner.algorithms.loss import Totals
-from services.learner.planning.footprint import BUILT_IN, trained_flops
+from services.learner.planning.shapes import BUILT_IN, trained_flops
 from services.learner.training.batching import collate, micro_batches, mini_batches, totals_of
 from services.learner.training.samples import Sample, placed
 

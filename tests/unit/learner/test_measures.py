@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 
 from services.learner.planning.footprint import (
+    limit_micro_batches,
     longest_micro_batch,
     smaller_token_budget,
-    with_token_budget,
 )
 from services.learner.planning.machine import peak_flops
 from services.learner.training import host_copies, shares
@@ -148,7 +148,7 @@ def test_a_token_budget_is_halved_down_to_a_sample_of_full_length() -> None:
     recipe, budgets = recipe_of(450), list[int]()
     while len(budgets) < 9 and (tokens := smaller_token_budget(recipe)) is not None:
         budgets.append(tokens)
-        recipe = with_token_budget(recipe, tokens)
+        recipe = limit_micro_batches(recipe, tokens)
     assert budgets == [225, 112, 100]
     assert smaller_token_budget(recipe_of(10**6)) == 800  # of what a step may have
 

@@ -1,4 +1,4 @@
-"""Shapes of models, and GPU and host memory, against real models where there are some."""
+"""Shapes of models, and GPU and host memory, against measurements."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from protocol.placement import divide, parse
 from protocol.recipe import Recipe
 
 from services.learner.planning.footprint import (
-    BUILT_IN,
     LearnerFootprint,
-    ModelShape,
     RolloutFootprint,
-    UnknownModel,
     learner_footprint,
     longest_micro_batch,
     rollout_footprint,
-    sequence_problem,
-    shape_from_config,
     total,
 )
-from services.learner.planning.machine import GIB, Machine
+from services.learner.planning.machine import Machine
+from services.learner.planning.shapes import (
+    BUILT_IN,
+    ModelShape,
+    UnknownModel,
+    sequence_problem,
+    shape_from_config,
+)
+from services.learner.planning.units import GIB
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 
@@ -43,8 +46,8 @@ def zero(stage: int, dtype: str = "bfloat16", offload: str = "none", **tables: A
     return a_recipe(model={"dtype": dtype}, optimizer=optimizer, **tables)
 
 
-def parts(footprint: LearnerFootprint) -> dict[str, int]:
-    items = (*footprint.held, *footprint.backward, *footprint.step)
+def bytes_by_name(footprint: LearnerFootprint) -> dict[str, int]:
+    items = (*footprint.resident, *footprint.backward, *footprint.step)
     return {item.what: item.bytes for item in items}
 
 
@@ -57,9 +60,7 @@ def parts(footprint: LearnerFootprint) -> dict[str, int]:
         ("qwen3", "float32", 25_904),
     ],
 )
-def test_activations_are_what_a_layer_was_measured_to_keep(
-    family: str, dtype: str, measured: int
-) -> None:
+def test_activations_match_a_measured_layer(family: str, dtype: str, measured: int) -> None:
     """Bytes per position that autograd saved for a layer of transformers 5.19.0, with SDPA."""
     shape = ModelShape(256, 1, 4, 2, 64, 768, 128, 256, query_key_norm=family == "qwen3")
     recipe = a_recipe(model={"dtype": dtype}, training={"groups_per_step": 1})
@@ -75,14 +76,14 @@ def test_activations_are_what_a_layer_was_measured_to_keep(
         (3, {"weights": 2.5, "gradients": 1, "Adam's moments": 2, "copy of the bucket": 2}),
     ],
 )
-def test_each_zero_stage_shards_what_it_says(stage: int, expected: dict[str, float]) -> None:
-    found = parts(learner_footprint(zero(stage), BILLION, None, 4))
-    gigabytes = {what: found[f"policy: {what}"] / 10**9 for what in expected}
+def test_each_zero_stage_shards_its_part(stage: int, expected: dict[str, float]) -> None:
+    items = bytes_by_name(learner_footprint(zero(stage), BILLION, None, 4))
+    gigabytes = {what: items[f"policy: {what}"] / 10**9 for what in expected}
     assert gigabytes == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize(
-    ("stage", "dtype", "of_step", "of_backward"),
+    ("stage", "dtype", "step_bytes", "backward_bytes"),
     [
         (0, "float32", 8, None),
         (1, "bfloat16", 6, 6),
@@ -93,48 +94,48 @@ def test_each_zero_stage_shards_what_it_says(stage: int, expected: dict[str, flo
         (3, "float32", 8, 12),
     ],
 )
-def test_a_step_and_a_backward_pass_take_what_deepspeed_was_measured_to_take(
-    stage: int, dtype: str, of_step: int, of_backward: int | None
+def test_a_step_and_a_backward_pass_match_measurements_of_deepspeed(
+    stage: int, dtype: str, step_bytes: int, backward_bytes: int | None
 ) -> None:
-    """Bytes per parameter at the fullest moment: gradients, their sum, the bucket and its copies.
+    """Bytes per parameter at the peak: gradients, their sum, the bucket and its copies.
 
     Measured by torch's memory profiler on eight 1024 x 1024 layers under DeepSpeed 0.19.8 on one
     rank, with torch 2.13's `AdamW(fused=True)` and reduction in float32; the backward pass of the
-    second of two micro-batches, with a bucket as large as the model. Left out: the copy of a layer
-    of which stage 2 computes the norm, 1; up to 0.5 for the layer in work; and at stage 3 the copy
-    that only gloo makes, 4.
+    second of two micro-batches, with a bucket as large as the model. Left out: 1 for the copy of a
+    layer whose norm stage 2 computes, up to 0.5 for the active layer, and 4 at stage 3 for a copy
+    that only gloo makes.
     """
     footprint = learner_footprint(zero(stage, dtype), SMALL, None, 1)
     names = ("policy: gradients", f"policy: {SUM}")
-    gradients = sum(item.bytes for item in footprint.held if item.what in names)
-    assert gradients + total(footprint.step) == of_step * SMALL.parameters
-    items = (*footprint.held, *footprint.backward)
-    taken = [item.bytes for item in items if "gradients" in item.what or "bucket" in item.what]
-    if of_backward is not None:
-        assert sum(taken) == of_backward * SMALL.parameters
+    gradients = sum(item.bytes for item in footprint.resident if item.what in names)
+    assert gradients + total(footprint.step) == step_bytes * SMALL.parameters
+    items = (*footprint.resident, *footprint.backward)
+    sizes = [item.bytes for item in items if "gradients" in item.what or "bucket" in item.what]
+    if backward_bytes is not None:
+        assert sum(sizes) == backward_bytes * SMALL.parameters
 
 
 @pytest.mark.parametrize(
     ("stage", "offload", "measured"),
     [(1, "optimizer", 32), (2, "optimizer", 32), (3, "optimizer", 30), (3, "all", 30)],
 )
-def test_an_offload_takes_what_deepspeed_was_measured_to_take(
+def test_an_offload_matches_measurements_of_deepspeed(
     stage: int, offload: str, measured: int
 ) -> None:
-    """Bytes per parameter of bfloat16 on GPU and host together, at the fullest moment.
+    """Bytes per parameter of bfloat16 on GPU and host together, at the peak.
 
-    Measured as without an offload. Left out: up to 0.75 for the layers in work, gloo's copy at
-    stage 3, and what torch rounds up when it pins memory, which a power of two does not show.
+    Measured as without an offload. Left out: up to 0.75 for the active layers, gloo's copy at
+    stage 3, and the rounding of pinned memory, which a power of two does not show.
     """
     shape = replace(SMALL, layers=0, vocabulary=2**17 - 1, tied=True)
     assert shape.parameters == 2**20
     footprint = learner_footprint(zero(stage, offload=offload), shape, None, 1)
     whole, published, *host = footprint.host
     assert (whole.bytes, published.bytes) == (2 * 2**20, 6 * 2**20)
-    of_samples = ("activations", "log-probs of a chunk")
-    used = [item for item in footprint.backward if not item.what.endswith(of_samples)]
+    sample_items = ("activations", "log-probs of a chunk")
+    used = [item for item in footprint.backward if not item.what.endswith(sample_items)]
     gathered = 2 * 2**20 if stage == 3 else 0  # of a large model only a part at a time
-    assert total([*host, *footprint.held, *used]) - gathered == measured * 2**20
+    assert total([*host, *footprint.resident, *used]) - gathered == measured * 2**20
 
 
 def test_pinned_memory_is_in_blocks_of_a_power_of_two() -> None:
@@ -152,28 +153,28 @@ def test_the_critic_and_the_reference_count_when_the_recipe_has_them() -> None:
     plain = learner_footprint(a_recipe(), SMALL, None, 1)
     with_reference = a_recipe(algorithm={"divergence_weight": 0.04})
     reference = learner_footprint(with_reference, SMALL, None, 1)
-    assert total(reference.held) - total(plain.held) == SMALL.parameters * 4
+    assert total(reference.resident) - total(plain.resident) == SMALL.parameters * 4
     with_critic = a_recipe(algorithm={"advantage": "gae"}, critic={"pretrain_steps": 1})
     critic = learner_footprint(with_critic, SMALL, SMALL, 1)
     # weights, two moments and a copy, all in float32
-    assert total(critic.held) - total(plain.held) == SMALL.critic_parameters * 16
+    assert total(critic.resident) - total(plain.resident) == SMALL.critic_parameters * 16
     assert learner_footprint(with_critic, SMALL, BILLION, 1).step[0].what.startswith("critic")
 
 
-def test_an_adapter_is_all_that_learns() -> None:
+def test_only_an_adapter_learns() -> None:
     recipe = a_recipe(
         model={"dtype": "bfloat16", "lora": {"rank": 16}},
         optimizer={"zero_stage": 2},
         algorithm={"divergence_weight": 0.04},
     )
-    held = parts(learner_footprint(recipe, SEVEN, None, 1))
+    items = bytes_by_name(learner_footprint(recipe, SEVEN, None, 1))
     learned = SEVEN.adapter_parameters(16)
     assert learned == 40_370_176  # as peft counts for all linear layers of this model
     assert SEVEN.adapter_parameters(16, ["q_proj"]) == 28 * 16 * (3584 + 3584)
-    assert held["policy: weights"] == 2 * (SEVEN.parameters + learned)
-    assert held["policy: Adam's moments"] == 8 * learned
-    assert held["policy: gradients"] == 4 * learned
-    assert "reference: weights" not in held  # it is the base, with the adapter off
+    assert items["policy: weights"] == 2 * (SEVEN.parameters + learned)
+    assert items["policy: Adam's moments"] == 8 * learned
+    assert items["policy: gradients"] == 4 * learned
+    assert "reference: weights" not in items  # the base without the adapter
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_an_adapter_is_all_that_learns() -> None:
         (3, EVALUATED, [1, 4, 1]),
     ],
 )
-def test_the_host_holds_whole_models_that_are_loaded_published_and_measured(
+def test_the_host_holds_models_that_are_loaded_published_and_compared(
     stage: int, evaluated: dict[str, Any], copies: list[int]
 ) -> None:
     host = learner_footprint(zero(stage, **evaluated), SEVEN, None, 8).host
@@ -211,7 +212,8 @@ def test_engines_share_responses_and_split_key_value_heads_as_far_as_they_go() -
         machine = replace(MACHINE, placement=parse(f"learner=0 {line}"))
         return rollout_footprint(a_recipe(), SMALL, machine)
 
-    whole, split = engine("rollout=1"), engine("rollout=1-2")
+    whole = engine("rollout=1")
+    split = engine("rollout=1-2")
     assert engine("rollout=1 rollout=2").responses_asked == whole.responses_asked // 2
     assert split.bytes_per_token == whole.bytes_per_token // 2
     assert engine("rollout=1-4").bytes_per_token == split.bytes_per_token
@@ -251,7 +253,7 @@ def test_parameters_of_the_built_in_table_are_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "named"),
+    ("config", "field"),
     [
         ({"model_type": "mamba"}, "model_type"),
         ({"model_type": ["qwen2"]}, "model_type"),
@@ -262,10 +264,8 @@ def test_parameters_of_the_built_in_table_are_the_published_ones() -> None:
         (CONFIG | {"hidden_size": 2, "head_dim": None}, "field head_dim "),
     ],
 )
-def test_a_config_that_describes_no_known_model_names_what_is_wrong(
-    config: Any, named: str
-) -> None:
-    with pytest.raises(UnknownModel, match=named):
+def test_a_damaged_config_is_refused_with_its_field(config: Any, field: str) -> None:
+    with pytest.raises(UnknownModel, match=field):
         shape_from_config(config)
 
 
@@ -276,6 +276,6 @@ def test_a_config_that_describes_no_known_model_names_what_is_wrong(
 def test_ranks_share_samples_where_heads_and_ranks_divide(
     size: int, heads: int, num_ranks: int, words: str
 ) -> None:
-    found = sequence_problem(size, heads, key_value_heads=4, num_ranks=num_ranks)
-    assert words in (found or "")
-    assert (found is None) == (words == "")
+    problem = sequence_problem(size, heads, key_value_heads=4, num_ranks=num_ranks)
+    assert words in (problem or "")
+    assert (problem is None) == (words == "")

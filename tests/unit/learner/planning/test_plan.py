@@ -1,4 +1,4 @@
-"""`weir plan`: the machine, what is found there, seconds, warnings with their remedy, the page."""
+"""`weir plan`: the machine, files, seconds, warnings with their remedy, the page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,22 +22,20 @@ from deploy.compose import REDIS_MAXMEMORY
 from services.chassis.deployment import DeploymentError
 from services.data.__main__ import main as check_data
 from services.learner import plan as command
-from services.learner.plan import as_json, duration, resolved
-from services.learner.planning.footprint import (
-    BUILT_IN,
-    Item,
-    RolloutFootprint,
-    total,
-    trained_models,
+from services.learner.plan import resolved_toml, to_json
+from services.learner.planning.advice import change_recipe, warnings
+from services.learner.planning.footprint import Item, RolloutFootprint, total, trained_models
+from services.learner.planning.machine import (
+    KINDS,
+    LocalMachine,
+    Machine,
+    Options,
+    resolve_machine,
 )
-from services.learner.planning.machine import GIB, KINDS, Here, Machine, Options, machine_of
-from services.learner.planning.plan import (
-    Plan,
-    changed_recipe,
-    make_plan,
-    seconds_of,
-    warnings,
-)
+from services.learner.planning.plan import make_plan
+from services.learner.planning.seconds import Estimate
+from services.learner.planning.shapes import BUILT_IN
+from services.learner.planning.units import GIB, format_seconds
 from services.learner.training.model_check import count_parameters
 from tests.architecture.project import ROOT, name_of
 from tests.builders import a_recipe
@@ -48,10 +45,12 @@ BASE_MODEL = ROOT / "examples/arithmetic/base-model"
 QWEN = "Qwen/Qwen2.5-7B"
 HALF = {"path": QWEN, "dtype": "bfloat16"}
 LONG = HALF | {"max_context": 10240}
+RECOMPUTED = {"recompute_activations": True}
+Changes = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def isolate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Paths are the project's, no model is downloaded, and the machine shows no GPU."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -62,51 +61,50 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------- the machine
 
-EIGHT = [f"nvidia{index}" for index in range(8)] + ["nvidiactl"]
+EIGHT = (*(f"nvidia{index}" for index in range(8)), "nvidiactl")
 LAPTOP = 16 * GIB
+WITH_GPU = LocalMachine(("nvidia0",), LAPTOP, 24 * GIB)
 NAMED = recipes.Machine(gpus="learner=0-3 rollout=4-7", gpu_memory=141, host_memory=2000)
 
 
-def machine(gpus: str | None = None, devices: Sequence[str] = (), **variables: str) -> Machine:
-    return machine_of(Options(gpus), None, variables, Here(tuple(devices), LAPTOP))
+def resolve(gpus: str | None = None, devices: tuple[str, ...] = (), **variables: str) -> Machine:
+    return resolve_machine(Options(gpus), None, variables, LocalMachine(devices, LAPTOP))
 
 
 @pytest.mark.parametrize(
     ("gpus", "variables", "devices", "line", "how"),
     [
-        ("8", {}, [], "learner=0-3 rollout=4 rollout=5 rollout=6 rollout=7", "--gpus 8"),
-        ("1", {}, EIGHT, "learner=0 rollout=0@0.5:turns", "--gpus 1"),
+        ("8", {}, (), "learner=0-3 rollout=4 rollout=5 rollout=6 rollout=7", "--gpus 8"),
         ("learner=0,1 rollout=2-3", {}, EIGHT, "learner=0-1 rollout=2-3", "as --gpus says"),
         (None, {"WEIR_GPUS": "learner=a:0,b:0 rollout=b:1"}, EIGHT, None, "as WEIR_GPUS says"),
         (None, {}, EIGHT[:2], "learner=0 rollout=1", "half of the GPUs learn"),
-        (None, {"CUDA_VISIBLE_DEVICES": "5"}, EIGHT, "learner=0 rollout=0@0.5:turns", "is shared"),
-        (None, {}, [], "learner= rollout=", "shows no GPU"),
+        (None, {}, (), "learner= rollout=", "shows no GPU"),
     ],
 )
-def test_the_placement_is_the_options_the_environments_or_the_machines(
-    gpus: str | None, variables: dict[str, str], devices: list[str], line: str | None, how: str
+def test_the_placement_comes_from_an_option_a_variable_or_the_machine(
+    gpus: str | None, variables: dict[str, str], devices: Any, line: str | None, how: str
 ) -> None:
-    found = machine(gpus, devices, **variables)
-    assert str(found.placement) == (line or variables["WEIR_GPUS"])
-    assert how in found.how
+    machine = resolve(gpus, devices, **variables)
+    assert str(machine.placement) == (line or variables["WEIR_GPUS"])
+    assert how in machine.how
 
 
 @pytest.mark.parametrize(
-    ("options", "here", "named", "gpu", "host"),
+    ("options", "local", "named", "gpu", "host"),
     [
-        (Options(), Here(("nvidia0",), LAPTOP, 24 * GIB), NAMED, 24, 16),
-        (Options(), Here(("nvidia0",), LAPTOP), NAMED, 141, 16),  # whose driver says nothing
-        (Options(), Here((), LAPTOP), NAMED, 141, 2000),
-        (Options(None, 40), Here(("nvidia0",), LAPTOP, 24 * GIB), None, 40, 16),
-        (Options("8", 40, 500), Here(("nvidia0",), LAPTOP, 24 * GIB), NAMED, 40, 500),
-        (Options("8"), Here(("nvidia0",), LAPTOP, 24 * GIB), None, 80, None),  # of another box
+        (Options(), WITH_GPU, NAMED, 24, 16),
+        (Options(), replace(WITH_GPU, gpu_bytes=None), NAMED, 141, 16),  # from a silent driver
+        (Options(), LocalMachine((), LAPTOP), NAMED, 141, 2000),
+        (Options(None, 40), WITH_GPU, None, 40, 16),
+        (Options("8", 40, 500), WITH_GPU, NAMED, 40, 500),
+        (Options("8"), WITH_GPU, None, 80, None),  # another machine
     ],
 )
-def test_an_option_comes_before_what_is_here_and_that_before_what_the_recipe_names(
-    options: Options, here: Here, named: recipes.Machine | None, gpu: int, host: int | None
+def test_memory_comes_from_an_option_the_machine_or_the_recipe(
+    options: Options, local: LocalMachine, named: Any, gpu: int, host: int | None
 ) -> None:
-    found = machine_of(options, named, {}, here)
-    assert (found.gpu_bytes, found.host_bytes) == (gpu * GIB, host and host * GIB)
+    machine = resolve_machine(options, named, {}, local)
+    assert (machine.gpu_bytes, machine.host_bytes) == (gpu * GIB, host and host * GIB)
 
 
 @pytest.mark.parametrize(
@@ -115,45 +113,39 @@ def test_an_option_comes_before_what_is_here_and_that_before_what_the_recipe_nam
         ("2", "", 72, 72),
         ("1", "", 69.6, 40),
         ("learner=0-3 rollout=0@0.6 rollout=1@0.2", "", 24, 16),  # on GPU 0
-        ("2", "512", 72, 80),  # vLLM then has no limit, but for a shared engine its share
+        ("2", "512", 72, 80),  # then vLLM has no limit, except as a shared engine
         ("learner=0 rollout=0@0.4", "512", 40, 32),
         ("learner=0 rollout=1-4 rollout=5,6@0.5", "", 72, 40),
     ],
 )
-def test_a_learner_has_what_engines_leave_and_the_smallest_engine_its_share(
+def test_learner_and_smallest_engine_share_a_gpu(
     gpus: str, cache: str, learner: int, engine: int
 ) -> None:
-    found = machine(gpus, WEIR_ROLLOUT_KV_CACHE_MIB=cache)
-    assert found.learner_bytes == pytest.approx(learner * GIB)
-    assert found.engine_bytes == pytest.approx(engine * GIB)
-    assert found.shares_a_gpu == (learner < 72)
-
-
-@pytest.mark.parametrize("gpus", ["0", "9" * 30, "eight", "learner=0", "learner=0 rollout=0"])
-def test_gpus_that_cannot_be_are_named(gpus: str) -> None:
-    with pytest.raises(PlacementError, match=r"^--gpus"):
-        machine(gpus)
-    wrong = recipes.Machine(gpus="learner=0", gpu_memory=80, host_memory=80)
-    with pytest.raises(PlacementError, match=r"^machine\.gpus"):
-        machine_of(Options(), wrong, {}, Here())
+    machine = resolve(gpus, WEIR_ROLLOUT_KV_CACHE_MIB=cache)
+    assert machine.learner_bytes == pytest.approx(learner * GIB)
+    assert machine.engine_bytes == pytest.approx(engine * GIB)
+    assert machine.shares_a_gpu == (learner < 72)
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
+    ("options", "named", "variables", "source"),
     [
-        ("WEIR_REDIS_MAXMEMORY", "much"),
-        ("WEIR_ROLLOUT_GPU_MEMORY", "5"),
-        ("WEIR_MODEL_HUB", "yes"),
-        ("WEIR_GPUS", "all"),
+        *((Options(gpus), None, {}, "--gpus") for gpus in ("0", "9" * 30, "eight", "learner=0")),
+        (Options(), NAMED.model_copy(update={"gpus": "learner=0"}), {}, "machine.gpus"),
+        (Options(), None, {"WEIR_REDIS_MAXMEMORY": "much"}, "WEIR_REDIS_MAXMEMORY"),
+        (Options(), None, {"WEIR_ROLLOUT_GPU_MEMORY": "5"}, "WEIR_ROLLOUT_GPU_MEMORY"),
+        (Options(), None, {"WEIR_GPUS": "all"}, "WEIR_GPUS"),
     ],
 )
-def test_a_wrong_variable_is_named(variable: str, value: str) -> None:
-    with pytest.raises((DeploymentError, PlacementError), match=f"^{variable}"):
-        machine(**{variable: value})
+def test_a_wrong_machine_is_refused_with_its_source(
+    options: Options, named: Any, variables: dict[str, str], source: str
+) -> None:
+    with pytest.raises((DeploymentError, PlacementError), match=f"^{source}"):
+        resolve_machine(options, named, variables, LocalMachine())
 
 
-def test_a_gpu_is_of_the_kind_whose_memory_comes_nearest() -> None:
-    for gib, name in ((12, "RTX 4090"), (48, "A100 SXM 40"), (79.6, "H100 SXM"), (139, "H200")):
+def test_the_kind_of_a_gpu_has_the_nearest_memory() -> None:
+    for gib, name in ((12, "RTX 4090"), (79.6, "H100 SXM"), (139, "H200")):
         assert replace(MACHINE, gpu_bytes=int(gib * GIB)).kind.name == name
     assert replace(MACHINE, gpu_bytes=192 * GIB).kind is KINDS[-1]
 
@@ -163,27 +155,27 @@ def test_a_gpu_is_of_the_kind_whose_memory_comes_nearest() -> None:
 
 def demo(**changes: Any) -> Recipe:
     """The demo's recipe with some tables changed."""
-    data = load_recipe(ROOT / "recipes/demo.toml").model_dump()
+    tables = load_recipe(ROOT / "recipes/demo.toml").model_dump()
     for table, values in changes.items():
-        data[table] = data[table] | values if data.get(table) else values
-    return parse_recipe(data)
+        tables[table] = tables[table] | values if tables.get(table) else values
+    return parse_recipe(tables)
 
 
-def about(recipe: Recipe, *words: str, machine: Machine = MACHINE) -> list[str]:
+def find_warnings(recipe: Recipe, *words: str, machine: Machine = MACHINE) -> list[str]:
     """The warnings of a plan that have all these words."""
-    found = warnings(make_plan(recipe, machine))
-    return [text for text in found if all(word in text for word in words)]
+    texts = warnings(make_plan(recipe, machine))
+    return [text for text in texts if all(word in text for word in words)]
 
 
-def a_model(folder: Path, *, weights: bool = True) -> Path:
+def link_model(folder: Path, *, weights: bool = True) -> Path:
     """The demo's model in another folder, whole or without its weights."""
     folder.mkdir(parents=True)
-    for name in ("config.json", *(["model.safetensors"] if weights else [])):
+    for name in ("config.json", "model.safetensors")[: 1 + weights]:
         (folder / name).symlink_to(BASE_MODEL / name)
     return folder
 
 
-def test_the_demo_is_all_there_and_warns_of_nothing() -> None:
+def test_the_demo_has_all_files_and_no_warning() -> None:
     plan = make_plan(demo(), MACHINE)
     assert warnings(plan) == []
     assert [tasks.num_tasks for tasks in plan.tasks] == [4000, 512]
@@ -194,50 +186,57 @@ def test_the_demo_is_all_there_and_warns_of_nothing() -> None:
     assert plan.rollout.responses_held == 256
 
 
-def test_every_held_out_file_is_looked_for_and_counted(tmp_path: Path) -> None:
+def test_tasks_of_every_evaluation_are_counted(tmp_path: Path) -> None:
     hard = tmp_path / "hard.jsonl"
     hard.write_text("".join(f'{{"id": "{n}", "prompt": "?", "answer": "1"}}\n' for n in range(3)))
-    others = {"hard": {"held_out": str(hard), "samples": 2}, "gone": {"held_out": "gone.jsonl"}}
-    recipe = demo(evaluation={"samples": 1, "tasks": 5, "others": others})
+    files = {"hard": {"held_out": str(hard), "samples": 2}, "gone": {"held_out": "gone.jsonl"}}
+    recipe = demo(evaluation={"samples": 1, "tasks": 5, "others": files})
     assert make_plan(recipe, MACHINE).held_out == {"": 512, "hard": 3, "gone": 0}
-    assert about(recipe, "evaluation.others.gone.held_out", "No such file")
+    assert find_warnings(recipe, "evaluation.others.gone.held_out", "No such file")
     hard.write_text('{"id": "a"}\n')
-    assert about(demo(tasks={"train": str(hard)}), "tasks.train", hard.name, "line 1")
+    recipe = demo(tasks={"train": str(hard)})
+    assert find_warnings(recipe, "tasks.train", hard.name, "line 1")
 
 
 @pytest.mark.parametrize(("hub", "weights"), [(True, True), (False, True), (True, False)])
-def test_a_model_that_the_hub_has_given_before_is_found_where_the_hub_is_allowed(
+def test_a_downloaded_model_is_found_if_the_hub_is_allowed(
     hub: bool, weights: bool, tmp_path: Path
 ) -> None:
-    snapshot = a_model(tmp_path / "hub/models--some--model/snapshots/abc", weights=weights)
+    snapshot = link_model(tmp_path / "hub/models--some--model/snapshots/abc", weights=weights)
     plan = make_plan(demo(model={"path": "some/model"}), replace(MACHINE, model_hub=hub))
     assert plan.models[0].folder == (snapshot if hub and weights else None)
 
 
-def test_a_model_without_safetensors_is_refused_as_the_job_refuses_it(tmp_path: Path) -> None:
-    folder = a_model(tmp_path / "m", weights=False)
-    allowed = replace(MACHINE, model_roots=(ROOT, tmp_path))
-    assert about(demo(model={"path": str(folder)}), "model.path", "safetensors", machine=allowed)
-    recipe = load_recipe(ROOT / "recipes/tiny/vapo/qwen2.5-32b.toml").model_dump()
-    recipe["critic"]["path"] = str(folder)
-    assert about(parse_recipe(recipe), "critic.path", "safetensors", machine=allowed)
+def test_models_that_a_job_would_refuse_are_refused(tmp_path: Path) -> None:
+    machine = replace(MACHINE, model_roots=(ROOT, tmp_path))
+    model = {"path": str(link_model(tmp_path / "weightless", weights=False))}
+    assert find_warnings(demo(model=model), "model.path", "safetensors", machine=machine)
+    critic = {"algorithm": {"advantage": "gae"}, "critic": model}
+    assert find_warnings(demo(**critic), "critic.path", "safetensors", machine=machine)
+    outside = demo(model={"path": str(link_model(tmp_path / "model"))})
+    assert find_warnings(outside, "WEIR_MODEL_ROOTS")
+    assert not find_warnings(outside, machine=machine)
 
 
-def test_a_model_outside_the_allowed_roots_is_not_found(tmp_path: Path) -> None:
-    recipe = demo(model={"path": str(a_model(tmp_path / "model"))})
-    assert about(recipe, "WEIR_MODEL_ROOTS")
-    assert not about(recipe, machine=replace(MACHINE, model_roots=(ROOT, tmp_path)))
-    for path in ("a" * 5000, "../" * 40 + "etc"):
-        assert make_plan(demo(model={"path": path}), MACHINE).models[0].folder is None
+def test_a_missing_model_is_named_unless_the_hub_is_allowed() -> None:
+    recipe = demo(model={"path": QWEN})
+    hub = replace(MACHINE, model_hub=True)
+    assert find_warnings(recipe, QWEN, "WEIR_MODEL_HUB")
+    assert not find_warnings(recipe, "WEIR_MODEL_HUB", machine=hub)
+    unknown = demo(model={"path": "someone/unheard-of"})
+    assert make_plan(unknown, MACHINE).learner is make_plan(unknown, MACHINE).rollout is None
+    assert find_warnings(unknown, "someone/unheard-of", "memory")
 
 
 # ---------------------------------------------------------------------- seconds, by hand
 
 WEIGHTS = 2 * 7_615_616_512
 HEAD = 152064 * 3584
-BODY = 7_615_616_512 - HEAD  # what a token is multiplied by: layers and head, not the embedding
-FLOPS, PREFILL, BANDWIDTH = 989e12 * 0.25, 989e12 * 0.5, 3.35e12 * 0.6
-# 128 responses of 1,024 tokens in the mean, of at most 2,048, behind prompts of 256.
+BODY = 7_615_616_512 - HEAD  # parameters that multiply a token: layers and head, no embedding
+FLOPS = 989e12 * 0.25
+PREFILL = 989e12 * 0.5
+BANDWIDTH = 3.35e12 * 0.6
+# 128 responses with a mean of 1,024 and at most 2,048 tokens, after prompts of 256.
 PROMPTS = 16 * 256 * (2 * BODY + 2 * 256 * 3584 * 28) / PREFILL
 CACHE = 128 * 1024 * (256 + 512) * 57_344
 FORWARD = 128 * 1280 * (2 * BODY + 2 * 1280 * 3584 * 28) / FLOPS
@@ -245,161 +244,140 @@ CRITIC = {"algorithm": {"advantage": "gae"}, "critic": {"pretrain_steps": 50}}
 CORRECTED = {"old_logprobs": "recompute", "correction": "token_tis"}
 OFFLOAD = {"zero_stage": 3, "offload": "optimizer"}
 JUDGE = {"verifier": "model_judge", "temperature": 1.0}
+MANY_CALLS = {"reward": {"process": JUDGE | {"samples": 32}}}
+SYNCHRONOUS = {"training": {"max_staleness": 0}}
 STALE = {"max_staleness": 1}
-FOUR_TURNS = {
-    "rollout": {"group_size": 8, "sampling": {"max_tokens": 512}},
-    "environment": {"url": "http://games", "max_turns": 4},
+TWO_JUDGES = {
+    "line": "learner=0 rollout=1 judge=2-3",
+    "training": {"dynamic_sampling": True},
+    "reward": {
+        "outcome": JUDGE | {"samples": 2, "max_tokens": 1000},
+        "process": [JUDGE | {"reasoning_effort": "low"}],
+    },
 }
 
 
-def seconds(line: str = "", room: int = 58 * GIB, sequences: int = 256, **changes: Any) -> Any:
-    """Of each part of a step, of the step and of the run, on H100s."""
-    tables: dict[str, Any] = {
+def estimate(
+    line: str = "learner=0 rollout=1", room: int = 58 * GIB, sequences: int = 256, **changes: Any
+) -> dict[str, float]:
+    """Seconds of each part of a step, of the step and of the run, on H100s."""
+    tables: Changes = {
         "model": {"dtype": "bfloat16", "max_context": 3072},
         "rollout": {"group_size": 8, "sampling": {"max_tokens": 2048}},
         "training": {"groups_per_step": 16, "max_staleness": 0, "steps": 300},
     }
     for table, values in changes.items():
         tables[table] = tables.get(table, {}) | values
-    recipe, shape, nothing = a_recipe(**tables), BUILT_IN[QWEN], Item("", 0, "")
-    at = replace(MACHINE, placement=parse(line or "learner=0 rollout=1"))
-    at = replace(at, engine_sequences=sequences)
-    models = trained_models(recipe, shape, shape, at.placement.num_ranks, 1)
+    recipe = a_recipe(**tables)
+    machine = replace(MACHINE, placement=parse(line), engine_sequences=sequences)
+    shape = BUILT_IN[QWEN]
+    models = trained_models(recipe, shape, shape, machine.placement.num_ranks, 1)
+    nothing = Item("", 0, "")
     rollout = RolloutFootprint(nothing, nothing, room, 57_344, 0, 0)
-    held_out = {"": 1000, "easy": 16}
-    return {s.what: s.seconds for s in seconds_of(recipe, models, at, rollout, held_out)}
+    spans = Estimate(recipe, models, machine, rollout).spans({"": 1000, "easy": 16})
+    return {span.what: span.seconds for span in spans}
 
 
 @pytest.mark.parametrize(
-    ("changes", "what", "expected"),
+    ("changes", "part", "expected"),
     [
-        # Weights are read once a round; the longest response goes on alone to 2,048 tokens.
+        # Weights are read once a round; at the end the longest response has 2,048 tokens.
         ({}, "sampling", PROMPTS + (2048 * WEIGHTS + CACHE) / BANDWIDTH),
-        (FOUR_TURNS, "sampling", PROMPTS + (2048 * WEIGHTS + CACHE) / BANDWIDTH),
         ({"sequences": 32}, "sampling", PROMPTS + (4096 * WEIGHTS + CACHE) / BANDWIDTH),
         ({"room": 32 * 1280 * 57_344}, "sampling", PROMPTS + (4096 * WEIGHTS + CACHE) / BANDWIDTH),
         ({"line": "learner=0-1 rollout=2"}, "training", 3 * FORWARD / 2),
-        ({"training": {"recompute_activations": True}}, "training", 4 * FORWARD),
-        ({"algorithm": {"divergence_weight": 0.04}}, "training", 4 * FORWARD),
         ({"algorithm": CORRECTED, "training": {"updates_per_batch": 2}}, "training", 4 * FORWARD),
         (CRITIC, "training", (3 + 4) * FORWARD - 4 * 128 * 1280 * 2 * HEAD / FLOPS),
         ({"model": {"lora": {"rank": 16}}}, "training", 2 * FORWARD),
         ({"model": {"lora": {"rank": 16}}}, "loading", 2 * 40_370_176 / 4.3e9),
-        # Ten micro-batches of 16,384: the sum of gradients comes and goes with each, 4 bytes.
+        # Each of ten micro-batches of 16,384 tokens moves 4 bytes of the sum both ways.
         (
             {"optimizer": OFFLOAD},
             "offloading",
             (10 * 8 + 8) * 7_615_616_512 / 2e10 + 7_615_616_512 / 1.6e9,
         ),
-        # Half of the responses that are sampled at once, behind their prompts: 768 tokens.
+        # Half of the mean response after its prompt: 768 tokens.
         (
             {"training": STALE, "sequences": 32},
             "recomputing",
             32 * 768 * (2 * BODY + 2 * 768 * 3584 * 28) / PREFILL,
         ),
         ({"reward": {"process": JUDGE}}, "judging", 64 * 1200 / 9000),
-        ({"reward": {"process": JUDGE, "process_for": "all"}}, "judging", 128 * 1200 / 9000),
-        (
-            {
-                "reward": {
-                    "outcome": JUDGE | {"samples": 2, "max_tokens": 1000},
-                    "process": [JUDGE | {"reasoning_effort": "low"}],
-                },
-                "training": {"dynamic_sampling": True},
-                "line": "learner=0 rollout=1 judge=2-3",
-            },
-            "judging",
-            (512 * 1000 + 128 * 600) / 18000,
-        ),
+        (TWO_JUDGES, "judging", (512 * 1000 + 128 * 600) / 18000),
     ],
 )
-def test_a_part_of_a_step_takes_what_its_sum_by_hand_says(
-    changes: dict[str, Any], what: str, expected: float
+def test_a_part_of_a_step_takes_its_sum_by_hand(
+    changes: Changes, part: str, expected: float
 ) -> None:
-    assert seconds(**changes)[what] == pytest.approx(expected)
+    assert estimate(**changes)[part] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"training": {"max_staleness": 0}}, None),
+        (SYNCHRONOUS, None),
         ({"line": "learner=0 rollout=0@0.4"}, None),
         ({"sequences": 8}, ["sampling", "loading", "recomputing"]),
         ({"sequences": 8, "rollout": {"kv_after_sync": "keep"}}, ["sampling", "loading"]),
-        ({"reward": {"process": JUDGE | {"samples": 32}}}, ["judging"]),
+        (MANY_CALLS, ["judging"]),
         (
-            {"training": {"max_staleness": 0}, "reward": {"process": JUDGE | {"samples": 32}}},
+            SYNCHRONOUS | MANY_CALLS,
             ["judging", "verifying", "loading", "training", "publishing"],
         ),
-        ({"line": "learner=0 rollout=1 rollout=2"}, ["training", "publishing"]),
-        (CRITIC, ["training", "publishing"]),  # which makes 50 steps alone
+        (CRITIC, ["training", "publishing"]),  # with 50 more steps of the critic
     ],
 )
-def test_sampling_and_training_overlap_where_samples_may_be_stale(
-    changes: dict[str, Any], parts: list[str] | None
+def test_sampling_and_training_overlap_if_samples_may_be_stale(
+    changes: Changes, parts: list[str] | None
 ) -> None:
-    found = seconds(**{"training": STALE, **changes})
-    step, run = found.pop("a step"), found.pop("the run")
-    assert step == pytest.approx(sum(found[part] for part in parts or found))
+    seconds = estimate(**{"training": STALE, **changes})
+    step = seconds.pop("a step")
+    run = seconds.pop("the run")
+    assert step == pytest.approx(sum(seconds[part] for part in parts or seconds))
     assert run == pytest.approx((350 if changes is CRITIC else 300) * step)
 
 
 @pytest.mark.parametrize("line", ["learner=0 rollout=1", "learner=0 rollout=0@0.4"])
-def test_a_run_waits_for_what_of_its_evaluations_engines_have_no_time_for(line: str) -> None:
+def test_a_run_waits_for_evaluations_beyond_the_idle_time_of_engines(line: str) -> None:
     easy = {"held_out": "easy.jsonl", "samples": 8, "every": 1}
     evaluation = {"samples": 8, "tasks": 512, "every": 2, "others": {"easy": easy}}
-    found = seconds(line, evaluation=evaluation, tasks={"held_out": "held_out.jsonl"})
-    sampling, step, run = found["sampling"], found["a step"], found["the run"]
-    free = step - sampling - found["loading"] if line.endswith("rollout=1") else 0.0
-    assert found["evaluating easy"] == sampling
-    waiting = 151 * found["evaluating"] + 301 * sampling - 300 * free
-    assert run == pytest.approx(300 * step + waiting)
+    seconds = estimate(line, evaluation=evaluation, tasks={"held_out": "held_out.jsonl"})
+    sampling = seconds["sampling"]
+    step = seconds["a step"]
+    idle = step - sampling - seconds["loading"] if line.endswith("rollout=1") else 0.0
+    assert seconds["evaluating easy"] == sampling
+    waiting = 151 * seconds["evaluating"] + 301 * sampling - 300 * idle
+    assert seconds["the run"] == pytest.approx(300 * step + waiting)
 
 
 # ---------------------------------------------------------------------- warnings, remedies
 
 MANY = {"rollout": {"group_size": 16}}
+UNCORRECTED = {"algorithm": {"old_logprobs": "recompute"}}
 
 
 @pytest.mark.parametrize(
-    ("words", "changes", "without"),
+    ("words", "wrong", "right"),
     [
         ("lambda_process 1.058", {"algorithm": {"lambda_process": 1.1}}, {}),
         ("lambda_process 0.693", MANY, MANY | {"algorithm": {"advantage": "grpo"}}),
         ("max_context 256", {"model": {"max_context": 257}}, {"model": {"max_context": 256}}),
-        (
-            "max_staleness algorithm.correction",
-            {"algorithm": {"old_logprobs": "recompute"}},
-            {"algorithm": CORRECTED},
-        ),
-        (
-            "max_staleness",
-            {"algorithm": {"old_logprobs": "recompute"}},
-            {"algorithm": {"old_logprobs": "recompute"}, "training": {"max_staleness": 0}},
-        ),
+        ("max_staleness algorithm.correction", UNCORRECTED, {"algorithm": CORRECTED}),
+        ("max_staleness", UNCORRECTED, UNCORRECTED | SYNCHRONOUS),
     ],
 )
-def test_a_setting_that_does_not_do_what_one_expects_is_named(
-    words: str, changes: dict[str, Any], without: dict[str, Any]
+def test_a_setting_with_a_surprising_effect_is_named(
+    words: str, wrong: Changes, right: Changes
 ) -> None:
-    assert about(demo(**changes), *words.split())
-    assert not about(demo(**without))
+    assert find_warnings(demo(**wrong), *words.split())
+    assert not find_warnings(demo(**right))
 
 
-def test_a_missing_model_is_named_unless_it_may_come_from_the_hub() -> None:
-    recipe, hub = demo(model={"path": QWEN}), replace(MACHINE, model_hub=True)
-    assert about(recipe, QWEN, "WEIR_MODEL_HUB")
-    assert not about(recipe, "WEIR_MODEL_HUB", machine=hub)
-    unknown = demo(model={"path": "someone/unheard-of"})
-    assert make_plan(unknown, MACHINE).learner is make_plan(unknown, MACHINE).rollout is None
-    assert about(unknown, "someone/unheard-of", "memory")
-
-
-def test_a_job_too_large_for_redis_names_the_least_maxmemory() -> None:
-    least = 2 * make_plan(demo(), MACHINE).redis_bytes
-    small = replace(MACHINE, redis_bytes=least - 2)
-    assert about(demo(), "WEIR_REDIS_MAXMEMORY", f"{least:,}", machine=small)
-    assert not about(demo(), machine=replace(MACHINE, redis_bytes=least))
+def test_a_job_too_large_for_redis_names_the_smallest_maxmemory() -> None:
+    minimum = 2 * make_plan(demo(), MACHINE).redis_bytes
+    small = replace(MACHINE, redis_bytes=minimum - 2)
+    assert find_warnings(demo(), "WEIR_REDIS_MAXMEMORY", f"{minimum:,}", machine=small)
+    assert not find_warnings(demo(), machine=replace(MACHINE, redis_bytes=minimum))
 
 
 @pytest.mark.parametrize(
@@ -410,31 +388,33 @@ def test_a_job_too_large_for_redis_names_the_least_maxmemory() -> None:
         (1, 3, {"optimizer.offload": "optimizer"}),
     ],
 )
-def test_a_learner_that_does_not_fit_names_what_makes_it_fit(
-    num_gpus: int, stage: int, advice: dict[str, Any]
+def test_a_learner_that_does_not_fit_names_settings_that_make_it_fit(
+    num_gpus: int, stage: int, advice: Changes
 ) -> None:
     training = {"recompute_activations": num_gpus == 1}
     recipe = demo(model=LONG, optimizer={"zero_stage": stage}, training=training)
     machine = replace(MACHINE, placement=divide(2 * num_gpus))
     settings = [f"{name} = {json.dumps(value)}" for name, value in advice.items()]
-    (text,) = about(recipe, *settings, machine=machine)
+    (text,) = find_warnings(recipe, *settings, machine=machine)
     assert text.count(" = ") == len(advice)
-    assert make_plan(changed_recipe(recipe, advice), machine).learner_fits
+    assert make_plan(change_recipe(recipe, advice), machine).learner_fits
 
 
-def test_where_the_host_cannot_take_the_optimizer_more_gpus_are_named() -> None:
-    recomputed = {"recompute_activations": True}
-    recipe = demo(model=LONG, optimizer={"zero_stage": 3}, training=recomputed)
-    assert about(recipe, "4 GPUs", "learner=", machine=replace(MACHINE, host_bytes=96 * GIB))
-    assert about(recipe, "optimizer.offload", machine=replace(MACHINE, host_bytes=300 * GIB))
+def test_the_memory_of_a_node_decides_between_an_offload_and_more_gpus() -> None:
+    recipe = demo(model=LONG, optimizer={"zero_stage": 3}, training=RECOMPUTED)
+    small = replace(MACHINE, host_bytes=96 * GIB)
+    assert find_warnings(recipe, "4 GPUs", "learner=", machine=small)
+    large = replace(MACHINE, host_bytes=300 * GIB)
+    assert find_warnings(recipe, "optimizer.offload", machine=large)
 
 
-def test_a_host_too_small_for_an_offload_is_named() -> None:
-    recipe, tight = demo(model=HALF, optimizer=OFFLOAD), replace(MACHINE, host_bytes=100 * GIB)
-    plan = make_plan(recipe, tight)
+def test_a_node_too_small_for_an_offload_is_named() -> None:
+    recipe = demo(model=HALF, optimizer=OFFLOAD)
+    small = replace(MACHINE, host_bytes=100 * GIB)
+    plan = make_plan(recipe, small)
     assert (plan.learner_fits, plan.host_fits, plan.works) == (True, False, False)
-    assert about(recipe, "optimizer.offload", "90.0 usable GiB", machine=tight)
-    assert not about(recipe, "optimizer.offload")  # how much there is is not known, not judged
+    assert find_warnings(recipe, "optimizer.offload", "90.0 usable GiB", machine=small)
+    assert not find_warnings(recipe, "optimizer.offload")  # the memory of the node is unknown
 
 
 def test_on_cpus_everything_is_in_the_memory_of_the_machine() -> None:
@@ -442,11 +422,10 @@ def test_on_cpus_everything_is_in_the_memory_of_the_machine() -> None:
     plan = make_plan(demo(), laptop)
     assert plan.learner is not None
     assert plan.rollout is not None
-    taken = plan.learner.peak + total(plan.learner.host) + plan.rollout.weights.bytes + GIB
-    assert total(plan.host) == taken
+    learner_bytes = plan.learner.peak + total(plan.learner.host)
+    assert total(plan.host) == learner_bytes + plan.rollout.weights.bytes + GIB
     assert (plan.works, plan.seconds, warnings(plan)) == (True, (), [])
-    assert about(demo(model=HALF), "14.4 usable GiB", "--gpus", machine=laptop)
-    assert not about(demo(model=HALF), "80", machine=laptop)
+    assert find_warnings(demo(model=HALF), "14.4 usable GiB", "--gpus", machine=laptop)
 
 
 def test_on_cpus_micro_batches_are_as_large_as_the_memory_allows() -> None:
@@ -464,98 +443,101 @@ def test_parameters_of_other_families_are_counted(tmp_path: Path) -> None:
     model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2))
     model.save_pretrained(tmp_path)
     recipe = demo(model={"path": str(tmp_path)})
-    allowed = replace(MACHINE, model_roots=(tmp_path,))
-    assert make_plan(recipe, allowed).learner is None
-    plan = make_plan(recipe, allowed, count_parameters)
+    machine = replace(MACHINE, model_roots=(tmp_path,))
+    assert make_plan(recipe, machine).learner is None
+    plan = make_plan(recipe, machine, count_parameters)
     assert plan.shapes[0] is not None
     assert plan.shapes[0].parameters == model.num_parameters()
     assert plan.seconds == ()
 
 
-def test_a_sample_too_long_for_a_gpu_is_advised_to_be_shared() -> None:
+def test_sharing_is_advised_for_a_sample_too_long_for_a_gpu() -> None:
     def long(tokens: int, **training: Any) -> Recipe:
-        training |= {"recompute_activations": True, "micro_batch_tokens": tokens}
+        training |= RECOMPUTED | {"micro_batch_tokens": tokens}
         model = HALF | {"max_context": 200_000}
         return demo(model=model, training=training, optimizer={"zero_stage": 3})
 
     eight = replace(MACHINE, placement=divide(16))
     advice = ("training.sequence_parallel = 2", "training.micro_batch_tokens = 100000")
-    assert about(long(200_000), *advice, machine=eight)
-    assert not about(long(100_000, sequence_parallel=2), "training.", machine=eight)
-    assert about(long(200_000), "sequence_parallel = 2", "2 GPUs")
+    assert find_warnings(long(200_000), *advice, machine=eight)
+    assert not find_warnings(long(100_000, sequence_parallel=2), "training.", machine=eight)
+    assert find_warnings(long(200_000), "sequence_parallel = 2", "2 GPUs")
 
 
-def test_a_split_that_the_heads_do_not_allow_names_the_engine_and_the_heads() -> None:
-    recomputed = {"recompute_activations": True}
-    recipe = demo(model=HALF, optimizer={"zero_stage": 3}, training=recomputed)
-    wrong, right = (
-        replace(MACHINE, placement=parse(f"learner=0-3 rollout={gpus}")) for gpus in ("4-6", "4-7")
-    )
-    assert about(recipe, "rollout=4-6", "28", "WEIR_GPUS", machine=wrong)
+def test_an_engine_that_cannot_split_the_heads_is_named() -> None:
+    recipe = demo(model=HALF, optimizer={"zero_stage": 3}, training=RECOMPUTED)
+    wrong = replace(MACHINE, placement=parse("learner=0-3 rollout=4-6"))
+    assert find_warnings(recipe, "rollout=4-6", "28", "WEIR_GPUS", machine=wrong)
     plan = make_plan(recipe, wrong)
     assert (plan.works, plan.seconds) == (False, ())
+    right = replace(MACHINE, placement=parse("learner=0-3 rollout=4-7"))
     assert make_plan(recipe, right).works
 
 
 # ---------------------------------------------------------------------- the published recipes
 
+PUBLISHED = sorted((ROOT / "recipes").glob("[!t]*/*.toml"))  # not those below tiny
 
-def planned(path: Path) -> Plan:
-    """On the machine that the recipe names, with the Redis of a GPU box."""
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=name_of)
+def test_every_published_recipe_fits_on_the_machine_that_it_names(path: Path) -> None:
     recipe = load_recipe(path)
     assert recipe.machine is not None
-    stack = {"WEIR_REDIS_MAXMEMORY": REDIS_MAXMEMORY, "WEIR_MODEL_HUB": "on"}
-    return make_plan(recipe, machine_of(Options(), recipe.machine, stack, Here()))
-
-
-@pytest.mark.parametrize(
-    "path",
-    sorted((ROOT / "recipes").glob("[!t]*/*.toml")),  # not the file that twins share
-    ids=name_of,
-)
-def test_every_published_recipe_fits_on_the_machine_that_it_names(path: Path) -> None:
-    plan = planned(path)
+    variables = {"WEIR_REDIS_MAXMEMORY": REDIS_MAXMEMORY, "WEIR_MODEL_HUB": "on"}
+    machine = resolve_machine(Options(), recipe.machine, variables, LocalMachine())
+    plan = make_plan(recipe, machine)
     assert plan.works
     assert [text for text in warnings(plan) if not text.startswith("tasks.")] == []
+
+
+def test_the_readme_of_the_recipes_has_the_time_of_each_run() -> None:
+    text = (ROOT / "recipes/README.md").read_text()
+    row = r"^\| `(\S+/\S+\.toml)` .*\| ([\d.]+ (?:min|h|days))\b"
+    times = {ROOT / "recipes" / name: time for name, time in re.findall(row, text, re.MULTILINE)}
+    assert set(times) == set(PUBLISHED)
+    for path, time in times.items():
+        recipe = load_recipe(path)
+        machine = resolve_machine(Options(), recipe.machine, {}, LocalMachine((), LAPTOP))
+        assert format_seconds(make_plan(recipe, machine).seconds[-1].seconds) == time, path
 
 
 # ---------------------------------------------------------------------- the command
 
 
-def page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What is printed, with one space where there are several."""
+def print_page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The output, with one space instead of several."""
     assert command.main(arguments) == 0
     return re.sub(" +", " ", capsys.readouterr().out)
 
 
-def test_prompts_that_do_not_fit_are_counted_file_by_file(
+def test_prompts_that_do_not_fit_are_counted_in_each_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [f'{{"id": "{n}", "prompt": "{"1+" * n}1=", "answer": "1"}}\n' for n in (1, 60)]
     (tmp_path / "train.jsonl").write_text("".join(lines))
     (tmp_path / "held_out.jsonl").write_text(lines[0])
-    files = {"train": str(tmp_path / "train.jsonl"), "held_out": str(tmp_path / "held_out.jsonl")}
-    recipe = "\n".join(resolved(demo(tasks=files)))
-    (tmp_path / "recipe.toml").write_text(recipe)
-    shown = page(capsys, str(tmp_path / "recipe.toml"))
-    assert "train.jsonl: 1 of 2 prompts do not fit; the first one: task '60'" in shown
-    assert "\n1 warning\n" in shown
-    assert check_data(["check", files["train"], "--recipe", str(tmp_path / "recipe.toml")]) == 0
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "held_out")}
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("\n".join(resolved_toml(demo(tasks=files))))
+    page = print_page(capsys, str(recipe))
+    assert "train.jsonl: 1 of 2 prompts do not fit; the first one: task '60'" in page
+    assert "\n1 warning\n" in page
+    assert check_data(["check", files["train"], "--recipe", str(recipe)]) == 0
     assert "\n1 of 2 prompts do not fit" in f"\n{capsys.readouterr().out}"
 
 
-def test_the_resolved_recipe_is_toml_that_means_the_same() -> None:
-    recipes = ROOT / "recipes"
-    for path in {*recipes.rglob("*.toml")} - {*recipes.glob("tiny/*.toml")}:
+def test_the_resolved_recipe_is_toml_with_the_same_meaning() -> None:
+    folder = ROOT / "recipes"
+    for path in {*folder.rglob("*.toml")} - {*folder.glob("tiny/*.toml")}:
         recipe = load_recipe(path)
-        assert parse_recipe(tomllib.loads("\n".join(resolved(recipe)))) == recipe, path
+        assert parse_recipe(tomllib.loads("\n".join(resolved_toml(recipe)))) == recipe, path
 
 
-def test_what_the_file_left_out_is_marked() -> None:
+def test_defaults_are_marked() -> None:
     recipe = load_recipe(ROOT / "recipes/tiny/vapo/qwen2.5-32b.toml")
     lines = ["gamma = 1.0", "ddof = 1  # default", "# value_clip is not set  # default"]
-    assert set(lines) < set(resolved(recipe))
-    defaults = set(as_json(make_plan(recipe, MACHINE))["defaults"])
+    assert set(lines) < set(resolved_toml(recipe))
+    defaults = set(to_json(make_plan(recipe, MACHINE))["defaults"])
     assert {"algorithm.ddof", "rollout.sampling.top_p", "critic.optimizer.betas"} < defaults
     assert "critic.optimizer.learning_rate" not in defaults
 
@@ -564,7 +546,7 @@ LINE = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"),
+    ("arguments", "texts"),
     [
         (
             ["recipes/demo.toml", "--gpus", "8"],
@@ -576,7 +558,7 @@ LINE = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
             ["step, at most 5,120 ", "min(max_turns 5 x max_tokens 8, max_context 96 - 1)"],
         ),
         (
-            ["recipes/vapo/qwen2.5-32b.toml"],  # about the machine that it names
+            ["recipes/vapo/qwen2.5-32b.toml"],
             [
                 "Placement: learner=0-3 rollout=4-7 (",
                 "critic: Adam's moments 238.3 GiB 31.99 B x 8 bytes",
@@ -598,75 +580,61 @@ LINE = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
                 "\nfits 72.0 GiB are usable",
                 "of the smallest engine, rollout=9@0.5\n",
                 "\nfits 40.0 GiB are usable",
-                "\ndoes not work rollout=4-6: ",  # its heads cannot be split so
+                "\ndoes not work rollout=4-6: ",
             ],
         ),
     ],
 )
-def test_the_page_shows_the_recipe_what_it_takes_and_what_fits(
-    arguments: list[str], shown: list[str], capsys: pytest.CaptureFixture[str]
+def test_the_page_shows_the_recipe_its_memory_and_whether_it_fits(
+    arguments: list[str], texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = page(capsys, *arguments)
-    assert [words for words in shown if words not in text] == []
+    page = print_page(capsys, *arguments)
+    assert [text for text in texts if text not in page] == []
 
 
-def test_the_readme_of_the_recipes_has_the_time_of_each_run() -> None:
-    text = (ROOT / "recipes/README.md").read_text()
-    told = re.findall(r"^\| `(\S+/\S+\.toml)` .*\| ([\d.]+ (?:min|h|days))\b", text, re.MULTILINE)
-    assert {name for name, _ in told} == {
-        str(path.relative_to(ROOT / "recipes"))
-        for path in (ROOT / "recipes").glob("[!t]*/*.toml")  # not those below tiny
-    }
-    for name, time in told:
-        recipe = load_recipe(ROOT / "recipes" / name)
-        run = make_plan(recipe, machine_of(Options(), recipe.machine, {}, Here((), LAPTOP)))
-        assert duration(run.seconds[-1].seconds) == time, name
-
-
-def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     path = "recipes/tiny/dapo/qwen2.5-32b.toml"
-    data = json.loads(page(capsys, path, "--json"))
+    fields = json.loads(print_page(capsys, path, "--json"))
     plan = make_plan(load_recipe(ROOT / path), MACHINE)
     assert plan.learner is not None
-    assert data["learner"]["peak"] == plan.learner.peak
-    assert data["in_flight"] == {"groups": 64, "responses": 512}
-    assert data["tokens_per_step"] == 128 * 48
-    assert data["redis"]["bytes"] == (512 + 512) * 96 * 16
-    assert data["recipe"]["training"]["dynamic_sampling"] is True
-    assert data["warnings"] == []
-    assert data["host"]["bytes"] == sum(item["bytes"] for item in data["host"]["items"])
-    assert all(data[part]["fits"] is True for part in ("host", "learner", "rollout"))
-    assert data["seconds_by_arithmetic"] is None  # of a float32 model
+    assert fields["learner"]["peak"] == plan.learner.peak
+    assert fields["in_flight"] == {"groups": 64, "responses": 512}
+    assert fields["tokens_per_step"] == 128 * 48
+    assert fields["redis"]["bytes"] == (512 + 512) * 96 * 16
+    assert fields["recipe"]["training"]["dynamic_sampling"] is True
+    assert fields["warnings"] == []
+    assert fields["host"]["bytes"] == sum(item["bytes"] for item in fields["host"]["items"])
+    assert all(fields[part]["fits"] is True for part in ("host", "learner", "rollout"))
+    assert fields["seconds_by_arithmetic"] is None  # for a float32 model
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "source"),
     [
         (["no-such-file.toml"], "no-such-file.toml"),
         (["README.md"], "README.md"),
         (["recipes/demo.toml", "--gpus", "learner=0"], "--gpus"),
     ],
 )
-def test_what_cannot_be_read_is_bad_input(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+def test_bad_input_is_named(
+    arguments: list[str], source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(arguments) == 2
-    assert capsys.readouterr().err.startswith(f"weir: {named}: ")
+    assert capsys.readouterr().err.startswith(f"weir: {source}: ")
 
 
 @pytest.mark.parametrize("gib", ["inf", "0", "nan"])
-def test_an_impossible_machine_is_bad_input(gib: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_memory_is_bad_input(gib: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(["recipes/demo.toml", "--gpu-memory", gib])
     assert f"--gpu-memory: {gib}" in capsys.readouterr().err
 
 
-def test_a_plan_starts_no_engine_and_loads_none() -> None:
+def test_a_plan_loads_no_engine() -> None:
     program = (
         "import sys; from services.learner import plan; "
         "plan.main(['recipes/demo.toml', '--json']); "
-        "heavy = {'vllm', 'redis'}; "
-        "sys.exit(sorted(heavy & sys.modules.keys()) or 0)"
+        "sys.exit(sorted({'vllm', 'redis'} & sys.modules.keys()) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
