@@ -19,7 +19,7 @@ def request_of(events: asyncio.Queue[Any]) -> Request:
 
 
 async def test_nobody_waits_on_for_a_client_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(futures, "_LOOK_AT_CLIENT_S", 0.01)
+    monkeypatch.setattr(futures, "DISCONNECT_POLL_S", 0.01)
     ended, events = asyncio.Event(), asyncio.Queue[Any]()
 
     async def waits() -> Response:
@@ -30,7 +30,7 @@ async def test_nobody_waits_on_for_a_client_that_has_left(monkeypatch: pytest.Mo
 
     events.put_nowait({"type": "http.disconnect"})
     with pytest.raises(ClientDisconnect):
-        await futures.while_asked(request_of(events), waits())
+        await futures.until_disconnect(request_of(events), waits())
     async with asyncio.timeout(60):
         await ended.wait()
 
@@ -39,9 +39,9 @@ async def test_a_client_that_stays_has_the_answer() -> None:
     async def answer() -> Response:
         return Response("it")
 
-    told = await futures.while_asked(request_of(asyncio.Queue()), answer())
+    told = await futures.until_disconnect(request_of(asyncio.Queue()), answer())
     assert told.body == b"it"
 
 
 def test_requests_that_began_at_once_do_not_end_at_once() -> None:
-    assert len({round(futures.wait_s(), 1) for _ in range(100)}) > 10
+    assert len({round(futures.random_timeout_s(), 1) for _ in range(100)}) > 10

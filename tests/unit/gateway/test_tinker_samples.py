@@ -1,4 +1,4 @@
-"""Samples that clients wait for, where no gateway runs."""
+"""Samples that clients wait for, without a gateway."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from services.gateway.errors import Problem
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_a_gateway_that_stops_leaves_behind_is_to_be_asked_again(
+async def test_samples_of_a_gateway_that_stops_are_to_be_requested_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def served_by(*_: Any) -> Served:
+    stopping = asyncio.Event()
+
+    async def resolve(*_: Any) -> Served:
         return Served(name="it", model=Model(path="/it"))
 
     async def follow(_: Any) -> AsyncIterator[None]:
@@ -28,13 +30,11 @@ async def test_what_a_gateway_that_stops_leaves_behind_is_to_be_asked_again(
         stopping.set()
         raise Problem(503, "the gateway stops")
 
-    monkeypatch.setattr(samples, "served_by", served_by)
-    stopping = asyncio.Event()
-    jobs: Any = SimpleNamespace(
-        service=SimpleNamespace(stopping=stopping), exchange=SimpleNamespace(me="gateway")
-    )
-    desk: Any = SimpleNamespace(follow=follow)
-    body = bodies.read(bodies.Sample, {"prompt": {"chunks": [{"tokens": [1]}]}, "base_model": "it"})
-    kept = samples.Samples(jobs, desk)
-    asked = await kept.ask(body)
-    assert (await kept.result_of(asked["request_id"])).status_code == 408
+    monkeypatch.setattr(samples, "resolve_sampler_id", resolve)
+    exchange = SimpleNamespace(me="gateway")
+    jobs: Any = SimpleNamespace(service=SimpleNamespace(stopping=stopping), exchange=exchange)
+    pending_calls: Any = SimpleNamespace(follow=follow)
+    futures = samples.SampleFutures(jobs, pending_calls)
+    prompt = bodies.Prompt(chunks=[bodies.Chunk(tokens=[1])])
+    future = await futures.begin(bodies.SampleRequest(prompt=prompt, base_model="it"))
+    assert (await futures.retrieve(future["request_id"])).status_code == 408

@@ -14,7 +14,7 @@ from tinker.proto import tinker_public_pb2 as sdk
 from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from services.gateway.api.tinker import wire
-from services.gateway.api.tinker.futures import answer
+from services.gateway.api.tinker.futures import to_response
 from services.gateway.core.calls.pending import PendingCall
 from services.gateway.errors import Problem
 
@@ -50,7 +50,7 @@ def a_request(
 def refused(request: sdk.ForwardBackwardRequest) -> str | None:
     """The field that a request is refused for."""
     with pytest.raises(Problem) as raised:
-        wire.operation_of(wire.read_request(request.SerializeToString()), BOUNDS)
+        wire.to_operation(wire.parse_request(request.SerializeToString()), BOUNDS)
     assert raised.value.status_code == 400
     return raised.value.param
 
@@ -58,7 +58,7 @@ def refused(request: sdk.ForwardBackwardRequest) -> str | None:
 def test_sequences_are_read_with_what_their_loss_needs() -> None:
     request = a_request("ppo")
     request.loss_fn_config_v2["clip_low_threshold"].number = 0.9
-    operation = wire.operation_of(wire.read_request(request.SerializeToString()), BOUNDS)
+    operation = wire.to_operation(wire.parse_request(request.SerializeToString()), BOUNDS)
     assert (operation.number, operation.do, operation.loss) == (3, "forward_backward", "ppo")
     assert operation.settings == {"clip_low_threshold": 0.9}
     assert (data := operation.data) is not None
@@ -71,7 +71,7 @@ def test_sequences_are_read_with_what_their_loss_needs() -> None:
 def test_weights_of_cross_entropy_are_one_where_none_are_given() -> None:
     request = a_request(weights=None)
     request.forward_only = True
-    operation = wire.operation_of(wire.read_request(request.SerializeToString()), BOUNDS)
+    operation = wire.to_operation(wire.parse_request(request.SerializeToString()), BOUNDS)
     assert operation.do == "forward"
     assert operation.data is not None
     assert operation.data.weights.tolist() == [0.5, 1, 2, 1, 1, 1]
@@ -105,7 +105,7 @@ def test_a_tensor_that_does_not_fit_is_refused_by_name(
 
 def test_damaged_and_empty_requests_are_refused() -> None:
     with pytest.raises(Problem) as raised:
-        wire.read_request(b"\xff\xff\xff")
+        wire.parse_request(b"\xff\xff\xff")
     assert raised.value.param == "body"
     (request := a_request()).loss_fn = "dro"
     assert refused(request) == "loss_fn"
@@ -127,13 +127,13 @@ def test_no_more_log_probs_of_a_prompt_are_hidden_than_were_left_out() -> None:
     call = Call(id="a", gateway="g", served=served, sampling=CallSampling(), token_ids=(1, 2, 3))
     for last_n, hidden in ((5, 1), (2, 1), (1, 2)):
         answer = PendingCall(call, AsyncMock(), prompt_logprobs=(None, -1.0, -2.0))
-        told = sdk.SampleResponse.FromString(wire.samples_of([answer], last_n))
+        told = sdk.SampleResponse.FromString(wire.encode_samples([answer], last_n))
         logprobs = np.frombuffer(told.prompt_logprobs, np.float32)
         assert np.isnan(logprobs).tolist() == [True] * hidden + [False] * (3 - hidden)
 
 
 def test_an_id_that_names_another_kind_of_operation_breaks_nothing() -> None:
-    assert answer("job", "forward", Result(number=1)).status_code == 200
+    assert to_response("job", "forward", Result(number=1)).status_code == 200
 
 
 def test_the_sdk_reads_the_log_probs_of_each_datum() -> None:
@@ -143,29 +143,29 @@ def test_the_sdk_reads_the_log_probs_of_each_datum() -> None:
         logprobs=np.array([-1, -2, -3]),
         metrics={"loss:sum": 6.0},
     )
-    output = deserialize_forward_backward_output(wire.output_of(result))
+    output = deserialize_forward_backward_output(wire.encode_output(result))
     assert [each["logprobs"].data for each in output.loss_fn_outputs] == [[-1], [-2, -3]]
     assert output.metrics == {"loss:sum": 6.0}
 
 
 def test_a_body_of_many_fields_is_refused_before_it_is_parsed() -> None:
-    few, many = 10_000, wire._MAX_FIELDS
+    few, many = 10_000, wire.MAX_FIELDS
     request = a_request()
     for _ in range(few):
         request.data.add().CopyFrom(request.data[0])
-    assert len(wire.read_request(request.SerializeToString()).data) == few + 2
+    assert len(wire.parse_request(request.SerializeToString()).data) == few + 2
     a_datum, shape = b"\x1a\x00", request.data[0]
     shape.loss_fn_inputs["weights"].shape.extend([1] * many)
     nested = b"".join(b"\x1a" + _varint(2 * each) + b"\x0a\x00" * each for each in [many // 4] * 4)
     for body in (a_datum * (many + 1), request.SerializeToString(), nested, b"\xff" * 20 * many):
         with pytest.raises(Problem, match=f"more than {many:,} fields"):
-            wire.read_request(body)
+            wire.parse_request(body)
 
 
 @pytest.mark.parametrize("body", [b"\x1a", b"\x1a\x05", b"\x1a" + b"\xff" * 9 + b"\x01", b"\x80"])
 def test_a_body_that_is_cut_is_no_message(body: bytes) -> None:
     with pytest.raises(Problem, match="not the protobuf message"):
-        wire.read_request(body)
+        wire.parse_request(body)
 
 
 def _varint(number: int) -> bytes:

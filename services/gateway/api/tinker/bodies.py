@@ -1,7 +1,8 @@
-"""The JSON bodies of the SDK's requests, as far as they mean something here."""
+"""The JSON bodies of the SDK's requests."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from protocol.operations import AdamW
@@ -14,60 +15,57 @@ from pydantic import (
     model_validator,
 )
 
-from services.gateway.api.openai.body import Part, unusable
+from services.gateway.api.openai.body import LenientPart, unusable
 from services.gateway.errors import explain_body, from_lines, wrong
 
 B = TypeVar("B", bound=BaseModel)
-EPHEMERAL = "version-"  # how the names of samplers begin that no client has named
+EPHEMERAL = "version-"  # the prefix of samplers without a name of the client
+MAX_VALUES = 200_000  # a prompt has one for each token
 _IDLE: tuple[Any, ...] = (None, False, 0, "", [], {})
-_MOST_VALUES = 200_000  # a prompt has one for each token
 Json = dict[str, Any]
 
 
-def _adam_alone(config: Any) -> None:
+def _require_adam(config: Any) -> None:
     if config != {"type": "adamw"}:
         raise ValueError("there is only {'type': 'adamw'}")
 
 
-AdamAlone = Annotated[None, BeforeValidator(_adam_alone)]
+AdamConfig = Annotated[None, BeforeValidator(_require_adam)]
 
 
-class _Fields(Part):
-    """Unknown fields are refused, unless they ask for nothing or change nothing here."""
+class _Fields(LenientPart):
+    """Unknown fields are refused, unless they ask for nothing."""
 
-    PASSED: ClassVar[tuple[str, ...]] = ()
+    IGNORED: ClassVar[tuple[str, ...]] = ()
 
-    @model_validator(mode="before")
     @classmethod
-    def _without_idle(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        idle = {name for name, value in data.items() if value in _IDLE} - cls.model_fields.keys()
-        passed = idle | {"type", *cls.PASSED}
-        return {n: v for n, v in data.items() if v is not None and n not in passed}
+    def has_effect(cls, name: str, value: Any, fields: Mapping[str, Any]) -> bool:
+        if name == "type" or name in cls.IGNORED:
+            return False
+        return name in cls.model_fields or value not in _IDLE
 
 
-def _usable(body: Json) -> Json:
-    if lines := unusable(body, _MOST_VALUES):
+def _require_usable(body: Json) -> Json:
+    if lines := unusable(body, MAX_VALUES):
         raise from_lines(lines, code="invalid_request")
     return body
 
 
-Sent = Annotated[Json, AfterValidator(_usable)]
+JsonBody = Annotated[Json, AfterValidator(_require_usable)]
 
 
-def read(kind: type[B], body: Any) -> B:
-    """A body of a kind; 400 names what is wrong with it."""
+def parse(kind: type[B], body: Any) -> B:
+    """Parse a body; 400 names the field that is wrong."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         raise from_lines(explain_body(error), code="invalid_request") from error
 
 
-class Lora(_Fields):
-    """What is adapted; the head never is."""
+class LoraConfig(_Fields):
+    """The adapter of a model; its head is never adapted."""
 
-    PASSED = ("train_unembed",)
+    IGNORED = ("train_unembed",)
 
     rank: int = Field(ge=0, le=512)
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
@@ -75,14 +73,14 @@ class Lora(_Fields):
     train_attn: bool = True
 
     @model_validator(mode="after")
-    def _adapts_something(self) -> Lora:
+    def _adapts_something(self) -> LoraConfig:
         if not (self.train_mlp or self.train_attn):
             raise ValueError("the head alone is not adapted; set train_mlp or train_attn")
         return self
 
 
-class NewModel(_Fields):
-    """A model that begins with the weights of a base model, or with those of a saved state."""
+class CreateModel(_Fields):
+    """A model that begins with the weights of a base model, or of a saved state."""
 
     session_id: str = Field(pattern=r"^[\w.:-]{1,128}$")
     model_seq_id: int = Field(ge=0, lt=2**31)
@@ -90,8 +88,8 @@ class NewModel(_Fields):
     path: str = ""
     optimizer: bool = False
     user_metadata: Json = Field(default_factory=dict)
-    lora_config: Lora = Lora(rank=0)
-    optimizer_config: AdamAlone = None
+    lora_config: LoraConfig = LoraConfig(rank=0)
+    optimizer_config: AdamConfig = None
 
 
 class OptimStep(_Fields):
@@ -99,15 +97,17 @@ class OptimStep(_Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _named_as_here(cls, data: Json) -> Json:
-        if not isinstance(given := data.get("adam_params"), dict):
+    def _rename_params(cls, data: Json) -> Json:
+        params = data.get("adam_params")
+        if not isinstance(params, dict):
             return data
         names = {"grad_clip_norm": "max_grad_norm"}
-        return data | {"adam_params": {names.get(name, name): v for name, v in given.items()}}
+        renamed = {names.get(name, name): value for name, value in params.items()}
+        return {**data, "adam_params": renamed}
 
 
-class Save(_Fields):
-    PASSED = ("ttl_seconds", "user_metadata", "kind", "sampling_session_seq_id")
+class SaveWeights(_Fields):
+    IGNORED = ("ttl_seconds", "user_metadata", "kind", "sampling_session_seq_id")
 
     path: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,99})?$")
     overwrite: bool = False
@@ -119,10 +119,10 @@ class Save(_Fields):
         return self.path
 
 
-class Load(_Fields):
+class LoadWeights(_Fields):
     path: str
     optimizer: bool = False
-    optimizer_config: AdamAlone = None
+    optimizer_config: AdamConfig = None
 
 
 class Chunk(_Fields):
@@ -130,7 +130,7 @@ class Chunk(_Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_of_tokens(cls, data: Any) -> Any:
+    def _has_tokens(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("type", "encoded_text") != "encoded_text":
             raise ValueError("only chunks of tokens are read, no images and no audio")
         return data
@@ -140,7 +140,7 @@ class Prompt(_Fields):
     chunks: list[Chunk]
 
 
-class Sampling(_Fields):
+class SamplingParams(_Fields):
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = Field(default=None, ge=0)
     stop: str | list[str] | list[int] | None = None
@@ -149,12 +149,12 @@ class Sampling(_Fields):
     top_p: float = 1.0
 
 
-class Sample(_Fields):
-    PASSED = ("seq_id",)
+class SampleRequest(_Fields):
+    IGNORED = ("seq_id",)
 
     num_samples: int = Field(default=1, ge=1, le=256)
     prompt: Prompt
-    sampling_params: Sampling = Sampling()
+    sampling_params: SamplingParams = SamplingParams()
     base_model: str = ""
     model_path: str = ""
     sampling_session_id: str = ""
@@ -162,24 +162,23 @@ class Sample(_Fields):
     prompt_logprobs_last_n: int | None = Field(default=None, ge=1)
     topk_sample_logprobs: int = Field(default=0, ge=0, le=20)
 
-    @property
-    def as_asked_at_the_door(self) -> Json:
-        """One of the samples, as the model door is asked for it."""
-        given = self.sampling_params
-        stop = [given.stop] if isinstance(given.stop, str) else given.stop or []
+    def to_generate_request(self, model: str) -> Json:
+        """Return the body of a request to /inference/v1/generate for one sample."""
+        stop = self.sampling_params.stop
+        stops = [stop] if isinstance(stop, str) else stop or []
         sampling = {
-            **given.model_dump(exclude={"stop"}, exclude_none=True),
-            "stop": [each for each in stop if isinstance(each, str)],
-            "stop_token_ids": [each for each in stop if isinstance(each, int)],
-            "ignore_eos": given.stop == [],
+            **self.sampling_params.model_dump(exclude={"stop"}, exclude_none=True),
+            "stop": [text for text in stops if isinstance(text, str)],
+            "stop_token_ids": [token_id for token_id in stops if isinstance(token_id, int)],
+            "ignore_eos": stop == [],
             "logprobs": self.topk_sample_logprobs,
         }
-        tokens = [token for chunk in self.prompt.chunks for token in chunk.tokens]
-        return {"token_ids": tokens, "sampling_params": sampling}
+        token_ids = [token for chunk in self.prompt.chunks for token in chunk.tokens]
+        return {"model": model, "token_ids": token_ids, "sampling_params": sampling}
 
 
-def number_of(body: Json) -> int:
-    """The number of an operation; 400 without one, since nothing tells then when it is its turn."""
+def parse_number(body: Json) -> int:
+    """Return the number of an operation; 400 without one, since operations run in its order."""
     number = body.get("seq_id")
     if type(number) is not int or not 1 <= number < 2**31:
         raise wrong("seq_id", "must be the number of the request in its session, from 1")

@@ -1,7 +1,7 @@
-"""The SDK's protobuf messages: what of them is read and written, and its tensors as arrays.
+"""The SDK's protobuf messages, with their tensors as arrays.
 
-The field numbers are those of the SDK. A map is written as its entries, an enum as a number, since
-on the wire they are the same.
+The field numbers are those of the SDK. A map is written as its entries and an enum as a number,
+which are the same on the wire.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from protocol.operations import Data, LossName, Operation, Result
 from services.gateway.core.calls.pending import PendingCall
 from services.gateway.errors import wrong
 
+MAX_FIELDS = 2**18  # of a body, since each costs memory
 _PACKAGE = "weir.tinker"
 _SCHEMA = """
 Text = 1 tokens bytes
@@ -38,31 +39,44 @@ Likely = 1 token_ids bytes, 2 logprobs bytes, 3 k int32, 4 length int32
 Sequence = 1 stop_reason int32, 2 tokens bytes, 3 logprobs bytes, 4 topk_sampled_logprobs Likely
 Samples = 1 sequences Sequence*, 2 prompt_logprobs bytes
 """
-_TYPES = {"double": 1, "int64": 3, "int32": 5, "bool": 8, "string": 9, "bytes": 12}
-_FLOAT32, _INT64, _INT32 = 1, 2, 3
-_DTYPES = {_FLOAT32: "<f4", _INT64: "<i8", _INT32: "<i4"}
-_STOP, _LENGTH = 0, 1
+_SCALARS = {"double": 1, "int64": 3, "int32": 5, "bool": 8, "string": 9, "bytes": 12}
+_MESSAGE = 11
+_OPTIONAL = 1
+_REPEATED = 3
+# Wire types.
+_VARINT = 0
+_FIXED64 = 1
+_BYTES = 2
+_FIXED32 = 5
+# Values of the SDK's enums.
+_FLOAT32 = 1
+_DTYPES = {_FLOAT32: "<f4", 2: "<i8", 3: "<i4"}
+_STOP = 0
+_LENGTH = 1
 # Each loss reads a weight for each position, and perhaps the log-probs of the sampler.
 _WEIGHTS = {"cross_entropy": "weights"}
-_TARGETS, _LOGPROBS = "target_tokens", "logprobs"
+_TARGETS = "target_tokens"
+_LOGPROBS = "logprobs"
 _CLIPS = frozenset({"clip_low_threshold", "clip_high_threshold"})
 _SETTINGS = {"ppo": _CLIPS, "cispo": _CLIPS}
 
 
-def _messages() -> dict[str, Any]:
-    """The class of each message of the schema, by its name."""
+def _build_messages() -> dict[str, Any]:
+    """Return the class of each message of the schema, by name."""
     file = descriptor_pb2.FileDescriptorProto(
         name="weir/tinker.proto", package=_PACKAGE, syntax="proto3"
     )
     for line in _SCHEMA.strip().splitlines():
         name, _, fields = line.partition(" = ")
         message = file.message_type.add(name=name)
-        for number, field, kind in (each.split() for each in fields.split(", ")):
-            one = kind.removesuffix("*")
-            made = message.field.add(name=field, number=int(number), label=1 if one == kind else 3)
-            made.type = _TYPES.get(one, 11)  # type: ignore[assignment]  (numbers of its own enum)
-            if one not in _TYPES:
-                made.type_name = f".{_PACKAGE}.{one}"
+        for text in fields.split(", "):
+            number, field_name, field_type = text.split()
+            kind = field_type.removesuffix("*")
+            label = _OPTIONAL if kind == field_type else _REPEATED
+            field = message.field.add(name=field_name, number=int(number), label=label)
+            field.type = _SCALARS.get(kind, _MESSAGE)  # type: ignore[assignment]  (its own enum)
+            if kind not in _SCALARS:
+                field.type_name = f".{_PACKAGE}.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return {
@@ -73,101 +87,101 @@ def _messages() -> dict[str, Any]:
     }
 
 
-_MADE = _messages()
-_MAX_FIELDS = 2**18
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MESSAGES = _build_messages()
 
 
 def _refuse_too_many_fields(body: bytes) -> None:
-    """400 if the body has more fields than may be parsed, since each costs memory.
+    """Raise 400 for a body with more than ``MAX_FIELDS`` fields, before it is parsed.
 
-    Only messages that are parsed are looked into. A list of numbers counts as one for each byte.
+    A list of numbers counts as one field for each byte. Unknown messages are not parsed.
     """
     count = 0
-    parts = [(0, len(body), _MADE["Request"].DESCRIPTOR)]
+    parts = [(0, len(body), _MESSAGES["Request"].DESCRIPTOR)]
     while parts:
-        at, end, message = parts.pop()
-        while at < end:
+        position, end, message = parts.pop()
+        while position < end:
             count += 1
-            tag, at = _varint(body, at)
-            known, size = message.fields_by_number.get(tag >> 3), 0
-            if tag & 7 == _VARINT:
-                _, at = _varint(body, at)
-            elif tag & 7 == _BYTES:
-                size, at = _varint(body, at)
-            else:
-                size = {_FIXED64: 8, _FIXED32: 4}.get(tag & 7, 0)
-            if known is not None and tag & 7 == _BYTES and known.message_type is not None:
-                parts.append((at, at + size, known.message_type))
-            elif known is not None and known.is_repeated:
+            tag, position = _read_varint(body, position)
+            field = message.fields_by_number.get(tag >> 3)
+            wire_type = tag & 7
+            size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type, 0)
+            if wire_type in {_VARINT, _BYTES}:
+                value, position = _read_varint(body, position)
+                size = value if wire_type == _BYTES else 0
+            if field is not None and wire_type == _BYTES and field.message_type is not None:
+                parts.append((position, position + size, field.message_type))
+            elif field is not None and field.is_repeated:
                 count += size
-            at += size
-            if count > _MAX_FIELDS:
-                raise wrong("body", f"more than {_MAX_FIELDS:,} fields; send fewer data at a time")
+            position += size
+            if count > MAX_FIELDS:
+                raise wrong("body", f"more than {MAX_FIELDS:,} fields; send fewer data at a time")
 
 
-def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number, and where the next field begins."""
-    value = shift = 0
-    while (byte := body[at]) > 127 and shift < 63:
+def _read_varint(body: bytes, position: int) -> tuple[int, int]:
+    """Return a number, and the position behind it."""
+    value = 0
+    shift = 0
+    while (byte := body[position]) > 127 and shift < 63:
         value |= (byte & 127) << shift
-        shift, at = shift + 7, at + 1
-    return value | byte << shift, at + 1
+        shift += 7
+        position += 1
+    return value | byte << shift, position + 1
 
 
 class Bounds(NamedTuple):
-    """What the model takes."""
+    """The limits of a model."""
 
-    context: int  # most positions of a sequence
+    context: int  # positions of a sequence
     vocabulary: int = 2**31
 
 
-def read_request(body: bytes) -> Any:
-    """A request for a pass; 400 if the body is none."""
-    request = _MADE["Request"]()
+def parse_request(body: bytes) -> Any:
+    """Parse a request for a forward or backward pass; 400 if the body is none."""
+    request = _MESSAGES["Request"]()
     try:
         _refuse_too_many_fields(body)
         request.ParseFromString(body)
     except (DecodeError, IndexError) as error:
-        why = "not the protobuf message of a forward or forward_backward request"
-        raise wrong("body", why) from error
+        reason = "not the protobuf message of a forward or forward_backward request"
+        raise wrong("body", reason) from error
     return request
 
 
-def operation_of(request: Any, bounds: Bounds) -> Operation:
-    """The operation that a request asks for; 400 names what is wrong with it."""
-    if request.loss_fn not in get_args(LossName):
-        known = ", ".join(get_args(LossName))
-        raise wrong("loss_fn", f"{request.loss_fn!r} is not here; there are {known}")
+def to_operation(request: Any, bounds: Bounds) -> Operation:
+    """Return the operation that a request asks for; 400 names the field that is wrong."""
+    losses = get_args(LossName)
+    if request.loss_fn not in losses:
+        raise wrong("loss_fn", f"{request.loss_fn!r} is not supported; use {', '.join(losses)}")
     return Operation(
         number=request.seq_id,
         do="forward" if request.forward_only else "forward_backward",
         loss=request.loss_fn,
-        settings=_settings(request),
-        data=_data(request, bounds),
+        settings=_parse_settings(request),
+        data=_parse_data(request, bounds),
     )
 
 
-def _settings(request: Any) -> dict[str, float]:
-    given = {each.key: each.value for each in request.loss_fn_config}
-    for each in request.loss_fn_config_v2:
-        given[each.key] = each.value.text or each.value.number
-    known = _SETTINGS.get(request.loss_fn, frozenset())
-    for name, value in given.items():
-        if name not in known:
-            has = f"has {' and '.join(sorted(known))}" if known else "has no settings"
-            raise wrong(f"loss_fn_config.{name}", f"unknown; {request.loss_fn} {has}")
+def _parse_settings(request: Any) -> dict[str, float]:
+    settings = {entry.key: entry.value for entry in request.loss_fn_config}
+    for entry in request.loss_fn_config_v2:
+        settings[entry.key] = entry.value.text or entry.value.number
+    names = _SETTINGS.get(request.loss_fn, frozenset())
+    for name, value in settings.items():
+        param = f"loss_fn_config.{name}"
+        if name not in names:
+            known = " and ".join(sorted(names)) or "no settings"
+            raise wrong(param, f"unknown; {request.loss_fn} has {known}")
         if isinstance(value, str) or not math.isfinite(value):
-            raise wrong(f"loss_fn_config.{name}", "must be a finite number")
-    return given
+            raise wrong(param, "must be a finite number")
+    return settings
 
 
-def _data(request: Any, bounds: Bounds) -> Data:
+def _parse_data(request: Any, bounds: Bounds) -> Data:
     if not request.data:
         raise wrong("data", "is empty; give at least one datum")
     rows = [
-        _row(datum, request.loss_fn, bounds, f"data.{place}")
-        for place, datum in enumerate(request.data)
+        _parse_datum(datum, request.loss_fn, bounds, f"data.{index}")
+        for index, datum in enumerate(request.data)
     ]
     ids, targets, weights, logprobs = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
     return Data(
@@ -179,113 +193,123 @@ def _data(request: Any, bounds: Bounds) -> Data:
     )
 
 
-def _row(datum: Any, loss: str, bounds: Bounds, place: str) -> Sequence[np.ndarray]:
-    """Input ids, targets, weights and the sampler's log-probs of one datum, each [position]."""
-    ids = _input_ids(datum, f"{place}.model_input", bounds)
-    place, weights = f"{place}.loss_fn_inputs", _WEIGHTS.get(loss, "advantages")
-    names = (_TARGETS, weights) if loss in _WEIGHTS else (_TARGETS, weights, _LOGPROBS)
-    given = {each.key: each.value for each in datum.loss_fn_inputs}
-    for name in given.keys() - {*names}:
-        raise wrong(f"{place}.{name}", f"{loss} reads {', '.join(names)}; remove it")
-    if loss in _WEIGHTS and weights not in given:
-        names = (_TARGETS,)
-    read = {name: _input(given.get(name), name, len(ids), f"{place}.{name}") for name in names}
-    _refuse_unknown(read[_TARGETS], bounds, f"{place}.{_TARGETS}")
+def _parse_datum(datum: Any, loss: str, bounds: Bounds, param: str) -> Sequence[np.ndarray]:
+    """Return input ids, targets, weights and the sampler's log-probs, each [position]."""
+    ids = _parse_input_ids(datum, f"{param}.model_input", bounds)
+    param = f"{param}.loss_fn_inputs"
+    weights = _WEIGHTS.get(loss, "advantages")
+    names = [_TARGETS, weights] if loss in _WEIGHTS else [_TARGETS, weights, _LOGPROBS]
+    tensors = {entry.key: entry.value for entry in datum.loss_fn_inputs}
+    for name in tensors.keys() - {*names}:
+        raise wrong(f"{param}.{name}", f"{loss} reads {', '.join(names)}; remove it")
+    if loss in _WEIGHTS and weights not in tensors:
+        names = [_TARGETS]
+    arrays = {
+        name: _parse_input(tensors.get(name), name, len(ids), f"{param}.{name}") for name in names
+    }
+    _refuse_unknown_tokens(arrays[_TARGETS], bounds, f"{param}.{_TARGETS}")
     ones = np.ones(len(ids), np.float32)
-    return ids, read[_TARGETS], read.get(weights, ones), read.get(_LOGPROBS, 0 * ones)
+    return ids, arrays[_TARGETS], arrays.get(weights, ones), arrays.get(_LOGPROBS, 0 * ones)
 
 
-def _input(tensor: Any, name: str, positions: int, place: str) -> np.ndarray:
+def _parse_input(tensor: Any, name: str, num_positions: int, param: str) -> np.ndarray:
     if tensor is None:
-        raise wrong(place, "required, but missing")
-    if len(array := _tensor(tensor, place)) != positions:
-        raise wrong(place, f"has {len(array)} values for {positions} tokens of model_input")
-    needed = "int64" if name == _TARGETS else "float32"
-    if array.dtype.kind != needed[0]:
-        raise wrong(place, f"must be {needed}, not {array.dtype}")
+        raise wrong(param, "required, but missing")
+    array = _parse_tensor(tensor, param)
+    if len(array) != num_positions:
+        raise wrong(param, f"has {len(array)} values for {num_positions} tokens of model_input")
+    dtype = "int64" if name == _TARGETS else "float32"
+    if array.dtype.kind != dtype[0]:
+        raise wrong(param, f"must be {dtype}, not {array.dtype}")
     if not np.isfinite(array).all():
-        raise wrong(place, "has values that are not finite")
+        raise wrong(param, "has values that are not finite")
     return array
 
 
-def _input_ids(datum: Any, place: str, bounds: Bounds) -> np.ndarray:
+def _parse_input_ids(datum: Any, param: str, bounds: Bounds) -> np.ndarray:
     chunks = [np.zeros(0, np.int32)]
     for chunk in datum.model_input:
         if not chunk.HasField("encoded_text"):
-            raise wrong(place, "only chunks of tokens are read, no images and no audio")
-        chunks.append(_array(chunk.encoded_text.tokens, "<i4", place))
+            raise wrong(param, "only chunks of tokens are read, no images and no audio")
+        chunks.append(_to_array(chunk.encoded_text.tokens, "<i4", param))
     ids = np.concatenate(chunks)
     if not 1 <= len(ids) <= bounds.context:
-        raise wrong(place, f"has {len(ids):,} tokens; give 1 to {bounds.context:,}")
-    _refuse_unknown(ids, bounds, place)
+        raise wrong(param, f"has {len(ids):,} tokens; give 1 to {bounds.context:,}")
+    _refuse_unknown_tokens(ids, bounds, param)
     return ids
 
 
-def _refuse_unknown(tokens: Any, bounds: Bounds, place: str) -> None:
+def _refuse_unknown_tokens(tokens: np.ndarray, bounds: Bounds, param: str) -> None:
     if tokens.min() < 0 or tokens.max() >= bounds.vocabulary:
-        raise wrong(place, f"tokens must be from 0 to {bounds.vocabulary - 1:,}")
+        raise wrong(param, f"tokens must be from 0 to {bounds.vocabulary - 1:,}")
 
 
-def _tensor(tensor: Any, place: str) -> np.ndarray:
+def _parse_tensor(tensor: Any, param: str) -> np.ndarray:
     if tensor.HasField("sparse_csr"):
-        raise wrong(place, "sparse tensors are not read; send a dense one")
+        raise wrong(param, "sparse tensors are not read; send a dense one")
     if tensor.dtype not in _DTYPES:
-        raise wrong(place, f"dtype {tensor.dtype} is not read; send float32, int64 or int32")
-    array = _array(tensor.dense, _DTYPES[tensor.dtype], place)
-    if tensor.shape and list(tensor.shape) != [len(array)]:
-        shape = list(tensor.shape)
-        raise wrong(place, f"has {len(array)} values in shape {shape}; one dimension is read")
+        raise wrong(param, f"dtype {tensor.dtype} is not read; send float32, int64 or int32")
+    array = _to_array(tensor.dense, _DTYPES[tensor.dtype], param)
+    shape = list(tensor.shape)
+    if shape and shape != [len(array)]:
+        raise wrong(param, f"has {len(array)} values in shape {shape}; send one dimension")
     return array
 
 
-def _array(content: bytes, dtype: str, place: str) -> np.ndarray:
+def _to_array(content: bytes, dtype: str, param: str) -> np.ndarray:
     if len(content) % np.dtype(dtype).itemsize:
-        raise wrong(place, f"has {len(content)} bytes, which are no array of {dtype}")
+        raise wrong(param, f"has {len(content)} bytes, which are no array of {dtype}")
     return np.frombuffer(content, dtype)
 
 
-# ---------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------- responses
 
 
-def output_of(result: Result) -> bytes:
-    """What a forward pass told: the log-prob of each target, and metrics."""
+def encode_output(result: Result) -> bytes:
+    """Encode the result of a pass: the log-prob of each target, and metrics."""
     assert result.lengths is not None
     assert result.logprobs is not None
-    batch = _MADE["Batch"](
-        data=result.logprobs.astype("<f4").tobytes(),
-        offsets=np.concatenate([[0], np.cumsum(result.lengths, dtype="<i8") * 4])
-        .astype("<i8")
-        .tobytes(),
-        dtype=_FLOAT32,
+    offsets = np.concatenate([[0], np.cumsum(result.lengths) * 4])  # in bytes
+    batch = _MESSAGES["Batch"](
+        data=_to_bytes(result.logprobs, "<f4"), offsets=_to_bytes(offsets, "<i8"), dtype=_FLOAT32
     )
-    fields = [_MADE["NamedBatch"](key=_LOGPROBS, value=batch)]
-    record = _MADE["Record"](fields=fields, num_datums=len(result.lengths))
-    metrics = [_MADE["Number"](key=name, value=value) for name, value in result.metrics.items()]
-    output = _MADE["Output"](loss_fn_output_type="ArrayRecord", metrics=metrics)
-    output.loss_fn_outputs.append(record)
+    fields = [_MESSAGES["NamedBatch"](key=_LOGPROBS, value=batch)]
+    record = _MESSAGES["Record"](fields=fields, num_datums=len(result.lengths))
+    metrics = [_MESSAGES["Number"](key=name, value=value) for name, value in result.metrics.items()]
+    output = _MESSAGES["Output"](
+        loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record], metrics=metrics
+    )
     return output.SerializeToString()
 
 
-def samples_of(answers: Sequence[PendingCall], last_n: int | None) -> bytes:
-    """Responses to one prompt, and the log-probs of its last tokens if they were asked for."""
-    of_prompt = np.array(answers[0].prompt_logprobs, dtype="<f4")  # nan: there is none
+def encode_samples(calls: Sequence[PendingCall], last_n: int | None) -> bytes:
+    """Encode responses to one prompt, with the log-probs of its last ``last_n`` tokens."""
+    prompt_logprobs = np.array(calls[0].prompt_logprobs, dtype="<f4")  # NaN: there is none
     if last_n is not None:
-        of_prompt[:-last_n] = np.nan
-    samples = _MADE["Samples"](prompt_logprobs=of_prompt.tobytes())
-    samples.sequences.extend(map(_sequence, answers))
+        prompt_logprobs[:-last_n] = np.nan
+    sequences = [_to_sequence(call) for call in calls]
+    samples = _MESSAGES["Samples"](sequences=sequences, prompt_logprobs=prompt_logprobs.tobytes())
     return samples.SerializeToString()
 
 
-def _sequence(answer: PendingCall) -> Any:
-    sequence = _MADE["Sequence"](
-        stop_reason=_STOP if answer.finish_reason == "stop" else _LENGTH,
-        tokens=np.array([token.id for token in answer.tokens], "<i4").tobytes(),
-        logprobs=np.array([token.logprob for token in answer.tokens], "<f4").tobytes(),
+def _to_sequence(pending: PendingCall) -> Any:
+    tokens = pending.tokens
+    sequence = _MESSAGES["Sequence"](
+        stop_reason=_STOP if pending.finish_reason == "stop" else _LENGTH,
+        tokens=_to_bytes([token.id for token in tokens], "<i4"),
+        logprobs=_to_bytes([token.logprob for token in tokens], "<f4"),
     )
-    if most := answer.call.sampling.top_logprobs:
-        tops = [[*token.top, *[(0, "", -math.inf)] * most][:most] for token in answer.tokens]
+    num_top = pending.call.sampling.top_logprobs
+    if num_top:
+        padding = [(0, "", -math.inf)] * num_top
+        tops = [[*token.top, *padding][:num_top] for token in tokens]
         likely = sequence.topk_sampled_logprobs
-        likely.token_ids = np.array([[e[0] for e in top] for top in tops], "<i4").tobytes()
-        likely.logprobs = np.array([[e[2] for e in top] for top in tops], "<f4").tobytes()
-        likely.k, likely.length = most, len(tops)
+        likely.token_ids = _to_bytes([[token_id for token_id, _, _ in top] for top in tops], "<i4")
+        likely.logprobs = _to_bytes([[logprob for _, _, logprob in top] for top in tops], "<f4")
+        likely.k = num_top
+        likely.length = len(tops)
     return sequence
+
+
+def _to_bytes(values: Any, dtype: str) -> bytes:
+    return np.asarray(values, dtype).tobytes()

@@ -11,6 +11,7 @@ from typing import get_args
 
 from protocol.calls import Served
 from protocol.messages import JobRecord
+from protocol.model_folder import is_adapter
 from protocol.operations import State
 from protocol.recipe import Model
 
@@ -97,7 +98,7 @@ def _resolve_folder(
     name: str, record: JobRecord | None, checkpoint: Checkpoint | None, deployment: Deployment
 ) -> Served:
     folder = folders.find_folder(name, deployment)
-    if record is None or folder is None or not _is_adapter(folder):
+    if record is None or folder is None or not is_adapter(folder):
         folder = _find_whole_model(name, deployment)
     if record is None:
         return Served(name=name, folder=str(folder), model=default_model(folder))
@@ -109,7 +110,7 @@ def _resolve_folder(
 def _serve(name: str, record: JobRecord, folder: Path, step: int, attempt: int) -> Served:
     model = record.recipe.model
     base = model.path
-    if not _is_adapter(folder):
+    if not is_adapter(folder):
         model = model.model_copy(update={"lora": None})
         base = ""
     return Served(
@@ -121,10 +122,6 @@ def _serve(name: str, record: JobRecord, folder: Path, step: int, attempt: int) 
         attempt=attempt,
         model=model,
     )
-
-
-def _is_adapter(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file()
 
 
 def _find_whole_model(name: str, deployment: Deployment) -> Path:
