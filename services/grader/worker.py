@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from answers import measure_of
+from answers import read_unit
 from protocol.exchange import Exchange
 from protocol.messages import (
     ActiveJob,
@@ -59,7 +59,7 @@ async def run(service: Service) -> None:
     PHASES.name("grading", rest="idle")
     settings = Settings.from_environment()
     import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
-    await asyncio.to_thread(measure_of, "cm")  # the table of units takes half a second to load
+    await asyncio.to_thread(read_unit, "cm")  # the table of units takes half a second to load
     judges = {name: Judge(each) for name, each in deployed_judges().items()}
     async with opened(settings, judges) as tools, asyncio.TaskGroup() as beside:
         service.activity.capabilities = capabilities(tools)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from answers.boxes import last_boxed
 from answers.compare import compare
-from answers.echo import is_restated
-from answers.units import measure_of
+from answers.restating import is_restated
+from answers.units import read_unit
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -66,7 +66,7 @@ REPEATED = [(each * 500)[:500] for each in FUNCTIONS + SIGNS]
     HOSTILE + [(gold, text) for text in REPEATED for gold in ("(1,2)", text[1:])],
 )
 def test_the_work_on_an_answer_is_bounded(gold: str, answer: str, count_calls: CountCalls) -> None:
-    measure_of("cm")  # pint is loaded once
+    read_unit("cm")  # pint is loaded once
     assert count_calls(lambda: compare(gold, answer[:500])) < CALLS
 
 

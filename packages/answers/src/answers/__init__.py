@@ -6,10 +6,10 @@ hostile answer: give such answers a process with limits, as Weir's grader does.
 
 from answers.boxes import last_box, last_boxed
 from answers.compare import Verdict, compare
-from answers.echo import is_restated
 from answers.problem import MAX_CHARS as MAX_PROBLEM_CHARS
-from answers.read import read_answer
-from answers.units import measure_of
+from answers.reading import read_answer
+from answers.restating import is_restated
+from answers.units import read_unit
 
 __all__ = [
     "MAX_ANSWER_CHARS",
@@ -22,8 +22,8 @@ __all__ = [
     "is_restated",
     "last_box",
     "last_boxed",
-    "measure_of",
     "read_answer",
+    "read_unit",
 ]
 
 MAX_ANSWER_CHARS = 2_000  # longer answers are wrong

@@ -14,17 +14,13 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
 
-from answers.nodes import Node, are_different, integer, written
+from answers.nodes import Node, are_different, integer, serialize
 from answers.problem import MAX_CHARS, Problem
-from answers.read import (
-    INFINITY,
-    MINUS_INFINITY,
-    expression_of,
-    letter_of,
-    read_answer,
-)
-from answers.tokens import lexicon, tokens
-from answers.units import DEGREE, PERCENT, RADIAN, THINGS, Measure, measure_of
+from answers.reading import read_answer
+from answers.regions import INFINITY, MINUS_INFINITY
+from answers.scalars import get_letter, read_scalar
+from answers.tokens import lexicon, tokenize
+from answers.units import DEGREE, PERCENT, RADIAN, THINGS, Measure, read_unit
 from answers.values import (
     CLOCK,
     RATIO,
@@ -39,11 +35,11 @@ from answers.values import (
     Union,
     Value,
     Words,
-    parts_of,
-    rounded_as_written,
+    get_parts,
+    round_as_written,
 )
 
-_INFINITE = frozenset(written(end.tree) for end in (INFINITY, MINUS_INFINITY) if end.tree)
+_INFINITE = frozenset(serialize(end.tree) for end in (INFINITY, MINUS_INFINITY) if end.tree)
 _MAX_PAIRS = 130  # of parts, in the event loop
 _INDEX = re.compile(
     r"_(?:\w|\{[^{}]*\}|\{ ?\\(?:text|max|min) ?(?:\{[^{}]*\})? ?\})"
@@ -91,8 +87,8 @@ _UNIT_ASKED = re.compile(
 )
 _ASKS = re.compile(r"(?i:\b(?:how|what|which|find|determine|compute|calculate)\b)")
 _ONE, _HUNDREDTH, _HUNDRED = (Number(Fraction(each)) for each in ("1", "1/100", "100"))
-_HALF_TURN = Expression.of(Node("fraction", (Node("pi"), integer(180))))
-_DEGREES_OF_RADIAN = Expression.of(Node("fraction", (integer(180), Node("pi"))))
+_HALF_TURN = Expression.from_tree(Node("fraction", (Node("pi"), integer(180))))
+_DEGREES_OF_RADIAN = Expression.from_tree(Node("fraction", (integer(180), Node("pi"))))
 _HAN = re.compile(r"[\u4e00-\u9fff ]+")
 _COUNTERS = re.compile("[个人只本元块件条张台辆棵头匹家名位岁种组箱袋瓶盒支枝朵颗粒套]{1,2}")
 Scale = Number | Expression
@@ -178,7 +174,7 @@ def expressions(gold: Value, answer: Value, by: Comparison) -> Verdict:
     if not isinstance(gold, Number | Expression) or not isinstance(answer, Number | Expression):
         return Verdict(False, "kind")
     if gold.tree and answer.tree:
-        spelled, other = written(gold.tree), written(answer.tree)
+        spelled, other = serialize(gold.tree), serialize(answer.tree)
         if spelled == other:
             return Verdict(True, "expression")
         may_be_rounded = any(isinstance(v, Number) and v.places is not None for v in (gold, answer))
@@ -200,7 +196,7 @@ def words(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 def _letters(value: Value) -> str:
     if isinstance(value, Words):
-        return value.said
+        return value.text
     if isinstance(value, Choice):
         return value.letters
     return value.latex if isinstance(value, Expression) else ""
@@ -209,27 +205,27 @@ def _letters(value: Value) -> str:
 def choices(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     """``(B) 12`` is B, and for a gold 12 its value counts."""
     if not isinstance(gold, Choice):
-        said = answer.rest if isinstance(answer, Choice) else None
+        said = answer.value if isinstance(answer, Choice) else None
         return by.same(gold, said) if said else None
     if isinstance(answer, Choice):
-        is_same, rest = answer.letters == gold.letters, answer.rest
-        if is_same and gold.rest and rest:
-            return by.same(gold.rest, rest)
+        is_same, rest = answer.letters == gold.letters, answer.value
+        if is_same and gold.value and rest:
+            return by.same(gold.value, rest)
         return Verdict(is_same, "choice")
     is_letter = isinstance(answer, Expression) and answer.latex.upper() == gold.letters
-    if is_letter or not gold.rest:
+    if is_letter or not gold.value:
         return Verdict(is_letter, "choice")
-    return by.same(gold.rest, answer)
+    return by.same(gold.value, answer)
 
 
 def approximations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     r"""The exact part of ``\sqrt{2} \approx 1.41`` counts, or its rounding; of a gold 1.41."""
     if isinstance(gold, Relation) and r"\approx" in gold.signs:
         exact, rounded = _around_approx(gold, by.problem)
-        rounded = rounded_as_written(rounded)
+        rounded = round_as_written(rounded)
         equal = any_of(by.same(each, answer).equal for each in (exact, rounded) if each)
         if isinstance(answer, Relation) and r"\approx" in answer.signs:
-            about = by.same(gold.sides[-1], rounded_as_written(answer.sides[-1])).equal
+            about = by.same(gold.sides[-1], round_as_written(answer.sides[-1])).equal
             equal = all_of((equal, about))
         return Verdict(equal, "approximation")
     if isinstance(answer, Relation) and r"\approx" in answer.signs:
@@ -250,7 +246,7 @@ def _is_rounded_wrongly(exact: Value, rounded: Value, by: Comparison) -> bool:
     if not (isinstance(number, Number) and isinstance(rounded, Number)):
         return False
     is_plain = number.places is not None or number.value.denominator == 1
-    return is_plain and by.same(number, rounded_as_written(rounded)).equal is False
+    return is_plain and by.same(number, round_as_written(rounded)).equal is False
 
 
 def _around_approx(value: Relation, problem: Problem) -> tuple[Value | None, Value]:
@@ -266,7 +262,7 @@ def _around_approx(value: Relation, problem: Problem) -> tuple[Value | None, Val
 
 
 def _has_tree(value: Value) -> bool:
-    parts = parts_of(value)
+    parts = get_parts(value)
     return all(map(_has_tree, parts)) if parts else getattr(value, "tree", None) is not None
 
 
@@ -279,7 +275,7 @@ def _as_asked(gold: Value, exact: Value, rounded: Value, by: Comparison) -> Verd
         return None  # 1/3 is no rounding of 1/2
     if isinstance(exact, Number) and exact.places and not gold.places:
         return None
-    return by.same(exact, rounded_as_written(gold))
+    return by.same(exact, round_as_written(gold))
 
 
 def relations(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
@@ -351,7 +347,7 @@ def _is_name(side: Value, text: str, problem: Problem) -> bool:
         problem.names(bare) or problem.mentions(text)
     ):
         return True
-    return problem.asks_for(text)
+    return problem.requests(text)
 
 
 def _is_line(relation: Relation) -> bool:
@@ -385,20 +381,20 @@ def _assigned(value: Value) -> Value:
     if len(names) == 1:
         if not all(map(_is_tuple, value.sides)):
             return value
-        names, values = map(parts_of, value.sides)
-    if len(names) != len(values) or not all(map(letter_of, names)):
+        names, values = map(get_parts, value.sides)
+    if len(names) != len(values) or not all(map(get_letter, names)):
         return value
     pairs = zip(names, values, strict=True)
-    return Set(tuple(Relation(pair, ("=",), (letter_of(pair[0]), "")) for pair in pairs), ",")
+    return Set(tuple(Relation(pair, ("=",), (get_letter(pair[0]), "")) for pair in pairs), ",")
 
 
 def _as_tuple(value: Value, written: Value, problem: Problem) -> Value:
     if not isinstance(value, Set) or value.joint != "," or not 1 < len(value.parts) <= _MAX_NAMES:
         return value
     values = {
-        letter_of(part.sides[0]): part.sides[1]
+        get_letter(part.sides[0]): part.sides[1]
         for part in value.parts
-        if isinstance(part, Relation) and part.signs == ("=",) and letter_of(part.sides[0])
+        if isinstance(part, Relation) and part.signs == ("=",) and get_letter(part.sides[0])
     }
     if len(values) != len(value.parts):
         return value
@@ -434,13 +430,13 @@ def ratios(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
 
 
 def _clock(value: Value) -> tuple[Value, ...]:
-    parts = parts_of(value)
+    parts = get_parts(value)
     return parts[:2] if parts[2:] == (Number(Fraction(0)),) else parts
 
 
 def _shape(value: Value) -> list[Fraction]:
     """The parts of a ratio, the first of which is 1; none if some are 0, or no plain numbers."""
-    parts = parts_of(value) or (value, Number(Fraction(1)))
+    parts = get_parts(value) or (value, Number(Fraction(1)))
     numbers = [part.value for part in parts if isinstance(part, Number) and part.value]
     return [number / numbers[0] for number in numbers] if len(numbers) == len(parts) else []
 
@@ -460,7 +456,7 @@ def sets(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
     if joint == "[]" or (joint == "," and _is_ordered(golds, answers, by.problem)):
         named = _as_tuple(answer, answer, by.problem) if isinstance(answer, Set) else answer
         has_names = isinstance(named, Tuple) and not any(map(_name_of, golds))
-        return Verdict(by.in_order(golds, parts_of(named) if has_names else answers), "list")
+        return Verdict(by.in_order(golds, get_parts(named) if has_names else answers), "list")
     return Verdict(_one_to_one(golds, answers, by), "list")
 
 
@@ -547,7 +543,7 @@ def in_order(gold: Value, answer: Value, by: Comparison) -> Verdict | None:
         return None
     if type(gold) is not type(answer):
         gold, answer = _vector(gold), _vector(answer)
-    parts, others = parts_of(gold), parts_of(answer)
+    parts, others = get_parts(gold), get_parts(answer)
     if _frame(gold) != _frame(answer) or len(parts) != len(others):
         return Verdict(False, "tuple")
     return Verdict(by.in_order(parts, others), "tuple")
@@ -593,14 +589,14 @@ def _scaled(value: Value, scale: Scale) -> Value:
         return Number(value.value * scale.value, value.places)
     if not isinstance(value, Number | Expression) or not (value.tree and scale.tree):
         return Expression(None, "")
-    return Expression.of(Node("*", (scale.tree, value.tree)))
+    return Expression.from_tree(Node("*", (scale.tree, value.tree)))
 
 
 def _measure(value: Value, problem: Problem, *, is_answer: bool = False) -> Measure | bool | None:
     if not isinstance(value, Quantity):
         return None
     unit = value.unit.replace("°", "degree")
-    if (measure := measure_of(unit)) is not None:
+    if (measure := read_unit(unit)) is not None:
         return measure
     if _HAN.fullmatch(unit):
         return THINGS if _COUNTERS.fullmatch(unit) else False
@@ -614,7 +610,7 @@ def _of_words(words: list[str], is_bare: bool, problem: Problem) -> Measure | bo
     """A unit beside other words, or things; unknown if the problem has none of the words."""
     cuts = [(0, end) for end in range(len(words), 0, -1)]
     cuts += [(begin, len(words)) for begin in range(1, len(words))]
-    found = ((measure_of(" ".join(words[a:b])), words[:a] + words[b:]) for a, b in cuts)
+    found = ((read_unit(" ".join(words[a:b])), words[:a] + words[b:]) for a, b in cuts)
     unit, rest = next(((unit, rest) for unit, rest in found if unit), (None, words))
     rest = [word for word in rest if word not in _SAYS_NOTHING]
     if unit:
@@ -648,7 +644,7 @@ def _factors(gold: Measure | None, answer: Measure | None, problem: Problem) -> 
 def _unit_of(problem: str) -> Measure | None:
     if len(_ASKS.findall(problem)) != 1:
         return None
-    found = {measure_of(unit.lower()) for unit in _UNIT_ASKED.findall(problem)} - {None}
+    found = {read_unit(unit.lower()) for unit in _UNIT_ASKED.findall(problem)} - {None}
     return found.pop() if len(found) == 1 else None
 
 
@@ -720,7 +716,7 @@ def _as_product(text: str, value: Value, other: Value, problem: Problem) -> Valu
         return value
     letters = {"e", *(other.letters if isinstance(other, Expression) else ())}
     if letters.issuperset(symbols) or all(map(problem.mentions, symbols)):
-        product = expression_of(tuple(tokens(text)))
+        product = read_scalar(tuple(tokenize(text)))
         return product if _has_tree(product) else value
     return value
 

@@ -1,4 +1,4 @@
-"""The nodes of an expression's tree, how factors become nodes, and what these come to."""
+"""The nodes of an expression's tree, the product of factors, and estimates of a tree's value."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from decimal import Context, Decimal, DecimalException, localcontext
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
+from typing import TypeVar
 
-_DIGITS = Context(prec=60, Emax=10_000, Emin=-10_000)
+_CONTEXT = Context(prec=60, Emax=10_000, Emin=-10_000)
 _SMALL = Decimal("1e-20")
-_LARGEST = Decimal("1e30")  # beyond, sums lose too many digits
+# Sums of larger numbers lose too many digits.
+_MAX_VALUE = Decimal("1e30")
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 _MAX_EXPONENT = 1_000
 
+T = TypeVar("T")
+
 
 class Unreadable(ValueError):
-    """Not in the grammar; the text says why."""
+    """The text is not in the grammar; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,8 @@ class Node:
     """An operation and its operands; a number, with its decimal places; or a letter.
 
     Kinds: number letter pi infinity + - * / ^ plusminus negative fraction root absolute factorial
-    double_factorial binomial floor ceiling degree function numeral grouped; and
-    where mathematicians would disagree, mixed (``2\\frac12``), slash (``a/bc``) and percent.
+    double_factorial binomial floor ceiling degree function numeral grouped; and for expressions
+    with two readings, mixed (``2\\frac12``), slash (``a/bc``) and percent.
     """
 
     kind: str
@@ -36,11 +40,11 @@ class Node:
     letter: str = ""
 
     def walk(self) -> Iterator[Node]:
-        waiting: list[Node] = [self]
-        while waiting:
-            node = waiting.pop()
+        stack: list[Node] = [self]
+        while stack:
+            node = stack.pop()
             yield node
-            waiting += node.parts
+            stack += node.parts
 
     @property
     def is_literal(self) -> bool:
@@ -49,24 +53,35 @@ class Node:
         return self.kind == "number"
 
 
-def rebuilt(tree: Node, change: Callable[[Node], Node]) -> Node:
-    built: dict[int, Node] = {}
-    for node in reversed(list(tree.walk())):
-        parts = tuple(built[id(part)] for part in node.parts)
-        built[id(node)] = change(replace(node, parts=parts) if parts else node)
-    return built[id(tree)]
+def fold(tree: Node, combine: Callable[[Node, list[T]], T]) -> T:
+    """Compute a value of each node from those of its parts; return the root's.
+
+    There is no recursion, since a sum is as deep as it is long.
+    """
+    values: dict[int, T] = {}
+    for node in reversed(list(tree.walk())):  # parts come before the node that they are part of
+        values[id(node)] = combine(node, [values[id(part)] for part in node.parts])
+    return values[id(tree)]
 
 
-def written(tree: Node) -> str:
-    """A tree as text: equal texts, equal trees."""
-    pieces, waiting = list[str](), list[Node | str]([tree])
-    while waiting:
-        node = waiting.pop()
+def rebuild(tree: Node, change: Callable[[Node], Node]) -> Node:
+    def change_node(node: Node, parts: list[Node]) -> Node:
+        return change(replace(node, parts=tuple(parts)) if parts else node)
+
+    return fold(tree, change_node)
+
+
+def serialize(tree: Node) -> str:
+    """Return a text that is the same for equal trees only."""
+    pieces = list[str]()
+    stack: list[Node | str] = [tree]
+    while stack:
+        node = stack.pop()
         if isinstance(node, str):
             pieces.append(node)
             continue
         pieces.append(f"({node.kind} {node.letter} {node.number}")
-        waiting += [")", *reversed(node.parts)]
+        stack += [")", *reversed(node.parts)]
     return "".join(pieces)
 
 
@@ -74,77 +89,84 @@ def integer(value: int) -> Node:
     return Node("number", number=Fraction(value))
 
 
-def repeating(text: str) -> Node:
-    before, _, again = text.partition("\\")
-    again = "".join(char for char in again if char.isdigit())
-    start = Fraction(before if before.strip(".") else "0")
-    places = len(before.partition(".")[2])
-    period = Fraction(int(again), (10 ** len(again) - 1) * 10**places)
-    return Node("number", number=start + period)
+def read_repeating(text: str) -> Node:
+    r"""Read a decimal with a period, such as ``0.1\overline{6}``."""
+    start, _, period = text.partition("\\")
+    digits = "".join(char for char in period if char.isdigit())
+    places = len(start.partition(".")[2])
+    number = Fraction(start if start.strip(".") else "0")
+    number += Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
+    return Node("number", number=number)
 
 
-def times(factors: list[Node]) -> Node:
-    """Factors side by side; an integer before a fraction of integers may be a mixed number."""
-    total, *rest = factors
-    for factor in rest:
-        total = Node("mixed" if _is_mixed(total, factor) else "*", (total, factor))
-    return total
+def multiply(factors: list[Node]) -> Node:
+    """Multiply adjacent factors; an integer before a fraction of integers may be a mixed number."""
+    product = factors[0]
+    for factor in factors[1:]:
+        product = Node("mixed" if _is_mixed(product, factor) else "*", (product, factor))
+    return product
 
 
 def _is_mixed(whole: Node, factor: Node) -> bool:
     numbers = [node.number for node in (whole, *factor.parts) if node.kind == "number"]
-    if factor.kind != "fraction" or len(numbers) != 3 or any(n.denominator != 1 for n in numbers):
+    are_integers = all(number.denominator == 1 for number in numbers)
+    if factor.kind != "fraction" or len(numbers) != 3 or not are_integers:
         return False
     return numbers[0] > 0 and 0 < numbers[1] < numbers[2]
 
 
 def are_different(first: Node, second: Node) -> bool:
-    """Whether they surely differ; that they are equal is for algebra to say."""
-    value, other = estimate(first), estimate(second)
+    """Return whether two trees surely differ; only algebra can tell that they are equal."""
+    value = estimate(first)
+    other = estimate(second)
     if value is None or other is None:
         return False
     return abs(value - other) > _SMALL * max(1, abs(value), abs(other))
 
 
 def estimate(tree: Node) -> Decimal | None:
-    """A real number of sixty digits, with letters drawn from their names; None if there is none."""
-    built: dict[int, Decimal] = {}
+    """Return a real value of sixty digits, with letters drawn from their names, or None."""
     try:
-        with localcontext(_DIGITS):
-            for node in reversed(list(tree.walk())):  # parts come before what they are part of
-                value = _value(node, *(built[id(part)] for part in node.parts))
-                if abs(value) > _LARGEST:
-                    return None
-                built[id(node)] = value
+        with localcontext(_CONTEXT):
+            return fold(tree, _estimate_node)
     except (KeyError, DecimalException):
         return None
-    return built[id(tree)]
 
 
-def _value(node: Node, *parts: Decimal) -> Decimal:
+def _estimate_node(node: Node, parts: list[Decimal]) -> Decimal:
     if node.kind == "number":
-        return Decimal(node.number.numerator) / node.number.denominator
-    if node.kind == "letter":
-        return _letter(node.letter)
-    return _OPERATIONS[node.kind](*parts)
+        value = Decimal(node.number.numerator) / node.number.denominator
+    elif node.kind == "letter":
+        value = _draw_letter(node.letter)
+    else:
+        value = _OPERATIONS[node.kind](*parts)
+    if abs(value) > _MAX_VALUE:
+        raise KeyError(node.kind)
+    return value
 
 
 @lru_cache(4096)
-def _letter(name: str) -> Decimal:
-    """Between 1 and 2; of one that may be imaginary there is no estimate."""
+def _draw_letter(name: str) -> Decimal:
+    """Return a value between 1 and 2; a letter that may be imaginary has none."""
     if name == "i":
         raise KeyError(name)
     if name == "e":
-        return _DIGITS.exp(Decimal(1))
+        return _CONTEXT.exp(Decimal(1))
     digest = blake2b(name.encode(errors="surrogatepass"), digest_size=6).hexdigest()
     return 1 + Decimal(int(digest, 16)) / 16**12
 
 
 def _power(base: Decimal, exponent: Decimal) -> Decimal:
     is_whole = exponent == exponent.to_integral_value()
-    if abs(exponent) > _MAX_EXPONENT or (abs(base) < _SMALL and not (is_whole and exponent > 0)):
-        raise KeyError(exponent)  # what is small may be the rest of a sum that is 0
+    # A small base may be the error of a sum that is 0.
+    is_near_zero = abs(base) < _SMALL and not (is_whole and exponent > 0)
+    if abs(exponent) > _MAX_EXPONENT or is_near_zero:
+        raise KeyError(exponent)
     return base**exponent
+
+
+def _divide(above: Decimal, below: Decimal) -> Decimal:
+    return above * _power(below, Decimal(-1))
 
 
 _OPERATIONS: Mapping[str, Callable[..., Decimal]] = {
@@ -153,7 +175,8 @@ _OPERATIONS: Mapping[str, Callable[..., Decimal]] = {
     "mixed": Decimal.__add__,
     "-": Decimal.__sub__,
     "*": Decimal.__mul__,
-    **dict.fromkeys(("/", "fraction"), lambda above, below: above * _power(below, Decimal(-1))),
+    "/": _divide,
+    "fraction": _divide,
     "negative": Decimal.__neg__,
     "grouped": Decimal.__pos__,
     "^": _power,

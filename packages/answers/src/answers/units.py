@@ -1,7 +1,7 @@
 r"""Units of measure by pint, and the few words for money, angles and counts that it does not have.
 
-pint knows thousands of names, many of which are words: what it takes for a unit is one only if it
-is no everyday noun, and has no prefix but those that people write.
+pint knows thousands of names, many of which are words. A name is a unit here only if it is no
+everyday noun, and has no prefix but those that people write.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any
 
 from answers.tokens import lexicon
 
-Dimension = tuple[tuple[str, int], ...]  # of each base quantity its power, in order
+Dimension = tuple[tuple[str, int], ...]  # sorted pairs of a base quantity and its power
 
 
 @dataclass(frozen=True)
 class Measure:
+    """The dimension of a unit, and its size in base units."""
+
     dimension: Dimension
     size: Fraction = Fraction(1)
 
@@ -35,52 +37,70 @@ class Measure:
         powers = dict(self.dimension)
         for base, power in other.dimension:
             powers[base] = powers.get(base, 0) + power
-        kept = tuple(sorted((base, power) for base, power in powers.items() if power))
-        return Measure(kept, self.size * other.size)
+        dimension = sorted((base, power) for base, power in powers.items() if power)
+        return Measure(tuple(dimension), self.size * other.size)
 
 
 def _base(name: str, size: Fraction = Fraction(1)) -> Measure:
     return Measure(((name, 1),), size)
 
 
-ANY, THINGS, PERCENT, DEGREE, RADIAN = map(_base, ("any", "things", "percent", "degree", "radian"))
+ANY = _base("any")
+THINGS = _base("things")
+PERCENT = _base("percent")
+DEGREE = _base("degree")
+RADIAN = _base("radian")
 
-_OWN = {
-    **dict.fromkeys(("dollar", "usd", "buck"), _base("dollar")),
-    **dict.fromkeys(("cent", "penny", "pennie", "¢"), _base("dollar", Fraction(1, 100))),
-    **dict.fromkeys(("euro", "eur"), _base("euro")),
-    **dict.fromkeys(("percent", "pct", "percentage", "%"), PERCENT),
-    **dict.fromkeys(("degree", "deg", "°"), DEGREE),
-    **dict.fromkeys(("radian", "rad"), RADIAN),
-    **{
-        f"degree {name[:size]}": _base(f"°{name[0]}")
-        for name in ("celsius", "fahrenheit", "kelvin")
-        for size in (1, len(name))
-    },
+_CENT = _base("dollar", Fraction(1, 100))
+_PER_MINUTE = Measure((("[time]", -1), ("things", 1)), Fraction(1, 60))
+_MEASURES = {
+    **dict.fromkeys(lexicon("dollar usd buck"), _base("dollar")),
+    **dict.fromkeys(lexicon("cent penny pennie ¢"), _CENT),
+    **dict.fromkeys(lexicon("euro eur"), _base("euro")),
+    **dict.fromkeys(lexicon("percent pct percentage %"), PERCENT),
+    **dict.fromkeys(lexicon("degree deg °"), DEGREE),
+    **dict.fromkeys(lexicon("radian rad"), RADIAN),
+    **dict.fromkeys(("degree c", "degree celsius"), _base("°c")),
+    **dict.fromkeys(("degree f", "degree fahrenheit"), _base("°f")),
+    **dict.fromkeys(("degree k", "degree kelvin"), _base("°k")),
     "unit": ANY,
-    "rpm": Measure((("[time]", -1), ("things", 1)), Fraction(1, 60)),
+    "rpm": _PER_MINUTE,
 }
-_HAN_UNITS = {"平方": "square ", "立方": "cubic ", "千米": "km", "公里": "km", "厘米": "cm"}
-_HAN_UNITS |= {"毫米": "mm", "分米": "dm", "米": "m", "千克": "kg", "公斤": "kg", "克": "g"}
-_HAN_UNITS |= {"毫升": "ml", "升": "L", "小时": "hour", "分钟": "minute", "秒": "s", "天": "day"}
-_HAN_UNITS |= {"年": "year", "度": "degree", "分": "minute"}
+# Longer names come before the names that they contain.
+_HAN_NAMES = """
+千米=km 公里=km 厘米=cm 毫米=mm 分米=dm 米=m 千克=kg 公斤=kg 克=g 毫升=ml 升=L
+小时=hour 分钟=minute 秒=s 天=day 年=year 度=degree 分=minute
+"""
+_HAN_UNITS = {"平方": "square ", "立方": "cubic "}
+for _pair in _HAN_NAMES.split():
+    _name, _unit = _pair.split("=")
+    _HAN_UNITS[_name] = _unit
 _HAN_UNIT = re.compile("|".join(_HAN_UNITS))
 _LETTERS = frozenset("msghlLNVWJAΩ")
 _NOUNS = lexicon(
-    "point hand turn link chain pole bar rod stone count cycle slug barn gross score are pace "
-    "grade line dot pixel bit byte particle member drop mole carat bag barrel board circle "
-    "square cube dozen fin finger foot_ball head key lot mark nail palm perch pica scruple "
-    "section shot skein span survey thou town twip can quarter last noggin register tot drum "
-    "degree century abc abv ab"
+    """
+    point hand turn link chain pole bar rod stone count cycle slug barn gross score are pace grade
+    line dot pixel bit byte particle member drop mole carat bag barrel board circle square cube
+    dozen fin finger foot_ball head key lot mark nail palm perch pica scruple section shot skein
+    span survey thou town twip can quarter last noggin register tot drum degree century abc abv ab
+    """
 )
 _PREFIXES = lexicon("kilo centi milli micro mega giga nano deci hecto") | {""}
 _PREFIXED = lexicon(
-    "meter gram liter second watt volt ampere newton joule hertz pascal ohm calorie ton byte "
-    "bit electron_volt farad mole bar watt_hour volt_ampere"
+    """
+    meter gram liter second watt volt ampere newton joule hertz pascal ohm calorie ton byte bit
+    electron_volt farad mole bar watt_hour volt_ampere
+    """
 )
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
-_POWER = re.compile(r"(?:(?P<before>square|sq|cubic|cu)\b\.? ?)?(?P<name>.+?)"
-                    r" ?(?P<behind>squared|cubed|\^ ?-?[1-9]|[²³]|⁻[¹²³])?")  # fmt: skip
+_POWER = re.compile(
+    r"""
+    (?: (?P<before> square|sq|cubic|cu )\b \.?\ ? )?
+    (?P<name> .+? )
+    \ ? (?P<behind> squared | cubed | \^\ ?-?[1-9] | [²³] | ⁻[¹²³] )?
+    """,
+    re.VERBOSE,
+)
 _PER = re.compile(r" ?/ ?| per | an? ")
 _PRODUCT = re.compile(r" ?(?:\\[,;: ]|\\cdot|[·⋅*]) ?")
 _NAME = re.compile(
@@ -89,79 +109,93 @@ _NAME = re.compile(
 
 
 @lru_cache(4096)
-def measure_of(unit: str) -> Measure | None:
-    r"""What a unit measures: ``kg m/s^2``, ``miles per hour``, ``square ft``; None: nothing."""
+def read_unit(unit: str) -> Measure | None:
+    r"""Read a unit, such as ``kg m/s^2`` or ``miles per hour``; return None if it is no unit."""
     spelled = _HAN_UNIT.sub(lambda name: _HAN_UNITS[name[0]], _PRODUCT.sub(" ", unit))
-    over, *unders = _PER.split(" ".join(re.sub("[.{}]", "", spelled).split()))
-    above, below = _product(over), list(map(_product, unders))
-    if above is None and unders and over.replace(" ", "").isalpha() and not over.endswith(" of"):
-        above = THINGS
-    for under in below:
-        above = above.times(under.power(-1)) if above and under else None
-    return above
-
-
-def _product(text: str) -> Measure | None:
-    if (whole := _powered(text)) or " " not in text:
-        return whole
-    total = _base("things").power(0)
-    for each in map(_powered, text.split()):
-        if each is None:
+    spelled = " ".join(re.sub("[.{}]", "", spelled).split())
+    above, *below = _PER.split(spelled)
+    measure = _read_product(above)
+    are_words = above.replace(" ", "").isalpha() and not above.endswith(" of")
+    if measure is None and below and are_words:
+        measure = THINGS
+    for text in below:
+        divisor = _read_product(text)
+        if measure is None or divisor is None:
             return None
-        total = total.times(each)
-    return total
+        measure = measure.times(divisor.power(-1))
+    return measure
 
 
-def _powered(text: str) -> Measure | None:
+def _read_product(text: str) -> Measure | None:
+    whole = _read_power(text)
+    if whole or " " not in text:
+        return whole
+    product = Measure(())
+    for word in text.split():
+        factor = _read_power(word)
+        if factor is None:
+            return None
+        product = product.times(factor)
+    return product
+
+
+def _read_power(text: str) -> Measure | None:
     match = _POWER.fullmatch(text.strip())
     if match is None or not _NAME.fullmatch(match["name"]):
         return None
-    power = 1
-    for mark in (match["before"], match["behind"]):
-        power *= _power(mark.replace(" ", "").lower()) if mark else 1
-    simple = _simple(match["name"])
-    return simple.power(power) if simple and (power == 1 or _is_raised(simple)) else None
+    measure = _read_simple(match["name"])
+    power = _read_exponent(match["before"]) * _read_exponent(match["behind"])
+    if measure is None or power == 1:
+        return measure
+    base = measure.dimension[0][0]
+    return measure.power(power) if base == "any" or base.startswith("[") else None
 
 
-def _power(mark: str) -> int:
-    return _POWERS.get(mark) or int(
-        unicodedata.normalize("NFKC", mark.strip("^")).replace("−", "-")
-    )
+def _read_exponent(mark: str | None) -> int:
+    if not mark:
+        return 1
+    mark = mark.replace(" ", "").lower()
+    digits = unicodedata.normalize("NFKC", mark.strip("^")).replace("−", "-")
+    return _POWERS[mark] if mark in _POWERS else int(digits)
 
 
-def _is_raised(measure: Measure) -> bool:
-    return measure.dimension[0][0] == "any" or measure.dimension[0][0].startswith("[")
-
-
-def _simple(name: str) -> Measure | None:
+def _read_simple(name: str) -> Measure | None:
     lower = name.lower().replace("degrees", "degree")
-    for each in (lower, lower.removesuffix("s")):
-        if each in _OWN:
-            return _OWN[each]
+    singular = lower.removesuffix("s")
+    measure = _MEASURES.get(lower) or _MEASURES.get(singular)
+    if measure:
+        return measure
     if len(name) == 1 and name not in _LETTERS:
         return None
-    if lower in _NOUNS or lower.removesuffix("s") in _NOUNS:
+    if lower in _NOUNS or singular in _NOUNS:
         return None
-    return _by_pint(name) or (_by_pint(lower, is_exact=False) if len(name) > 2 else None)
+    measure = _read_by_pint(name)
+    if measure is None and len(name) > 2:
+        return _read_by_pint(lower, is_exact=False)
+    return measure
 
 
-def _by_pint(name: str, *, is_exact: bool = True) -> Measure | None:
+def _read_by_pint(name: str, *, is_exact: bool = True) -> Measure | None:
     registry = _registry()
     names = registry.parse_unit_name(name, case_sensitive=is_exact)
-    allowed = (n for p, n, _ in names if not p or (p in _PREFIXES and n in _PREFIXED))
-    if not next(allowed, None):
+    is_allowed = any(
+        not prefix or (prefix in _PREFIXES and base in _PREFIXED) for prefix, base, _ in names
+    )
+    if not is_allowed:
         return None
-    prefix, base, _ = next(n for n in names if not n[0] or n[1] in _PREFIXED)
+    prefix, base = next(
+        (prefix, base) for prefix, base, _ in names if not prefix or base in _PREFIXED
+    )
     if not registry._units[base].is_multiplicative:
         return None  # a logarithm, as of decibels and decades
     quantity = registry.Quantity(Fraction(1), f"{prefix}{base}").to_root_units()
-    dimension = tuple(sorted((name, int(power)) for name, power in quantity.dimensionality.items()))
-    return Measure(dimension, Fraction(quantity.magnitude)) if dimension else None
+    powers = sorted((base, int(power)) for base, power in quantity.dimensionality.items())
+    return Measure(tuple(powers), Fraction(quantity.magnitude)) if powers else None
 
 
 @cache
 def _registry() -> Any:
-    """Loaded at the first unit: it takes half a second, and most answers have none."""
+    """Load pint at the first unit: it takes half a second, and most answers have no unit."""
     import pint
 
     options: Any = {"non_int_type": Fraction}

@@ -1,4 +1,4 @@
-"""What an answer is, once it has been read: frozen values that rules compare."""
+r"""An answer once it has been read: frozen values that rules compare."""
 
 from __future__ import annotations
 
@@ -7,44 +7,51 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 
-from answers.nodes import Node, integer, written
+from answers.nodes import Node, integer, serialize
 
-_MIN_PLACES = 6  # decimals from which a rounded value may stand for an exact one
-_MAX_ROUNDING = Decimal("5e-6")  # relative to the exact value
+# A rounded value may stand for an exact one from this number of decimals,
+_MIN_PLACES = 6
+# and up to this error, relative to the exact value.
+_MAX_ROUNDING = Decimal("5e-6")
 
 
 @dataclass(frozen=True)
 class Number:
-    """A plain number: its exact value, and how many decimals were written (None: no decimals)."""
+    """A plain number: its exact value, and how many decimals it has (None: it is no decimal).
+
+    With ``is_asked`` the problem asks for a rounding to that many places.
+    """
 
     value: Fraction
     places: int | None = None
-    is_asked: bool = field(default=False, compare=False)  # for a rounding to so few places
+    is_asked: bool = field(default=False, compare=False)
 
     @cached_property
     def tree(self) -> Node:
-        top, bottom = integer(self.value.numerator), integer(self.value.denominator)
+        top = integer(self.value.numerator)
+        bottom = integer(self.value.denominator)
         return top if self.value.denominator == 1 else Node("fraction", (top, bottom))
 
     def rounds(self, exact: Decimal) -> bool:
+        """Return whether this is a correct and precise enough rounding of an exact value."""
         if self.places is None or (self.places < _MIN_PLACES and not self.is_asked):
             return False
-        rounding = Decimal(5).scaleb(-self.places - 1)
+        error = Decimal(5).scaleb(-self.places - 1)
         value = Decimal(self.value.numerator) / Decimal(self.value.denominator)
-        is_precise = self.is_asked or rounding <= _MAX_ROUNDING * abs(exact)
-        return is_precise and abs(exact - value) <= rounding
+        is_precise = self.is_asked or error <= _MAX_ROUNDING * abs(exact)
+        return is_precise and abs(exact - value) <= error
 
 
 @dataclass(frozen=True)
 class Expression:
-    """Other mathematics: its tree, None where only algebra may read it, and its LaTeX."""
+    """Other mathematics: its LaTeX, and its tree, or None if only algebra can read it."""
 
     tree: Node | None = field(compare=False, repr=False)
     latex: str
 
     @classmethod
-    def of(cls, tree: Node) -> Expression:
-        return cls(tree, written(tree))
+    def from_tree(cls, tree: Node) -> Expression:
+        return cls(tree, serialize(tree))
 
     @cached_property
     def letters(self) -> frozenset[str]:
@@ -54,35 +61,42 @@ class Expression:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number or an expression, and the words, the unit or the sign behind it."""
+    """A number or an expression, and the words, the unit or the sign after it.
+
+    Units are such as "km", "dollars", "%", "candy bars". With ``is_bare`` the unit is in plain
+    letters, which may be a product.
+    """
 
     head: Value
-    unit: str  # "km", "dollars", "%", "candy bars"
-    is_bare: bool = False  # in plain letters, which may be a product
+    unit: str
+    is_bare: bool = False
 
 
 @dataclass(frozen=True)
 class Tuple:
-    """Coordinates, or an interval, in brackets; ``(1,2)`` may be both. `RATIO` and `CLOCK` too."""
+    """Coordinates, an interval, or a ratio, by the brackets; ``(1,2)`` may be a point or interval.
+
+    An interval that was an inequality has the inequality's letter.
+    """
 
     parts: tuple[Value, ...]
     brackets: str = "()"
-    letter: str = field(default="", compare=False)  # of the inequality that it was
+    letter: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class Set:
-    """A set or list: without order, and twice is once."""
+    """A set, or a list without braces, joined by "," "or" "for" or "pm" (for ±)."""
 
     parts: tuple[Value, ...]
-    joint: str = field(default="", compare=False)  # "," "or" "for" without braces; "pm"
+    joint: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class Union:
-    r"""Sets of numbers: joined, what they have in common (``\cap``), or less the others.
+    r"""Sets of numbers: their union, intersection (``\cap``) or difference (``\setminus``).
 
-    With a comma between inequalities, what they have in common if that is anything.
+    The joint "," stands between inequalities: their intersection, or their union if that is empty.
     """
 
     parts: tuple[Value, ...]
@@ -91,7 +105,7 @@ class Union:
 
 @dataclass(frozen=True)
 class Relation:
-    """Sides, the signs between them (= < <= != in), and how the sides are written."""
+    """Sides, the signs between them (= < <= != in), and the sides' LaTeX."""
 
     sides: tuple[Value, ...]
     signs: tuple[str, ...]
@@ -107,26 +121,23 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Choice:
-    """The letters of a choice, in order, and what the one stands for, if that is said."""
+    """The letters of a choice, in order, and the value after them, if there is one."""
 
     letters: str
-    rest: Value | None = None
+    value: Value | None = None
 
 
 @dataclass(frozen=True)
 class Words:
     """An answer in words: lower case, without an article and without marks."""
 
-    said: str
+    text: str
 
 
-Value = (
-    Number | Expression | Quantity | Tuple | Set | Union | Relation | Matrix
-    | Choice | Words
-)  # fmt: skip
+Value = Number | Expression | Quantity | Tuple | Set | Union | Relation | Matrix | Choice | Words
 
 
-def parts_of(value: Value) -> tuple[Value, ...]:
+def get_parts(value: Value) -> tuple[Value, ...]:
     if isinstance(value, Tuple | Set | Union):
         return value.parts
     if isinstance(value, Relation):
@@ -134,22 +145,25 @@ def parts_of(value: Value) -> tuple[Value, ...]:
     if isinstance(value, Quantity):
         return (value.head,)
     if isinstance(value, Choice):
-        return (value.rest,) if value.rest else ()
+        return (value.value,) if value.value else ()
     return value.cells if isinstance(value, Matrix) else ()
 
 
-def rounded_as_written(value: Value) -> Value:
+def round_as_written(value: Value) -> Value:
+    """Let a rounding to the places that are written be precise enough."""
     if isinstance(value, Number):
         is_fraction = value.places is None and value.value.denominator != 1
         return value if is_fraction else Number(value.value, value.places or 0, is_asked=True)
     if isinstance(value, Quantity):
-        return replace(value, head=rounded_as_written(value.head))
+        return replace(value, head=round_as_written(value.head))
     if isinstance(value, Tuple | Set | Union):
-        return replace(value, parts=tuple(map(rounded_as_written, value.parts)))
+        return replace(value, parts=tuple(map(round_as_written, value.parts)))
     if isinstance(value, Relation):
-        return replace(value, sides=tuple(map(rounded_as_written, value.sides)))
+        return replace(value, sides=tuple(map(round_as_written, value.sides)))
     return value
 
 
 EMPTY = Set(())
-RATIO, CLOCK = ":", ":00"  # 3:4, and 3:30, which may be a time of day
+# Brackets of 3:4, and of 3:30, which may be a time of day.
+RATIO = ":"
+CLOCK = ":00"

@@ -22,7 +22,8 @@ from sympy.functions.elementary.trigonometric import TrigonometricFunction
 from answers.algebra.expressions import TooLarge, expression, guessed
 from answers.compare import all_of, compare_with
 from answers.nodes import Unreadable
-from answers.read import INFINITY, MINUS_INFINITY, read_answer
+from answers.reading import read_answer
+from answers.regions import INFINITY, MINUS_INFINITY
 from answers.values import (
     Expression,
     Number,
@@ -31,7 +32,7 @@ from answers.values import (
     Tuple,
     Union,
     Value,
-    parts_of,
+    get_parts,
 )
 
 RIGHT, WRONG, UNKNOWN, TOO_HARD = "right", "wrong", "unknown", "too_hard"
@@ -115,7 +116,7 @@ def warm_up() -> None:
 def _is_comparable(gold: Value) -> bool:
     if isinstance(gold, Expression) and gold not in _ENDS:
         _gold_expression(gold)
-    parts = parts_of(gold)
+    parts = get_parts(gold)
     if isinstance(gold, Relation):
         parts = parts[-1:]  # a name may be anything
     return all(map(_is_comparable, parts))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from answers.boxes import last_boxed
 from answers.grammar import read_expression
-from answers.nodes import Node, Unreadable, rebuilt
+from answers.nodes import Node, Unreadable, rebuild
 from answers.steps import RIGHT, WRONG, Derivation
 from answers.steps.evaluation import NoValue, Value, values
 from answers.steps.judging import Judged, judged
@@ -199,7 +199,7 @@ class _Links:
         for factors in islice(product(*options), _MAX_READINGS):
             others = map(operator.mul, numbers, map(Fraction, factors))
             try:
-                after = values(rebuilt(side, partial(_with_next, others)), {})[0]
+                after = values(rebuild(side, partial(_with_next, others)), {})[0]
                 changes.append(float(after / values(side, {})[0]))
             except ArithmeticError:
                 changes.append(0.0)

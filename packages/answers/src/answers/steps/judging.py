@@ -11,7 +11,7 @@ from itertools import product
 from random import Random
 from typing import NamedTuple
 
-from answers.grammar import tree_of
+from answers.grammar import read_tree
 from answers.nodes import Node, Unreadable
 from answers.steps import OPEN, RIGHT, UNREAD, WRONG, Step
 from answers.steps.evaluation import E, NoValue, Value, compare, number, values, whole
@@ -65,7 +65,7 @@ def _meant(relation: Relation, text: str) -> Judged | None:
 
 
 def _judged(relation: Relation) -> Judged | None:
-    sides = tree_of(relation.left), tree_of(relation.right)
+    sides = read_tree(relation.left), read_tree(relation.right)
     plain = [side for side in sides if all(node.kind != "letter" for node in side.walk())]
     found, note = list[Value](), ""
     if relation.modulus is not None:

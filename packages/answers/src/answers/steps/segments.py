@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from answers.tokens import Token, tokens, vocabulary
+from answers.tokens import Token, tokenize, vocabulary
 
 MODULO = frozenset({"mod", "modulo", r"\pmod", r"\bmod", r"\mod"})
 _STOPS = MODULO | frozenset('.?"“”`#•→⇒∴✓✅✗❌。')
@@ -61,7 +61,7 @@ def segments(text: str) -> Iterator[Token]:
     for pattern, spelled in _SPELLED_ALIKE:
         text = pattern.sub(lambda found, s=spelled: s.ljust(len(found[0])), text)
     end = Token("wall", "", gap=True, start=len(text), end=len(text))
-    found = [Token("wall", ""), *tokens(text), end, end]
+    found = [Token("wall", ""), *tokenize(text), end, end]
     in_math = False
     yield found[0]
     for before, token, behind in zip(found, found[1:], found[2:], strict=False):
