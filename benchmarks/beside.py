@@ -86,9 +86,9 @@ async def roll_out(service: Service) -> None:
         output=GRADED,
         failures=GRADED,
         handle=answer,
-        room=limit_in_flight(PLACES),
+        free_slots=limit_in_flight(PLACES),
         is_open=follower.serves,
-        leaves=follower.demand.left_to_others,
+        excluded_inputs=follower.demand.left_to_others,
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follower.follow_policy_forever())

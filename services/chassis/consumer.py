@@ -35,41 +35,48 @@ O = TypeVar("O", bound=Message)  # noqa: E741  (output)
 log = logging.getLogger(__name__)
 
 ALONE_AFTER_DEATHS = 2
-MAX_DEATHS = 4  # two of them alone
+MAX_DEATHS = 4  # the last two while it ran alone
 MAX_FAILURES = 3
-_ENOUGH_REPLICAS = 3
-_MAX_IN_A_ROW = 5  # different entries that failed here, and none that did not
-_LOOK_AGAIN_S = 0.1  # a consumer tells nobody when it opens, nor who releases an entry
+# An entry that fails on this many replicas is itself at fault.
+_MIN_REPLICAS = 3
+# A worker that fails at this many different entries, without a success, is itself at fault.
+_MAX_FAILURES_IN_A_ROW = 5
+# No event announces that a consumer opens or that an entry is released.
+_POLL_S = 0.1
 _RECLAIM_EVERY_S = 0.2
-_PARTING_S = 5.0  # for releases while the exchange may be away
+# Leaving must not wait long for an exchange that is away.
+_LEAVE_TIMEOUT_S = 5.0
 
 
 def limit_in_flight(capacity: int) -> Callable[[ActiveJob, int], int]:
     return lambda _, in_flight: capacity - in_flight
 
 
-def fair_share(waiting: int, claimed: int, workers: int, held: int) -> int:
-    """How many waiting entries a worker takes that holds ``held``, so that all hold equally many.
+def fair_share(waiting: int, claimed: int, workers: int, leased: int) -> int:
+    """Return how many waiting entries a worker takes, so that all workers lease equally many.
 
     Args:
-        waiting: entries that nobody has claimed.
-        claimed: by all ``workers``, of which this is one.
+        waiting: entries that no worker has claimed.
+        claimed: entries that all ``workers`` have claimed, including this one.
+        leased: entries that this worker has claimed.
     """
-    return max(0, math.ceil((waiting + claimed) / workers) - held)
+    return max(0, math.ceil((waiting + claimed) / workers) - leased)
 
 
 @dataclass(frozen=True)
 class Consumer(Generic[I, O]):
-    """One place in the line: what comes in, what goes out, and what is done to it there."""
+    """The streams that a worker reads and writes, and how it turns one entry into its result."""
 
-    inputs: tuple[Stream[I], ...]  # the earlier ones are claimed first
+    inputs: tuple[Stream[I], ...]  # earlier ones have priority
     output: Stream[O]
     failures: Stream[GradedGroup]
     handle: Callable[[ActiveJob, I], Awaitable[O]]
-    room: Callable[[ActiveJob, int], int]  # for how many entries, beside those in flight
+    free_slots: Callable[[ActiveJob, int], int]  # takes the number of entries in flight
     is_open: Callable[[ActiveJob], bool] = lambda _: True
-    has_died: Callable[[], bool] = lambda: False  # a part that any entry may have killed
-    leaves: Callable[[int, int], Set[Stream]] = lambda *_: set()  # to others: place, of how many
+    # Whether a part of the worker died, which any entry in flight may have caused.
+    has_died: Callable[[], bool] = lambda: False
+    # The inputs that this worker leaves to others, by its position and the number of replicas.
+    excluded_inputs: Callable[[int, int], Set[Stream]] = lambda *_: set()
     doing: Doing = Doing.WORKS
 
     @property
@@ -77,21 +84,22 @@ class Consumer(Generic[I, O]):
         return str(self.inputs[0].group)
 
 
-def is_hopeless(lives: Sequence[str], most: int, replicas: Set[str]) -> bool:
-    """Whether so many deaths or failures are the entry's own doing.
+def is_hopeless(workers: Sequence[str], max_tries: int, replicas: Set[str]) -> bool:
+    """Return whether the deaths or failures in these workers are the entry's fault.
 
-    They are if ``most`` or more were on three replicas, or on all ``replicas`` that would claim it.
+    They are if there are ``max_tries`` of them, on three replicas or on all that may claim it.
     """
-    tried = {replica_of(life) for life in lives}
-    return len(lives) >= most and (len(tried) >= _ENOUGH_REPLICAS or replicas <= tried)
+    tried_replicas = {replica_of(worker) for worker in workers}
+    is_everywhere = len(tried_replicas) >= _MIN_REPLICAS or replicas <= tried_replicas
+    return len(workers) >= max_tries and is_everywhere
 
 
 async def work_forever(service: Service, consumer: Consumer) -> None:
-    """Work on the consumer's inputs of the active job until the service stops.
+    """Process the inputs of the active job until the service stops.
 
     Raises:
-        WorkerBroken: if everything fails here.
-        Exception: the exchange's, if it is away for too long or refuses a write.
+        WorkerBroken: if every entry fails here.
+        Exception: from the exchange, if it is away for too long or refuses a write.
     """
     deployment = service.deployment
     roster = Roster(deployment.claim_idle_s, deployment.heartbeat_s)
@@ -118,318 +126,350 @@ class _Worker(Generic[I, O]):
     roster: Roster
     job: ActiveJob | None = None
     paused: bool = False
-    held: dict[Place, Delivery[I]] = field(default_factory=dict)  # claimed, and not yet let go
+    leases: dict[Place, Delivery[I]] = field(default_factory=dict)
     in_flight: dict[Delivery[I], asyncio.Task[None]] = field(default_factory=dict)
-    troubled: list[Delivery[I]] = field(default_factory=list)  # to be run alone
-    is_alone: bool = False  # what is in flight may kill its worker
+    # Leased entries that may kill a worker, until each can run alone.
+    suspects: list[Delivery[I]] = field(default_factory=list)
+    runs_suspect: bool = False
     failed_in_a_row: dict[Place, Delivery[I]] = field(default_factory=dict)
-    error: BaseException | None = None  # that kept an entry from being let go
-    looked_at: float = float("-inf")
-    has_waited: bool = False  # for the others to take their share
-    rest_s: float = 0.0  # after a fault of its own, longer from one to the next
-    rests_until: float = 0.0  # by the monotonic clock
+    # An error that kept this worker from ending a lease: as long as it lives, no other gets it.
+    fatal_error: BaseException | None = None
+    reclaimed_at: float = float("-inf")
+    has_yielded: bool = False  # let the other workers claim their share first
+    backoff_s: float = 0.0  # after a fault of the worker, doubled by the next
+    backoff_until: float = 0.0  # by the monotonic clock
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch_forever(self) -> None:
         while True:
             await self._follow_job()
-            await self._show_life()
+            await self._send_heartbeat()
             await asyncio.sleep(self.service.deployment.heartbeat_s)
 
     async def claim_until_stopped(self) -> None:
-        """Start as many entries as there are free places.
+        """Start as many entries as there are free slots.
 
-        A claim is never cut short: its reply may hold entries that nobody else knows of. Only here
-        anything is claimed, so an entry that is ours and not held was claimed by a lost reply.
+        A claim is never cancelled, since its reply may hold entries that no other worker sees. Only
+        this coroutine claims, so an entry that is ours and not leased was claimed by a lost reply.
         """
         while not self.service.stopping.is_set():
-            await self._check_that_something_works()
-            if self.error is not None:  # who lives on would hold that entry for ever
-                raise self.error
-            self._run_troubled_alone()
-            if self._may_claim() and self._free > 0:
-                await self._take_over()
-            if self._may_claim() and self._free > 0 and self._inputs:
+            await self._check_failures_in_a_row()
+            if self.fatal_error is not None:
+                raise self.fatal_error
+            self._start_suspect()
+            if self._can_start:
+                await self._reclaim()
+            if self._can_start and self._inputs:
                 await self._claim()
             else:
-                await self._until_changed()
-
-    async def _until_changed(self) -> None:
-        self.changed.clear()
-        await wait_until_set(self.changed, _LOOK_AGAIN_S)
+                await self._wait_for_change()
 
     async def leave(self) -> None:
-        """Release everything; what may have killed a part of this worker counts as that."""
-        verdict = "deaths" if self.consumer.has_died() else "unharmed"
+        """Release everything, as a death if a part of this worker died."""
+        verdict: Verdict = "deaths" if self.consumer.has_died() else "unharmed"
         with suppress(TimeoutError, Refused, *Disconnected):
-            async with asyncio.timeout(_PARTING_S):
-                await self._release_everything(verdict)
+            async with asyncio.timeout(_LEAVE_TIMEOUT_S):
+                await self._release_all(verdict)
                 await self.service.exchange.leave(self.consumer.group)
 
+    async def _wait_for_change(self) -> None:
+        self.changed.clear()
+        await wait_until_set(self.changed, _POLL_S)
+
     @property
-    def _free(self) -> int:
-        if self.job is None or self.is_alone or self.troubled:
+    def _can_start(self) -> bool:
+        return self._may_claim() and self._free_slots > 0
+
+    @property
+    def _free_slots(self) -> int:
+        if self.job is None or self.runs_suspect or self.suspects:
             return 0
-        return self.consumer.room(self.job, len(self.in_flight))
+        return self.consumer.free_slots(self.job, len(self.in_flight))
 
     @property
     def _replicas(self) -> Set[str]:
-        return self.roster.replicas | {replica_of(self.service.exchange.me)}
+        return self.roster.replicas | {self.service.replica}
 
     @property
-    def _place(self) -> tuple[int, int]:
+    def _position(self) -> tuple[int, int]:
         replicas = sorted(self._replicas)
-        return replicas.index(replica_of(self.service.exchange.me)), len(replicas)
+        return replicas.index(self.service.replica), len(replicas)
 
     @property
     def _inputs(self) -> Sequence[Stream[I]]:
-        left = self.consumer.leaves(*self._place)
-        return [stream for stream in self.consumer.inputs if stream not in left]
+        excluded = self.consumer.excluded_inputs(*self._position)
+        return [stream for stream in self.consumer.inputs if stream not in excluded]
 
     def _may_claim(self) -> bool:
         return (
             self.job is not None
             and not self.paused
-            and time.monotonic() >= self.rests_until
+            and time.monotonic() >= self.backoff_until
             and not self.consumer.has_died()
             and self.consumer.is_open(self.job)
         )
 
     async def _follow_job(self) -> None:
-        job = await self.service.exchange.active()
+        exchange = self.service.exchange
+        job = await exchange.active()
         if (job and job.job_id) != (self.job and self.job.job_id):
-            await self._release_everything()
-            self._recover()
+            await self._release_all()
+            self._end_backoff()
         self.job = job
         try:
-            wanted = await self.service.exchange.requested_state(job.job_id) if job else None
-        except ValueError:  # of another release, or damaged: the learner fails the job
-            wanted = None
-        if wanted is Requested.CANCEL:
-            await self._release_everything()
-        self.paused = wanted is not Requested.RUN
+            requested = await exchange.requested_state(job.job_id) if job else None
+        except ValueError:  # it cannot be read: the learner fails the job
+            requested = None
+        if requested is Requested.CANCEL:
+            await self._release_all()
+        self.paused = requested is not Requested.RUN
 
-    async def _show_life(self) -> None:
-        held, activity = list(self.held.values()), self.service.activity
-        activity.set_held(delivery.key for delivery in held)
+    async def _send_heartbeat(self) -> None:
+        leased = list(self.leases.values())
+        activity = self.service.activity
+        activity.set_held(delivery.key for delivery in leased)
         is_paused = self.job is not None and self.paused
-        rest = Doing.JOB_IS_PAUSED if is_paused else Doing.IDLE
-        activity.set_idle(self.consumer.doing if held else rest)
+        idle = Doing.JOB_IS_PAUSED if is_paused else Doing.IDLE
+        activity.set_idle(self.consumer.doing if leased else idle)
         pulse = await self.service.exchange.heartbeat(
             self.consumer.group,
             self.consumer.inputs if self.job else (),
             self.job.job_id if self.job else "",
-            held=[entry for entry in held if self.job and entry.job_id == self.job.job_id],
+            held=[entry for entry in leased if self.job and entry.job_id == self.job.job_id],
             may_claim=self._may_claim() and not self.service.stopping.is_set(),
         )
         self.roster.look(pulse.lives, time.monotonic())
-        self.service.position = self._place
-        for delivery in held:
-            if delivery.place in pulse.lost and self.held.get(delivery.place) is delivery:
-                self._lose(delivery)
+        self.service.position = self._position
+        for delivery in leased:
+            if delivery.place in pulse.lost and self.leases.get(delivery.place) is delivery:
+                self._drop_lost(delivery)
 
-    def _lose(self, delivery: Delivery[I]) -> None:
+    def _drop_lost(self, delivery: Delivery[I]) -> None:
         metrics.LOST.inc()
-        self.held.pop(delivery.place, None)
+        self.leases.pop(delivery.place, None)
         if delivery in self.in_flight:
             self.in_flight[delivery].cancel()
-        self.troubled = [entry for entry in self.troubled if entry is not delivery]
+        self.suspects = [suspect for suspect in self.suspects if suspect is not delivery]
 
-    async def _take_over(self) -> None:
-        """Bury the dead, and claim what was released; not every time, since it seldom happens."""
-        now, pause_s = time.monotonic(), min(self.service.deployment.heartbeat_s, _RECLAIM_EVERY_S)
-        if self.job is None or now < self.looked_at + pause_s:
+    async def _reclaim(self) -> None:
+        """Free the entries of dead workers, and claim released ones. Rarely useful, so paced."""
+        now = time.monotonic()
+        pause_s = min(self.service.deployment.heartbeat_s, _RECLAIM_EVERY_S)
+        if self.job is None or now < self.reclaimed_at + pause_s:
             return
-        self.looked_at = now
-        exchange, consumer, job_id = self.service.exchange, self.consumer, self.job.job_id
-        for life, beats in list(self.roster.dead(exchange.me)):
-            buried = await exchange.bury(consumer.group, life, beats, consumer.inputs, job_id)
-            if buried > 0:
-                metrics.DEATHS.inc()
-                log.warning("a worker has died", extra={"worker": life, "entries": buried})
-        wanted = self._inputs
-        for stream in consumer.inputs:
-            if (free := self._free) <= 0:
+        self.reclaimed_at = now
+        job_id = self.job.job_id
+        await self._expire_dead_workers(job_id)
+        inputs = self._inputs
+        for stream in self.consumer.inputs:
+            free_slots = self._free_slots
+            if free_slots <= 0:
                 return
-            for delivery in await exchange.reclaim(
+            for delivery in await self.service.exchange.reclaim(
                 stream,
                 job_id,
-                count=free,
-                held=self.held.values(),
+                count=free_slots,
+                held=self.leases.values(),
                 replicas=self._replicas,
-                # Those that such a stream is left to may all have failed at an entry.
-                only_troubled=stream not in wanted,
+                # The workers that an excluded input is left to may all have failed at an entry.
+                only_troubled=stream not in inputs,
             ):
                 metrics.RECLAIMED.inc()
                 await self._admit(delivery)
 
+    async def _expire_dead_workers(self, job_id: str) -> None:
+        exchange = self.service.exchange
+        for worker, beats in list(self.roster.dead(exchange.me)):
+            num_entries = await exchange.bury(
+                self.consumer.group, worker, beats, self.consumer.inputs, job_id
+            )
+            if num_entries > 0:
+                metrics.DEATHS.inc()
+                log.warning("a worker has died", extra={"worker": worker, "entries": num_entries})
+
     async def _claim(self) -> None:
-        """Claim this worker's share, and at every other look one more that is left."""
+        """Claim this worker's share, and at every other look one entry beyond it."""
         assert self.job is not None
-        job_id, inputs = self.job.job_id, self._inputs
+        job_id = self.job.job_id
+        inputs = self._inputs
+        share = self._free_slots
         if self.roster.num_alive > 1:
-            share = await self._share(job_id, inputs)
+            share = await self._compute_share(job_id, inputs)
             if self.job is None or self.job.job_id != job_id or not self._may_claim():
                 return
-        else:
-            share = self._free
-        self.has_waited = share <= 0 and not self.has_waited
-        if self.has_waited:
-            await self._until_changed()
+        self.has_yielded = share <= 0 and not self.has_yielded
+        if self.has_yielded:
+            await self._wait_for_change()
             return
-        if self._free <= 0:
+        if self._free_slots <= 0:
             return
-        count = max(1, min(share, self._free))
+        count = max(1, min(share, self._free_slots))
         for delivery in await self.service.exchange.claim(
-            inputs, job_id, count=count, wait_s=_LOOK_AGAIN_S
+            inputs, job_id, count=count, wait_s=_POLL_S
         ):
             await self._admit(delivery)
 
-    async def _share(self, job_id: str, inputs: Sequence[Stream[I]]) -> int:
-        """How many of the waiting entries are for this worker, 1 if none waits."""
-        share = all_waiting = 0
+    async def _compute_share(self, job_id: str, inputs: Sequence[Stream[I]]) -> int:
+        """Return how many waiting entries are for this worker, or 1 if none waits."""
+        share = 0
+        total_waiting = 0
         for stream in inputs:
             waiting, claimed = await self.service.exchange.queued(stream, job_id)
-            held = sum(delivery.stream == stream for delivery in self.held.values())
-            share += min(waiting, fair_share(waiting, claimed, self._num_workers(stream), held))
-            all_waiting += waiting
-        return share if all_waiting else 1
+            leased = sum(delivery.stream == stream for delivery in self.leases.values())
+            workers = self._count_workers(stream)
+            share += min(waiting, fair_share(waiting, claimed, workers, leased))
+            total_waiting += waiting
+        return share if total_waiting else 1
 
-    def _num_workers(self, stream: Stream) -> int:
-        """Of the workers that show life, those that this stream is not left by."""
+    def _count_workers(self, stream: Stream) -> int:
+        """Count the workers with a heartbeat that do not exclude the stream."""
         count = max(1, len(self._replicas))
-        leaving = sum(stream in self.consumer.leaves(place, count) for place in range(count))
-        return max(1, self.roster.num_alive - leaving)
+        excluding = sum(
+            stream in self.consumer.excluded_inputs(position, count) for position in range(count)
+        )
+        return max(1, self.roster.num_alive - excluding)
 
     async def _admit(self, delivery: Delivery[I]) -> None:
-        """The job may have ended or been paused, or we been stopped, while it was on its way."""
-        self.held[delivery.place] = delivery
-        is_wanted = self.job is not None and self.job.job_id == delivery.job_id and not self.paused
-        if not is_wanted or self.service.stopping.is_set():
+        """Start a claimed entry, unless the job or the service ended while it was on its way."""
+        self.leases[delivery.place] = delivery
+        is_current = self.job is not None and self.job.job_id == delivery.job_id
+        if not is_current or self.paused or self.service.stopping.is_set():
             await self._release(delivery)
         elif is_hopeless(delivery.deaths, MAX_DEATHS, self._replicas):
-            died = ", ".join(delivery.deaths)
-            await self._give_up(delivery, Loss.DEATHS, f"workers died holding it: {died}")
+            dead = ", ".join(delivery.deaths)
+            await self._give_up(delivery, Loss.DEATHS, f"workers died holding it: {dead}")
         elif len(delivery.deaths) >= ALONE_AFTER_DEATHS:
-            self.troubled.append(delivery)
+            self.suspects.append(delivery)
         else:
             self._start(delivery)
 
-    def _run_troubled_alone(self) -> None:
-        """Run an entry that may kill its worker only when it can take nothing else with it."""
-        if self.troubled and not self.in_flight:
-            self.is_alone = True
-            self._start(self.troubled.pop(0))
+    def _start_suspect(self) -> None:
+        """Run an entry that may kill its worker, once it can take nothing else with it."""
+        if self.suspects and not self.in_flight:
+            self.runs_suspect = True
+            self._start(self.suspects.pop(0))
 
     def _start(self, delivery: Delivery[I]) -> None:
-        task = asyncio.create_task(self._work_on(delivery))
+        task = asyncio.create_task(self._process(delivery))
         self.in_flight[delivery] = task
         metrics.IN_FLIGHT.set(len(self.in_flight))
-        task.add_done_callback(lambda task: self._finished(delivery, task))
+        task.add_done_callback(lambda task: self._finish(delivery, task))
 
-    def _finished(self, delivery: Delivery[I], task: asyncio.Task[None]) -> None:
+    def _finish(self, delivery: Delivery[I], task: asyncio.Task[None]) -> None:
         del self.in_flight[delivery]
-        self.error = self.error or (None if task.cancelled() else task.exception())
-        self.is_alone = self.is_alone and bool(self.in_flight)
+        if self.fatal_error is None and not task.cancelled():
+            self.fatal_error = task.exception()
+        if not self.in_flight:
+            self.runs_suspect = False
         metrics.IN_FLIGHT.set(len(self.in_flight))
         self.changed.set()
 
-    async def _work_on(self, delivery: Delivery[I]) -> None:
+    async def _process(self, delivery: Delivery[I]) -> None:
         assert self.job is not None
         try:
-            await self._hand_off(delivery, await self.consumer.handle(self.job, delivery.message()))
+            result = await self.consumer.handle(self.job, delivery.message())
+            await self._hand_off(delivery, result)
         except FrameError as error:
             await self._give_up(delivery, Loss.UNREADABLE, str(error))
         except Unworkable as error:
             await self._give_up(delivery, Loss.UNWORKABLE, str(error))
         except UnsupportedEntry as error:
-            await self._unable(delivery, error)
+            await self._redeliver(delivery, error)
         except Busy:
             await self._release(delivery)
         except Disconnected:
             raise
         except Exception as error:
             log.exception("failed", extra={"key": delivery.key, "stream": delivery.stream.name})
-            await self._failed(delivery, error)
+            await self._fail(delivery, error)
 
     async def _hand_off(self, delivery: Delivery[I], result: O) -> None:
-        exchange, output = self.service.exchange, self.consumer.output
-        handed_off = await exchange.hand_off(delivery, output, result)
-        self.held.pop(delivery.place, None)
+        output = self.consumer.output
+        is_first = await self.service.exchange.hand_off(delivery, output, result)
+        self.leases.pop(delivery.place, None)
         self.failed_in_a_row.clear()
-        self._recover()
-        (metrics.HANDED_OFF.labels(output.name) if handed_off else metrics.LOST).inc()
+        self._end_backoff()
+        counter = metrics.HANDED_OFF.labels(output.name) if is_first else metrics.LOST
+        counter.inc()
 
-    async def _unable(self, delivery: Delivery[I], error: UnsupportedEntry) -> None:
-        """Leave it to the replicas that may be able; if there is none, it is unworkable."""
-        me, replicas = self.service.exchange.me, self.roster.replicas
-        tried = {replica_of(life) for life in (*delivery.failures, me)}
-        has_looked = replica_of(me) in replicas  # who else is there
-        if has_looked and replicas <= tried:
+    async def _redeliver(self, delivery: Delivery[I], error: UnsupportedEntry) -> None:
+        """Leave an entry to replicas that have not tried it; without any, it is unworkable."""
+        replicas = self.roster.replicas
+        tried_replicas = {replica_of(worker) for worker in delivery.failures}
+        tried_replicas.add(self.service.replica)
+        knows_replicas = self.service.replica in replicas
+        if knows_replicas and replicas <= tried_replicas:
             await self._give_up(delivery, Loss.UNWORKABLE, str(error))
         else:
             await self._release(delivery, "failures")
 
-    async def _failed(self, delivery: Delivery[I], error: Exception) -> None:
+    async def _fail(self, delivery: Delivery[I], error: Exception) -> None:
         metrics.FAILURES.inc()
         if self.consumer.has_died():
-            return  # it stays held, and counts as a death when the last heartbeat has been sent
+            return  # `leave` releases it as a death
         self.failed_in_a_row[delivery.place] = delivery
         failures = [*delivery.failures, self.service.exchange.me]
         if isinstance(error, WorkerFault):
-            self._rest(error)
+            self._back_off(error)
             await self._release(delivery)
         elif is_hopeless(failures, MAX_FAILURES, self._replicas):
             await self._give_up(delivery, Loss.FAILURES, f"{type(error).__name__}: {error}")
         else:
             await self._release(delivery, "failures")
 
-    def _rest(self, fault: WorkerFault) -> None:
-        """Leave the next tries to others for a while, and say why."""
-        deployment, now = self.service.deployment, time.monotonic()
-        if not self.rest_s:
+    def _back_off(self, fault: WorkerFault) -> None:
+        """Claim nothing for a while, and report the fault as the reason."""
+        deployment = self.service.deployment
+        now = time.monotonic()
+        if not self.backoff_s:
             self.service.readiness.set_fault(summarize_error(fault).words)
-        if now >= self.rests_until:  # else they failed side by side
-            self.rest_s = min(2 * self.rest_s or deployment.heartbeat_s, deployment.claim_idle_s)
-            self.rests_until = now + self.rest_s
+        # Entries that fail at the same time count as one fault.
+        if now >= self.backoff_until:
+            doubled_s = 2 * self.backoff_s or deployment.heartbeat_s
+            self.backoff_s = min(doubled_s, deployment.claim_idle_s)
+            self.backoff_until = now + self.backoff_s
 
-    def _recover(self) -> None:
-        if self.rest_s:
-            self.rest_s = self.rests_until = 0.0
+    def _end_backoff(self) -> None:
+        if self.backoff_s:
+            self.backoff_s = 0.0
+            self.backoff_until = 0.0
             self.service.readiness.set_fault("")
 
-    async def _check_that_something_works(self) -> None:
-        if len(self.failed_in_a_row) < _MAX_IN_A_ROW or self.job is None:
+    async def _check_failures_in_a_row(self) -> None:
+        num_failures = len(self.failed_in_a_row)
+        if num_failures < _MAX_FAILURES_IN_A_ROW or self.job is None:
             return
-        exchange, job_id = self.service.exchange, self.job.job_id
-        why = (
-            f"{len(self.failed_in_a_row)} groups in a row failed in the worker {exchange.me} and "
-            "none did not; it leaves them to others and ends, to be started anew; see its log"
+        exchange = self.service.exchange
+        job_id = self.job.job_id
+        message = (
+            f"{num_failures} groups in a row failed in the worker {exchange.me} and none "
+            "succeeded; it releases them and ends, to be restarted; see its log"
         )
-        self.service.readiness.set_fault(why)
+        self.service.readiness.set_fault(message)
         failed = [entry for entry in self.failed_in_a_row.values() if entry.job_id == job_id]
-        await self._release_everything()  # after which no failure of this worker is on its way
+        # After this no further failure of this worker can be recorded.
+        await self._release_all()
         await exchange.pardon(job_id, failed)
-        event = JobEvent(id=f"broken:{exchange.me}", job_id=job_id, level="warn", message=why)
+        event = JobEvent(id=f"broken:{exchange.me}", job_id=job_id, level="warn", message=message)
         await exchange.record_event(event)
-        raise WorkerBroken(why)
+        raise WorkerBroken(message)
 
-    async def _give_up(self, delivery: Delivery[I], why: Loss, reason: str) -> None:
-        metrics.GIVEN_UP.labels(why).inc()
+    async def _give_up(self, delivery: Delivery[I], loss: Loss, reason: str) -> None:
+        metrics.GIVEN_UP.labels(loss).inc()
         log.error("given up", extra={"key": delivery.key, "reason": reason})
-        failure = delivery.as_failed(f"{why}: {reason}")
+        failure = delivery.as_failed(f"{loss}: {reason}")
         await self.service.exchange.hand_off(delivery, self.consumer.failures, failure)
-        self.held.pop(delivery.place, None)
+        self.leases.pop(delivery.place, None)
 
     async def _release(self, delivery: Delivery[I], verdict: Verdict = "unharmed") -> None:
         await self.service.exchange.release(delivery, verdict)
-        self.held.pop(delivery.place, None)
+        self.leases.pop(delivery.place, None)
 
-    async def _release_everything(self, verdict: Verdict = "unharmed") -> None:
-        self.troubled = []
+    async def _release_all(self, verdict: Verdict = "unharmed") -> None:
+        self.suspects = []
         tasks = list(self.in_flight.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for delivery in list(self.held.values()):
+        for delivery in list(self.leases.values()):
             await self._release(delivery, verdict)

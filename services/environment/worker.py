@@ -39,7 +39,7 @@ async def run(service: Service) -> None:
     Waits for: requests, the gateway, environments. Unblocked by: those, the deadline of each
     episode, and the service stopping.
     """
-    PHASES.name("playing", rest="idle")
+    PHASES.name("playing", idle="idle")
     read = Reader(os.environ)
     url = read("WEIR_GATEWAY_URL", str).rstrip("/")
     key = read("WEIR_ENVIRONMENT_KEY", str)
@@ -106,7 +106,7 @@ class Worker:
             output=ROLLOUTS,
             failures=FAILED,
             handle=self.play_group,
-            room=self.room,
+            free_slots=self.room,
             is_open=lambda _: time.monotonic() >= self.closed_until,
             doing=Doing.PLAYS,
         )

@@ -99,7 +99,7 @@ def stage(tools: Tools, capacity: int) -> Consumer[RolloutGroup, GradedGroup]:
         output=GRADED,
         failures=GRADED,
         handle=handle,
-        room=limit_in_flight(capacity),
+        free_slots=limit_in_flight(capacity),
         is_open=admission.is_open,
         doing=Doing.GRADES,
     )

@@ -57,10 +57,10 @@ async def _sample_groups(service: Service, follower: PolicyFollower) -> None:
         output=ROLLOUTS,
         failures=FAILED,
         handle=worker.sample_group,
-        room=worker.room,
+        free_slots=worker.room,
         is_open=follower.serves,
         has_died=follower.has_died,
-        leaves=follower.demand.left_to_others,
+        excluded_inputs=follower.demand.left_to_others,
         doing=Doing.SAMPLES,
     )
     follower.turns = asyncio.create_task(follower.take_turns_forever())  # before an engine starts

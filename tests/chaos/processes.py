@@ -100,9 +100,9 @@ async def sample(service: Service, place: Place) -> None:
         output=ROLLOUTS,
         failures=GRADED,
         handle=answer,
-        room=limit_in_flight(_CAPACITY),
+        free_slots=limit_in_flight(_CAPACITY),
         is_open=follower.serves,
-        leaves=follower.demand.left_to_others,
+        excluded_inputs=follower.demand.left_to_others,
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follower.follow_policy_forever())

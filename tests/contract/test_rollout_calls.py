@@ -190,7 +190,7 @@ async def test_beside_a_clients_session_its_samplers_are_served_as_far_as_they_a
     worker = GroupSampler(follower)
     streams = {"inputs": (REQUESTS,), "output": ROLLOUTS, "failures": FAILED}
     stage = Consumer(
-        **streams, handle=worker.sample_group, room=worker.room, is_open=follower.serves
+        **streams, handle=worker.sample_group, free_slots=worker.room, is_open=follower.serves
     )
     line.tasks.append(asyncio.create_task(work_forever(line.service, stage)))
     engine.ends.set()

@@ -125,7 +125,7 @@ async def test_a_worker_claims_its_share_at_once_however_much_room_it_has(
     async with AsyncExitStack() as workers:
         for name in names:
             own = await workers.enter_async_context(open_exchange(name))
-            await workers.enter_async_context(working(own, holding(name), room=room_of(name)))
+            await workers.enter_async_context(working(own, holding(name), free_slots=room_of(name)))
         for name in names * 2:  # each knows of the others when all have shown life twice since
             beats = await until_claiming(exchange, name)
             await until_claiming(exchange, name, beats + 2)
@@ -144,7 +144,7 @@ async def test_a_worker_outlives_a_job_that_ends_while_it_counts_its_share(
     async with (
         open_exchange("one") as one,
         open_exchange("other") as other,
-        working(other, answer, leaves=lambda *_: {REQUESTS}),
+        working(other, answer, excluded_inputs=lambda *_: {REQUESTS}),
     ):
         await until_claiming(exchange, "other")
         counts, queued = asyncio.Event(), one.queued
@@ -342,7 +342,7 @@ async def test_what_failed_where_its_stream_belongs_is_done_where_the_stream_is_
     async with (
         open_exchange("one") as one,
         open_exchange("other") as other,
-        working(other, answer, leaves=lambda *_: {REQUESTS}),
+        working(other, answer, excluded_inputs=lambda *_: {REQUESTS}),
     ):
         await until_claiming(exchange, "other")
         async with working(one, stumble):
