@@ -1,4 +1,4 @@
-"""What a process says of itself: whether it is ready, and what it does, so a stall has a name."""
+"""The readiness and the current activity of a process, so that a stall can be explained."""
 
 from __future__ import annotations
 
@@ -13,68 +13,71 @@ from protocol.messages import Capabilities, Doing, ParityReport
 
 from services.chassis import metrics
 
-_REPORTS = 8  # versions may follow one another faster than heartbeats
+_MAX_PARITY_REPORTS = 8  # several weights versions may follow within one heartbeat
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Readiness:
-    """Whether the service can do its work now, and if not, what it waits for."""
+    """Whether the service can do its work now, and if not, why."""
 
     ready: bool = False
     why: str = "starting"
-    started: bool = False  # it has said for itself whether it is ready
+    started: bool = False  # `set` has been called
     was_ready: bool = False
     since: float = field(default_factory=time.monotonic)
-    fault: str = ""  # of its own, found while it worked
-    _otherwise: tuple[bool, str] = (True, "")  # what it is but for the fault
+    fault: str = ""  # of the process itself
+    _without_fault: tuple[bool, str] = (True, "")
 
     def set_fault(self, fault: str) -> None:
-        """It is not ready, though all else is there, until this is called with no fault."""
+        """Make the service not ready, until this is called with an empty fault."""
         self.fault = fault
-        self.set(*self._otherwise)
+        self.set(*self._without_fault)
 
     def set(self, ready: bool, why: str = "") -> None:
-        self._otherwise = ready, why
+        self._without_fault = ready, why
         if ready and self.fault:
-            ready, why = False, self.fault
+            ready = False
+            why = self.fault
         if (ready, why) != (self.ready, self.why):
             log.info("ready" if ready else "not ready", extra={"why": why})
             self.since = time.monotonic()
-        self.ready, self.why, self.started = ready, why, True
+        self.ready = ready
+        self.why = why
+        self.started = True
         self.was_ready = self.was_ready or ready
         metrics.READY.set(ready)
 
 
 @dataclass(eq=False)
 class Work:
-    """Something that was begun, and has not ended."""
+    """An activity that has begun and not ended."""
 
     doing: Doing
-    number: int | None = None  # of the step or the version
-    waits_for: Callable[[], Sequence[str]] = tuple  # keys of groups
+    number: int | None = None  # of the step or the weights version
+    waits_for: Callable[[], Sequence[str]] = tuple  # returns keys of groups
     since: float = field(default_factory=time.monotonic)
 
 
 class Activity:
-    """What a process does: what it began last and has not ended, or else what it does at rest."""
+    """The current activities of a process: the last one to begin counts, or else ``idle``."""
 
     def __init__(self) -> None:
-        self.rest = Work(Doing.STARTS)
-        self.holds: dict[str, float] = {}  # keys of groups, and since when
+        self.idle = Work(Doing.STARTS)
+        self.holds: dict[str, float] = {}  # keys of leased groups, and since when
         self.moved: Callable[[], int] = int  # of a rollout: see `Status`
         self.at_once: Callable[[], int] = int  # of episodes: see `Status`
         self.capabilities: Capabilities | None = None  # of a grader
-        self.parity = deque[ParityReport](maxlen=_REPORTS)  # of a rollout
-        self._begun: list[Work] = []
+        self.parity = deque[ParityReport](maxlen=_MAX_PARITY_REPORTS)  # of a rollout
+        self._works: list[Work] = []
 
     @property
     def now(self) -> Work:
-        return self._begun[-1] if self._begun else self.rest
+        return self._works[-1] if self._works else self.idle
 
     def set_idle(self, doing: Doing) -> None:
-        if doing is not self.rest.doing:
-            self.rest = Work(doing)
+        if doing is not self.idle.doing:
+            self.idle = Work(doing)
 
     @contextmanager
     def during(
@@ -85,14 +88,14 @@ class Activity:
         *,
         timed: str | None = None,
     ) -> Iterator[None]:
-        """Say what it does in the body, whose time counts as that of the phase ``timed``."""
+        """Report an activity while the body runs; its time counts for the phase ``timed``."""
         work = Work(doing, number, waits_for)
-        self._begun.append(work)
+        self._works.append(work)
         try:
             with metrics.PHASES.during(timed) if timed else nullcontext():
                 yield
         finally:
-            self._begun.remove(work)
+            self._works.remove(work)
 
     def set_held(self, keys: Iterable[str]) -> None:
         now = time.monotonic()

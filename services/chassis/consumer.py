@@ -20,15 +20,30 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from protocol.exchange import Delivery, Disconnected, Place, Roster, Verdict, replica_of
+from protocol.exchange import (
+    Delivery,
+    Disconnected,
+    Exchange,
+    Place,
+    Roster,
+    Verdict,
+    replica_of,
+)
 from protocol.exchange.connection import Refused
 from protocol.frames import FrameError
 from protocol.messages import ActiveJob, Doing, GradedGroup, JobEvent, Loss, Message, Requested
 from protocol.streams import Stream
 
 from services.chassis import metrics
-from services.chassis.faults import Busy, UnsupportedEntry, Unworkable, WorkerBroken, WorkerFault
+from services.chassis.faults import (
+    Busy,
+    UnsupportedEntry,
+    Unworkable,
+    WorkerBroken,
+    WorkerFault,
+)
 from services.chassis.service import Service, summarize_error, wait_until_set
+from services.chassis.timeouts import POLL_S, RECLAIM_EVERY_S, RELEASE_TIMEOUT_S
 
 I = TypeVar("I", bound=Message)  # noqa: E741  (input)
 O = TypeVar("O", bound=Message)  # noqa: E741  (output)
@@ -41,11 +56,6 @@ MAX_FAILURES = 3
 _MIN_REPLICAS = 3
 # A worker that fails at this many different entries, without a success, is itself at fault.
 _MAX_FAILURES_IN_A_ROW = 5
-# No event announces that a consumer opens or that an entry is released.
-_POLL_S = 0.1
-_RECLAIM_EVERY_S = 0.2
-# Leaving must not wait long for an exchange that is away.
-_LEAVE_TIMEOUT_S = 5.0
 
 
 def limit_in_flight(capacity: int) -> Callable[[ActiveJob, int], int]:
@@ -140,6 +150,10 @@ class _Worker(Generic[I, O]):
     backoff_until: float = 0.0  # by the monotonic clock
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def exchange(self) -> Exchange:
+        return self.service.exchange
+
     async def watch_forever(self) -> None:
         while True:
             await self._follow_job()
@@ -168,13 +182,13 @@ class _Worker(Generic[I, O]):
         """Release everything, as a death if a part of this worker died."""
         verdict: Verdict = "deaths" if self.consumer.has_died() else "unharmed"
         with suppress(TimeoutError, Refused, *Disconnected):
-            async with asyncio.timeout(_LEAVE_TIMEOUT_S):
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 await self._release_all(verdict)
-                await self.service.exchange.leave(self.consumer.group)
+                await self.exchange.leave(self.consumer.group)
 
     async def _wait_for_change(self) -> None:
         self.changed.clear()
-        await wait_until_set(self.changed, _POLL_S)
+        await wait_until_set(self.changed, POLL_S)
 
     @property
     def _can_start(self) -> bool:
@@ -210,14 +224,13 @@ class _Worker(Generic[I, O]):
         )
 
     async def _follow_job(self) -> None:
-        exchange = self.service.exchange
-        job = await exchange.active()
+        job = await self.exchange.active()
         if (job and job.job_id) != (self.job and self.job.job_id):
             await self._release_all()
             self._end_backoff()
         self.job = job
         try:
-            requested = await exchange.requested_state(job.job_id) if job else None
+            requested = await self.exchange.requested_state(job.job_id) if job else None
         except ValueError:  # it cannot be read: the learner fails the job
             requested = None
         if requested is Requested.CANCEL:
@@ -231,7 +244,7 @@ class _Worker(Generic[I, O]):
         is_paused = self.job is not None and self.paused
         idle = Doing.JOB_IS_PAUSED if is_paused else Doing.IDLE
         activity.set_idle(self.consumer.doing if leased else idle)
-        pulse = await self.service.exchange.heartbeat(
+        pulse = await self.exchange.heartbeat(
             self.consumer.group,
             self.consumer.inputs if self.job else (),
             self.job.job_id if self.job else "",
@@ -254,7 +267,7 @@ class _Worker(Generic[I, O]):
     async def _reclaim(self) -> None:
         """Free the entries of dead workers, and claim released ones. Rarely useful, so paced."""
         now = time.monotonic()
-        pause_s = min(self.service.deployment.heartbeat_s, _RECLAIM_EVERY_S)
+        pause_s = min(self.service.deployment.heartbeat_s, RECLAIM_EVERY_S)
         if self.job is None or now < self.reclaimed_at + pause_s:
             return
         self.reclaimed_at = now
@@ -265,7 +278,7 @@ class _Worker(Generic[I, O]):
             free_slots = self._free_slots
             if free_slots <= 0:
                 return
-            for delivery in await self.service.exchange.reclaim(
+            for delivery in await self.exchange.reclaim(
                 stream,
                 job_id,
                 count=free_slots,
@@ -278,9 +291,8 @@ class _Worker(Generic[I, O]):
                 await self._admit(delivery)
 
     async def _expire_dead_workers(self, job_id: str) -> None:
-        exchange = self.service.exchange
-        for worker, beats in list(self.roster.dead(exchange.me)):
-            num_entries = await exchange.bury(
+        for worker, beats in list(self.roster.dead(self.exchange.me)):
+            num_entries = await self.exchange.bury(
                 self.consumer.group, worker, beats, self.consumer.inputs, job_id
             )
             if num_entries > 0:
@@ -304,9 +316,7 @@ class _Worker(Generic[I, O]):
         if self._free_slots <= 0:
             return
         count = max(1, min(share, self._free_slots))
-        for delivery in await self.service.exchange.claim(
-            inputs, job_id, count=count, wait_s=_POLL_S
-        ):
+        for delivery in await self.exchange.claim(inputs, job_id, count=count, wait_s=POLL_S):
             await self._admit(delivery)
 
     async def _compute_share(self, job_id: str, inputs: Sequence[Stream[I]]) -> int:
@@ -314,7 +324,7 @@ class _Worker(Generic[I, O]):
         share = 0
         total_waiting = 0
         for stream in inputs:
-            waiting, claimed = await self.service.exchange.queued(stream, job_id)
+            waiting, claimed = await self.exchange.queued(stream, job_id)
             leased = sum(delivery.stream == stream for delivery in self.leases.values())
             workers = self._count_workers(stream)
             share += min(waiting, fair_share(waiting, claimed, workers, leased))
@@ -385,7 +395,7 @@ class _Worker(Generic[I, O]):
 
     async def _hand_off(self, delivery: Delivery[I], result: O) -> None:
         output = self.consumer.output
-        is_first = await self.service.exchange.hand_off(delivery, output, result)
+        is_first = await self.exchange.hand_off(delivery, output, result)
         self.leases.pop(delivery.place, None)
         self.failed_in_a_row.clear()
         self._end_backoff()
@@ -408,7 +418,7 @@ class _Worker(Generic[I, O]):
         if self.consumer.has_died():
             return  # `leave` releases it as a death
         self.failed_in_a_row[delivery.place] = delivery
-        failures = [*delivery.failures, self.service.exchange.me]
+        failures = [*delivery.failures, self.exchange.me]
         if isinstance(error, WorkerFault):
             self._back_off(error)
             await self._release(delivery)
@@ -439,30 +449,34 @@ class _Worker(Generic[I, O]):
         num_failures = len(self.failed_in_a_row)
         if num_failures < _MAX_FAILURES_IN_A_ROW or self.job is None:
             return
-        exchange = self.service.exchange
         job_id = self.job.job_id
         message = (
-            f"{num_failures} groups in a row failed in the worker {exchange.me} and none "
+            f"{num_failures} groups in a row failed in the worker {self.exchange.me} and none "
             "succeeded; it releases them and ends, to be restarted; see its log"
         )
         self.service.readiness.set_fault(message)
         failed = [entry for entry in self.failed_in_a_row.values() if entry.job_id == job_id]
         # After this no further failure of this worker can be recorded.
         await self._release_all()
-        await exchange.pardon(job_id, failed)
-        event = JobEvent(id=f"broken:{exchange.me}", job_id=job_id, level="warn", message=message)
-        await exchange.record_event(event)
+        await self.exchange.pardon(job_id, failed)
+        event = JobEvent(
+            id=f"broken:{self.exchange.me}",
+            job_id=job_id,
+            level="warn",
+            message=message,
+        )
+        await self.exchange.record_event(event)
         raise WorkerBroken(message)
 
     async def _give_up(self, delivery: Delivery[I], loss: Loss, reason: str) -> None:
         metrics.GIVEN_UP.labels(loss).inc()
         log.error("given up", extra={"key": delivery.key, "reason": reason})
         failure = delivery.as_failed(f"{loss}: {reason}")
-        await self.service.exchange.hand_off(delivery, self.consumer.failures, failure)
+        await self.exchange.hand_off(delivery, self.consumer.failures, failure)
         self.leases.pop(delivery.place, None)
 
     async def _release(self, delivery: Delivery[I], verdict: Verdict = "unharmed") -> None:
-        await self.service.exchange.release(delivery, verdict)
+        await self.exchange.release(delivery, verdict)
         self.leases.pop(delivery.place, None)
 
     async def _release_all(self, verdict: Verdict = "unharmed") -> None:

@@ -1,33 +1,33 @@
-"""Whose fault it was that an entry could not be worked on: what a worker's ``handle`` may raise."""
+"""The exceptions by which ``handle`` says whose fault it is that an entry was not processed."""
 
 
 class Unworkable(ValueError):
-    """An entry that no worker can work on; the text says why."""
+    """No worker can process the entry; the text says why."""
 
 
 class UnsupportedEntry(RuntimeError):
-    """An entry that this worker will never be able to work on, though another one may be."""
+    """This worker can never process the entry, but another may."""
 
 
 class Busy(Exception):
-    """An entry that this worker leaves to others for the time being."""
+    """This worker cannot process the entry now; others may."""
 
 
 class WorkerFault(RuntimeError):
-    """A part of the worker failed, through no fault of the entry in hand."""
+    """A part of the worker failed; the entry is not at fault."""
 
 
 class WorkerBroken(WorkerFault):
-    """Everything fails in this worker; its process must end, to be started anew."""
+    """Every entry fails in this worker; its process must be restarted."""
 
 
 class RestartRequired(WorkerFault):
-    """Another process must do what comes next; this one ends in good order, to be restarted."""
+    """Only a new process can continue; this one ends in good order."""
 
 
 class StartupFailed(WorkerFault):
-    """What the worker needs for a job does not start; the text says why."""
+    """A part that the worker needs for a job does not start; the text says why."""
 
-    def __init__(self, why: str, job_id: str) -> None:
-        super().__init__(why)
+    def __init__(self, message: str, job_id: str) -> None:
+        super().__init__(message)
         self.job_id = job_id

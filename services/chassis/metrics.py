@@ -1,7 +1,7 @@
 """The metrics that every service exports, and the conventions for the others.
 
-A metric is defined beside the code that moves it and named ``weir_<what>_<unit>``; the service is
-the scrape target, so it is not part of the name. No id is a label but that of a job.
+A metric is defined next to the code that changes it, and named ``weir_<what>_<unit>``. The service
+is the scrape target, so it is no part of the name. The only id used as a label is that of a job.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from protocol.messages import Loss
 
 
 def start_at_zero(counter: Counter, *values: str) -> Counter:
-    """A counter with one label, of which these values are there from the start.
+    """Export these values of a counter's only label from the start.
 
-    Else Prometheus would first see what is counted already, which is no increase to it.
+    Prometheus sees no increase in a series whose first sample is already counted.
     """
     for value in values:
         counter.labels(value)
@@ -27,33 +27,34 @@ def start_at_zero(counter: Counter, *values: str) -> Counter:
 
 
 class Phases(Collector):
-    """Divides a process's time: of the phases under way a moment is in the one named first.
+    """Divides a process's time into phases. Of the active phases, the one named first counts.
 
-    Where none is under way the time goes to ``rest``.
+    Time without an active phase counts for ``idle``.
     """
 
     def __init__(self) -> None:
-        self.rest = ""
+        self.idle = ""
         self._seconds: dict[str, float] = {}
-        self._under_way: list[str] = []
+        self._active: list[str] = []
         self._since = time.monotonic()
 
-    def name(self, *phases: str, rest: str) -> None:
-        """Say which phases there are, when a service starts; the earlier ones go first."""
-        self.rest, self._since = rest, time.monotonic()
-        self._seconds = dict.fromkeys((*phases, rest), 0.0)
+    def name(self, *phases: str, idle: str) -> None:
+        """Declare the phases when a service starts; earlier ones have priority."""
+        self.idle = idle
+        self._since = time.monotonic()
+        self._seconds = dict.fromkeys((*phases, idle), 0.0)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """A phase, which others may interrupt; the same may be under way several times."""
+        """Count the body's time for a phase. Phases may overlap, also with themselves."""
         self._divide()
         self._seconds.setdefault(phase, 0.0)
-        self._under_way.append(phase)
+        self._active.append(phase)
         try:
             yield
         finally:
             self._divide()
-            self._under_way.remove(phase)
+            self._active.remove(phase)
 
     def seconds(self) -> dict[str, float]:
         self._divide()
@@ -61,26 +62,26 @@ class Phases(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         family = CounterMetricFamily(
-            "weir_phase_seconds_total", "Time of this process, by what it did", labels=["phase"]
+            "weir_phase_seconds_total", "Time of this process in each phase", labels=["phase"]
         )
-        for phase, seconds in self.seconds().items() if self.rest else ():
+        for phase, seconds in self.seconds().items() if self.idle else ():
             family.add_metric([phase], seconds)
         return [family]
 
     def _divide(self) -> None:
         now = time.monotonic()
-        phase = min(self._under_way, key=list(self._seconds).index, default=self.rest)
+        phase = min(self._active, key=list(self._seconds).index, default=self.idle)
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
         self._since = now
 
 
 READY = Gauge("weir_ready", "1 while the service does its work, 0 while it cannot")
-IN_FLIGHT = Gauge("weir_deliveries_in_flight", "Claimed entries that are being worked on")
+IN_FLIGHT = Gauge("weir_deliveries_in_flight", "Claimed entries that are being processed")
 HANDED_OFF = Counter("weir_deliveries_handed_off_total", "Results this worker handed off", ["to"])
 LOST = Counter("weir_deliveries_lost_total", "Entries that another worker finished or took over")
 RECLAIMED = Counter("weir_deliveries_reclaimed_total", "Entries claimed that others released")
 DEATHS = Counter("weir_worker_deaths_total", "Workers that this one found dead with entries")
-FAILURES = Counter("weir_deliveries_failed_total", "Attempts to work on an entry that failed")
+FAILURES = Counter("weir_deliveries_failed_total", "Attempts to process an entry that failed")
 GIVEN_UP = start_at_zero(
     Counter("weir_deliveries_given_up_total", "Entries handed on as failed", ["why"]),
     *Loss,

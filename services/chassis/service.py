@@ -1,4 +1,4 @@
-"""A service: a process that is connected, observable, and leaves in good order."""
+"""A service: a process that is connected and observable, and ends in good order."""
 
 from __future__ import annotations
 
@@ -32,19 +32,23 @@ from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.faults import RestartRequired, StartupFailed
 from services.chassis.logs import set_up_logs
 from services.chassis.secret_variables import hide_secrets
+from services.chassis.timeouts import (
+    CLEANUP_TIMEOUT_S,
+    EXIT_TIMEOUT_S,
+    FAREWELL_TIMEOUT_S,
+    HEADERS_TIMEOUT_S,
+    KEEP_ALIVE_S,
+    SHUTDOWN_TIMEOUT_S,
+)
 
 Asgi = Callable[[dict[str, Any], Any, Any], Coroutine[Any, Any, None]]
-UNSAFE = Gauge("weir_server_unsafe", "1 for what at Redis can cost jobs or work", ["setting"])
+UNSAFE = Gauge("weir_server_unsafe", "1 for settings of Redis that can lose jobs", ["setting"])
 log = logging.getLogger(__name__)
-_OPEN_FILES = 2**16  # the usual limit is 1,024
-_PARTING_S = 2.0
-_LEAVING_S = 10.0  # beyond the time to drain, for what ends then
-_EXIT_S = 3.0  # after the last word
-_MAX_HEAD_BYTES = 2**15
-_MAX_STRANGERS = 4096  # connections on which nobody has shown a key
-_HEAD_S = 10.0  # within which the headers of a request have to be there
-_MOST_KEYS = 64  # told with a status
-_MOST_WORDS = 300  # characters of a failure
+_MAX_OPEN_FILES = 2**16  # the usual limit is 1,024
+_MAX_HEADER_BYTES = 2**15
+_MAX_ANONYMOUS_CONNECTIONS = 4096
+_MAX_STATUS_KEYS = 64
+_MAX_FAILURE_CHARS = 300
 _PATHS = "/healthz, /startupz, /readyz, and /metrics on WEIR_METRICS_PORT"
 
 
@@ -56,8 +60,10 @@ class Service:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     readiness: Readiness = field(default_factory=Readiness)
     activity: Activity = field(default_factory=Activity)
-    position: tuple[int, int] = (0, 1)  # of this worker, among how many that show life
-    saves_work: bool = False  # when it is told to stop, for as long as that takes
+    # Of this worker among the replicas with a heartbeat, and how many there are.
+    position: tuple[int, int] = (0, 1)
+    # A service that saves work when it stops is not cancelled.
+    saves_work: bool = False
 
     def __post_init__(self) -> None:
         self.exchange.shown = self.deployment.hide_paths
@@ -68,23 +74,22 @@ class Service:
 
     @property
     def display_name(self) -> str:
-        """How people call this process."""
         return self.deployment.name or self.replica.rpartition("-")[0] or self.replica
 
     def stop(self) -> None:
-        """Leave in good order, without waiting long for an exchange that is away."""
+        """Begin to end, without waiting long for an exchange that is away."""
         self.exchange.hurry(self.deployment.drain_s)
         self.stopping.set()
 
     async def pause(self, seconds: float) -> bool:
-        """Sleep, but not past the moment when the service is told to stop; True if it was."""
+        """Sleep, but not beyond the order to stop; return whether that has come."""
         return await wait_until_set(self.stopping, seconds)
 
 
 async def wait_until_set(event: asyncio.Event, seconds: float) -> bool:
-    """Wait until an event is set, but for ``seconds`` at the longest; True if it is set.
+    """Wait for an event, at most for ``seconds``; return whether it is set.
 
-    Not `asyncio.wait_for`: in Python 3.11 it swallows a cancellation that comes with the event.
+    `asyncio.wait_for` of Python 3.11 swallows a cancellation that comes with the event.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -98,19 +103,18 @@ Main = Callable[[Service], Coroutine[Any, Any, None]]
 def run_service(name: str, main: Main, make_app: Callable[[Service], Asgi] | None = None) -> None:
     """Run ``main`` until it returns or the process is told to stop, then exit.
 
-    If ``main`` still runs when the time to drain is over, it is cancelled, unless the service
-    ``saves_work``. No thread keeps the process alive.
-
-    Meanwhile the paths of `Observable` are served, in front of the service's own application if
-    it has one. The exit status is 1 when ``main`` raised or the environment is wrong, else 0.
+    If ``main`` still runs after the time to drain, it is cancelled, unless the service
+    ``saves_work``. No thread keeps the process alive. Meanwhile the paths of `ObservableApp` are
+    served, in front of the service's own application if it has one. The exit status is 1 if
+    ``main`` raised or the environment is wrong, else 0.
     """
     deployment = prepare_process(name)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _MAX_OPEN_FILES if limit == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, limit)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, limit))
     set_up_logs(name, deployment.log_level)
     try:
-        sys.exit(asyncio.run(_run_and_leave(name, deployment, main, make_app)))
+        sys.exit(asyncio.run(_run_and_exit(name, deployment, main, make_app)))
     except DeploymentError as error:
         sys.exit(f"{name}: {error}")
 
@@ -126,15 +130,17 @@ def prepare_process(name: str) -> Deployment:
     return deployment
 
 
-async def _run_and_leave(*given: Any) -> int:
+async def _run_and_exit(
+    name: str, deployment: Deployment, main: Main, make_app: Callable[[Service], Asgi] | None
+) -> int:
     status = 1
     try:
-        status = await _run(*given)
+        status = await _run(name, deployment, main, make_app)
         return status
     finally:
-        deadline = threading.Timer(_EXIT_S, _exit_now, [status])  # asyncio and Python join threads
-        deadline.daemon = True
-        deadline.start()
+        timer = threading.Timer(EXIT_TIMEOUT_S, _exit_now, [status])
+        timer.daemon = True
+        timer.start()
 
 
 def _exit_now(status: int) -> None:
@@ -146,30 +152,32 @@ def _exit_now(status: int) -> None:
 async def _run(
     name: str, deployment: Deployment, main: Main, make_app: Callable[[Service], Asgi] | None
 ) -> int:
-    # A restart keeps the replica, which stands before the point: one process at a time has a port.
+    # The part before the point is the replica, which a restart keeps: a port has one process.
     replica = f"{name}-{socket.gethostname()}-{deployment.port}"
     me = f"{replica}.{os.getpid()}-{secrets.token_hex(3)}"
     async with connect(deployment.redis_url, me=me) as exchange:
         service = Service(name, deployment, exchange)
+        loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signum, service.stop)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _log_what_waits)
-        inner = make_app(service) if make_app else None
-        async with _serving(service, inner):
+            loop.add_signal_handler(signum, service.stop)
+        loop.add_signal_handler(signal.SIGUSR1, _log_tasks)
+        app = make_app(service) if make_app else None
+        async with _serving(service, app):
             counting = asyncio.create_task(_count_start(service))
             try:
-                # Who asks the gateway hears whether it lives.
+                # The gateway answers requests, so it needs no status.
                 work = main(service) if make_app else run_with_status(service, main)
                 await _cancel_after_drain(service, work)
             except DeploymentError:
                 raise
             except Exception as error:
-                if (unfit := find_restart_reason(error)) is None:
+                reason = find_restart_reason(error)
+                if reason is None:
                     log.exception("stopped by an error")
                     return 1
-                log.info("ends, to be started again: %s", unfit)
+                log.info("ends, to be restarted: %s", reason)
             finally:
-                await asyncio.wait({counting}, timeout=_PARTING_S)
+                await asyncio.wait({counting}, timeout=FAREWELL_TIMEOUT_S)
                 counting.cancel()
     return 0
 
@@ -179,32 +187,32 @@ async def _cancel_after_drain(service: Service, work: Coroutine[Any, Any, None])
     stopping = asyncio.ensure_future(service.stopping.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        limit_s = None if service.saves_work else service.deployment.drain_s + _LEAVING_S
-        await asyncio.wait({working}, timeout=limit_s)
+        limit_s = service.deployment.drain_s + CLEANUP_TIMEOUT_S
+        await asyncio.wait({working}, timeout=None if service.saves_work else limit_s)
         if working.done():
             return working.result()
-        log.warning("it still works after the time to drain; it ends without that")
+        log.warning("cancelled, since it still runs after the time to drain")
     finally:
         stopping.cancel()
         working.cancel()
-        await asyncio.wait({working}, timeout=_PARTING_S)
+        await asyncio.wait({working}, timeout=FAREWELL_TIMEOUT_S)
 
 
 def find_restart_reason(error: Exception) -> Exception | None:
-    """The reason of an end in good order, if ``error`` is nothing else."""
+    """Return the `RestartRequired` that ``error`` consists of, if it has no other part."""
     if isinstance(error, ExceptionGroup):
-        reasons = [find_restart_reason(each) for each in error.exceptions]
+        reasons = [find_restart_reason(part) for part in error.exceptions]
         return reasons[0] if all(reasons) else None
     return error if isinstance(error, RestartRequired) else None
 
 
 async def _count_start(service: Service) -> None:
-    with suppress(Refused, *Disconnected):  # it is for a metric alone
+    with suppress(Refused, *Disconnected):  # only a metric depends on it
         await service.exchange.count_start(service.name)
 
 
 async def check_server(exchange: Exchange) -> None:
-    """Warn of all that can cost jobs or work; a `DeploymentError` if the server deletes them."""
+    """Warn of settings that can lose jobs; raise `DeploymentError` if the server deletes work."""
     for problem in await server_problems(exchange):
         if problem.deletes_work:
             raise DeploymentError(problem.text)
@@ -213,10 +221,10 @@ async def check_server(exchange: Exchange) -> None:
 
 
 async def run_with_status(service: Service, main: Main) -> None:
-    """Run ``main``, and tell others meanwhile, and after it, what the service is doing."""
-    teller = StatusReporter(service)
-    await teller.follow_on()
-    reporting = asyncio.create_task(teller.tell_until_ended())
+    """Run ``main``, and report the service's status meanwhile and at the end."""
+    reporter = StatusReporter(service)
+    await reporter.load_last_failure()
+    reporting = asyncio.create_task(reporter.report_until_ended())
     error: BaseException | None = None
     try:
         await main(service)
@@ -224,60 +232,67 @@ async def run_with_status(service: Service, main: Main) -> None:
         error = raised
         raise
     finally:
-        teller.ended.set()  # not cancelled: what is on its way would come after the last word
-        await asyncio.wait({reporting}, timeout=_PARTING_S)
-        await teller.leave(error)
+        # Cancelling could let a status on its way arrive after the last one.
+        reporter.ended.set()
+        await asyncio.wait({reporting}, timeout=FAREWELL_TIMEOUT_S)
+        await reporter.leave(error)
 
 
 @dataclass
 class StatusReporter:
     service: Service
     starts: int = 1
-    failure: Failure | None = None  # of the last of them
+    failure: Failure | None = None  # of the last start
     beats: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def follow_on(self) -> None:
-        """Count on from the last life on this replica, if that was never ready."""
+    async def load_last_failure(self) -> None:
+        """Count this start after those of the replica's last process, if it was never ready."""
         with suppress(Refused, *Disconnected):
             last = (await self.service.exchange.statuses()).get(self.service.replica)
             if last is not None and last.starts > 0:
-                self.starts, self.failure = last.starts + 1, last.failure
+                self.starts = last.starts + 1
+                self.failure = last.failure
 
-    async def tell_until_ended(self) -> None:
-        """Show the status with every heartbeat, also where the exchange fails: that is others'."""
+    async def report_until_ended(self) -> None:
+        """Report the status with every heartbeat. Errors of the exchange are others' to report."""
         while not self.ended.is_set():
             with suppress(Refused, *Disconnected):
                 await self.service.exchange.show_status(self.status())
             await wait_until_set(self.ended, self.service.deployment.heartbeat_s)
 
     async def leave(self, error: BaseException | None = None) -> None:
-        """Leave a status behind that tells of the next life, unless the process was told to stop.
+        """Leave a status for the replica's next process, unless this one was told to stop.
 
-        The active job hears of the error that ended a process that was never ready.
+        The active job gets an event with the error of a process that was never ready.
         """
         exchange = self.service.exchange
         with suppress(TimeoutError, Refused, *Disconnected):
-            async with asyncio.timeout(_PARTING_S):
+            async with asyncio.timeout(FAREWELL_TIMEOUT_S):
                 if self.service.stopping.is_set():
                     await exchange.forget_status(self.service.replica)
                     return
                 if error is not None and not self.service.readiness.was_ready:
                     self.failure = summarize_error(error)
-                    await self._tell_of(self.failure)
+                    await self._record_failure(self.failure)
                 self.service.activity = Activity()
-                self.service.readiness.started = self.service.readiness.ready = False
+                self.service.readiness.started = False
+                self.service.readiness.ready = False
                 await exchange.show_status(self.status())
 
     def status(self) -> Status:
-        readiness, activity = self.service.readiness, self.service.activity
+        readiness = self.service.readiness
+        activity = self.service.activity
         if readiness.was_ready:
-            self.starts, self.failure = 0, None
+            self.starts = 0
+            self.failure = None
         self.beats += 1
-        now, work = time.monotonic(), activity.now
-        if work is activity.rest and readiness.started and not readiness.ready:
+        now = time.monotonic()
+        work = activity.now
+        if work is activity.idle and readiness.started and not readiness.ready:
             fails = readiness.fault == readiness.why != ""
             work = Work(Doing.FAILS if fails else Doing.IS_NOT_READY, since=readiness.since)
+        holds = list(activity.holds.items())[:_MAX_STATUS_KEYS]
         return Status(
             name=self.service.display_name,
             service=self.service.name,
@@ -288,8 +303,8 @@ class StatusReporter:
             number=work.number,
             why=readiness.why,
             for_s=now - work.since,
-            waits_for=tuple(work.waits_for())[:_MOST_KEYS],
-            holds={key: now - since for key, since in list(activity.holds.items())[:_MOST_KEYS]},
+            waits_for=tuple(work.waits_for())[:_MAX_STATUS_KEYS],
+            holds={key: now - since for key, since in holds},
             moved=activity.moved(),
             at_once=activity.at_once(),
             waits_for_memory=self.service.exchange.waiting_for_memory > 0,
@@ -299,71 +314,75 @@ class StatusReporter:
             parity=tuple(activity.parity),
         )
 
-    async def _tell_of(self, failure: Failure) -> None:
-        """Tell the active job, at the first time, the second, the fourth, and so on."""
-        job, starts = await self.service.exchange.active(), self.starts
-        if job is None or starts & (starts - 1):
+    async def _record_failure(self, failure: Failure) -> None:
+        """Report to the active job, at the first start, the second, the fourth, and so on."""
+        job = await self.service.exchange.active()
+        is_power_of_two = self.starts & (self.starts - 1) == 0
+        if job is None or not is_power_of_two:
             return
-        what = f"{self.service.display_name} does not start: {failure.words}"
+        problem = f"{self.service.display_name} does not start: {failure.words}"
         event = JobEvent(
             id=f"start:{self.service.exchange.me}",
             job_id=job.job_id,
             level="warn",
-            message=f"{what}; attempt {starts}; see its log",
-            data=Notice(details={"service": self.service.name, "attempt": starts}),
+            message=f"{problem}; attempt {self.starts}; see its log",
+            data=Notice(details={"service": self.service.name, "attempt": self.starts}),
         )
         await self.service.exchange.record_event(event)
 
 
 def summarize_error(error: BaseException) -> Failure:
-    """What an error says, on one line; of a group of errors, the first."""
+    """Return the message of an error, or of the first of a group, on one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    text = " ".join(str(error).split()) or type(error).__name__
-    words = text if len(text) <= _MOST_WORDS else text[: _MOST_WORDS - 1] + "…"
+    words = " ".join(str(error).split()) or type(error).__name__
+    if len(words) > _MAX_FAILURE_CHARS:
+        words = words[: _MAX_FAILURE_CHARS - 1] + "…"
     return Failure(words=words, job_id=error.job_id if isinstance(error, StartupFailed) else None)
 
 
-def _log_what_waits() -> None:
-    """On SIGUSR1: where every coroutine waits, for a stall that has no name yet."""
+def _log_tasks() -> None:
+    """Log where every coroutine waits, on SIGUSR1."""
     for task in asyncio.all_tasks():
         places = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack()]
         log.info("waits", extra={"task": repr(task.get_coro()), "places": places})
 
 
 @dataclass
-class Observable:
-    """The ASGI application that answers the chassis's paths, and passes on the rest.
+class ObservableApp:
+    """The ASGI application that answers the chassis's paths, and passes on all others.
 
     /healthz: the process answers. /startupz: it has started, though it may wait for something, as
-    a rollout does for its first policy. /readyz: it can do its work, or what it waits for.
+    a rollout does for its first policy. /readyz: it can do its work, or the reason why not.
     """
 
     service: Service
     inner: Asgi | None
-    tells_metrics: bool
+    serves_metrics: bool
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         path = scope["path"] if scope["method"] in {"GET", "HEAD"} else None
-        readiness, why_not = self.service.readiness, f"{self.service.readiness.why}\n"
+        readiness = self.service.readiness
         if path == "/healthz":
-            await _answer(send, 200, "ok\n")
+            await _respond(send, 200, "ok\n")
         elif path == "/startupz":
-            is_so = readiness.started
-            await _answer(send, 200 if is_so else 503, "started\n" if is_so else why_not)
+            await _respond_if(send, readiness.started, "started", readiness.why)
         elif path == "/readyz":
-            is_so = readiness.ready
-            await _answer(send, 200 if is_so else 503, "ready\n" if is_so else why_not)
-        elif path == "/metrics" and self.tells_metrics:
+            await _respond_if(send, readiness.ready, "ready", readiness.why)
+        elif path == "/metrics" and self.serves_metrics:
             metrics.BACKPRESSURE.set(self.service.exchange.backpressure_seconds)
-            await _answer(send, 200, generate_latest(), CONTENT_TYPE_LATEST)
+            await _respond(send, 200, generate_latest(), CONTENT_TYPE_LATEST)
         elif self.inner is not None:
             await self.inner(scope, receive, send)
         else:
-            await _answer(send, 404, f"this service serves {_PATHS}\n")
+            await _respond(send, 404, f"this service serves {_PATHS}\n")
 
 
-async def _answer(
+async def _respond_if(send: Any, is_true: bool, state: str, reason: str) -> None:
+    await _respond(send, 200 if is_true else 503, f"{state if is_true else reason}\n")
+
+
+async def _respond(
     send: Any, status: int, body: str | bytes, content_type: str = "text/plain; charset=utf-8"
 ) -> None:
     raw = body.encode() if isinstance(body, str) else body
@@ -378,30 +397,29 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
-class _Timely(H11Protocol):
+class _LimitedProtocol(H11Protocol):
     """HTTP/1.1 that closes connections without a whole request: uvicorn has no such limit.
 
-    It also closes the oldest of too many connections without a key, so that they cannot use up the
-    process's open files. An application that has admitted a request says so by a ``key`` in its
-    scope.
+    It also closes the oldest of too many anonymous connections, so that they cannot use up the
+    process's open files. An application that has admitted a request puts a ``key`` in its scope.
     """
 
-    _strangers: ClassVar[dict[_Timely, None]] = {}  # oldest first, perhaps some with a key
+    _anonymous: ClassVar[dict[_LimitedProtocol, None]] = {}  # oldest first, perhaps some with a key
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._strangers[self] = None
+        self._anonymous[self] = None
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        while len(self._strangers) > min(_MAX_STRANGERS, files // 2):
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
+        while len(self._anonymous) > min(_MAX_ANONYMOUS_CONNECTIONS, files // 2):
+            oldest = next(iter(self._anonymous))
+            del self._anonymous[oldest]
             if "key" not in (oldest.scope or ()):
                 oldest.transport.abort()  # closing would wait for a client that does not read
         self._limit_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._strangers.pop(self, None)
+        self._anonymous.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -409,21 +427,22 @@ class _Timely(H11Protocol):
         self._limit_time()
 
     def _limit_time(self) -> None:
-        waits = self.conn.their_state is h11.IDLE  # for the headers
-        if waits and self._deadline is None:
-            self._deadline = self.loop.call_later(_HEAD_S, self.transport.close)
-        elif not waits and self._deadline is not None:
+        awaits_headers = self.conn.their_state is h11.IDLE
+        if awaits_headers and self._deadline is None:
+            self._deadline = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.close)
+        elif not awaits_headers and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
 
 @asynccontextmanager
 async def _serving(service: Service, inner: Asgi | None) -> AsyncIterator[list[_Server]]:
-    """Serve a service on its port, and its metrics there or on theirs, while the body runs."""
-    port, metrics_port = service.deployment.port, service.deployment.metrics_port
-    servers = [_server(Observable(service, inner, metrics_port == port), service, port)]
+    """Serve a service on its port while the body runs, and its metrics there or on theirs."""
+    port = service.deployment.port
+    metrics_port = service.deployment.metrics_port
+    servers = [_make_server(ObservableApp(service, inner, metrics_port == port), service, port)]
     if metrics_port != port:
-        servers.append(_server(Observable(service, None, True), service, metrics_port))
+        servers.append(_make_server(ObservableApp(service, None, True), service, metrics_port))
     tasks = [asyncio.create_task(server.serve()) for server in servers]
     try:
         yield servers
@@ -433,20 +452,20 @@ async def _serving(service: Service, inner: Asgi | None) -> AsyncIterator[list[_
         await asyncio.gather(*tasks)
 
 
-def _server(app: Asgi, service: Service, port: int) -> _Server:
+def _make_server(app: Asgi, service: Service, port: int) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
             host=service.deployment.host,
             port=port,
-            http=_Timely,
-            h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+            http=_LimitedProtocol,
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             ws="none",
             headers=[("X-Content-Type-Options", "nosniff")],
             forwarded_allow_ips=list(service.deployment.trusted_proxies),
             log_config=None,
             lifespan="off",
-            timeout_graceful_shutdown=3,
-            timeout_keep_alive=15,  # longer than clients use one: httpx, for five seconds
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
     )

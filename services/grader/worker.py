@@ -56,7 +56,7 @@ async def run(service: Service) -> None:
     Waits for: the pool to warm up, a judge that passes its self-test if there is one, then groups.
     Unblocked by: those, and the service stopping.
     """
-    PHASES.name("grading", rest="idle")
+    PHASES.name("grading", idle="idle")
     settings = Settings.from_environment()
     import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
     await asyncio.to_thread(read_unit, "cm")  # the table of units takes half a second to load

@@ -43,7 +43,7 @@ RESPONSE_TOKENS = Histogram(
 
 async def sample_groups(service: Service) -> None:
     """The rollout service: follow the policy, and sample what is asked for."""
-    PHASES.name("sleeping", "loading", "sampling", rest="idle")
+    PHASES.name("sleeping", "loading", "sampling", idle="idle")
     async with PromptRenderer() as prompts:  # it starts while there is no engine to start
         await _sample_groups(service, PolicyFollower(service, partial(Engine.start, prompts)))
 

@@ -37,7 +37,7 @@ async def main(running):
     await asyncio.sleep(float(sys.argv[2]))
     print("saved", flush=True)
 
-service._LEAVING_S = service._EXIT_S = 0.2
+service.CLEANUP_TIMEOUT_S = service.EXIT_TIMEOUT_S = 0.2
 service.run_service("test", main)
 """
 
@@ -76,7 +76,7 @@ def test_a_service_whose_thread_hangs_ends_when_it_is_told_to(
 
 
 def test_there_is_time_to_end_in_good_order() -> None:
-    assert service._LEAVING_S >= 5
+    assert service.CLEANUP_TIMEOUT_S >= 5
 
 
 class Opening(FakeTeam):

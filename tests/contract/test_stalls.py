@@ -65,7 +65,7 @@ async def test_a_job_without_a_rollout_says_so_once_and_that_it_moves_again(
     await learner.submit(steps=1000)
     async with (
         learner.attempting(),
-        running(StatusReporter(learner.services[-1]).tell_until_ended(), look_forever()),
+        running(StatusReporter(learner.services[-1]).report_until_ended(), look_forever()),
     ):
         await until(is_stalled)
         assert exported() == {Edge.NO_ROLLOUT}

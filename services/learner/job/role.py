@@ -46,7 +46,7 @@ async def work_on_one_job(service: Service, team: Team, prompts: PromptRenderer)
     Waits for: the learner's role, then a job. Unblocked by: the end of another learner, the
     gateway, or the service stopping.
     """
-    PHASES.name(*_PHASES, rest="other")
+    PHASES.name(*_PHASES, idle="other")
     DEVICES.set(team.num_ranks)
     await first_to_end(_work_in_role(service, team, prompts), team.keep_alive_forever())
 

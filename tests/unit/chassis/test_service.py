@@ -41,14 +41,14 @@ def test_what_is_begun_side_by_side_may_end_in_any_order() -> None:
     first.__exit__(None, None, None)
     assert list(activity.now.waits_for()) == ["a"]
     second.__exit__(None, None, None)
-    assert activity.now is activity.rest
+    assert activity.now is activity.idle
 
 
 def test_saying_the_same_again_does_not_make_it_new() -> None:
     activity = Activity()
-    rest = activity.rest
-    activity.set_idle(rest.doing)
-    assert activity.rest is rest
+    idle = activity.idle
+    activity.set_idle(idle.doing)
+    assert activity.idle is idle
     for keys in (["train:1"], ["train:2", "train:1"]):
         activity.set_held(keys)
     assert activity.holds["train:1"] < activity.holds["train:2"]
@@ -159,7 +159,7 @@ async def test_idle_connections_take_nothing_from_requests() -> None:
 async def test_of_too_many_connections_the_oldest_go_that_have_shown_no_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "_MAX_STRANGERS", 3)
+    monkeypatch.setattr(service, "_MAX_ANONYMOUS_CONNECTIONS", 3)
     async with served() as (_, port):
         with_key, without = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for path, (reader, writer) in ((b"/key", with_key), (b"/", without)):
@@ -180,7 +180,7 @@ async def test_of_too_many_connections_the_oldest_go_that_have_shown_no_key(
 async def test_a_connection_without_a_whole_request_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "_HEAD_S", 0.2)
+    monkeypatch.setattr(service, "HEADERS_TIMEOUT_S", 0.2)
     async with served() as (_, port):
         for sent in (b"", b"GET / HTTP/1.1\r\nX-A:"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
