@@ -1,4 +1,4 @@
-"""Deployment: where this process runs. It comes from the environment and from nowhere else."""
+"""The settings of a deployment, which come from environment variables only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from urllib.parse import quote, urlsplit
 from services.chassis.secret_variables import lookup
 
 T = TypeVar("T")
-_TOPS = "|".join(re.escape(name) for name in set(os.listdir("/")) - {"dev", "proc", "sys"})
-_ELSEWHERE = re.compile(rf"(?<![\w./:-])/(?:{_TOPS})(?:/[\w.@+=~-]+)*/([\w.@+=~-]+)")  # a path
+_TOP_FOLDERS = set(os.listdir("/")) - {"dev", "proc", "sys"}
+_PATH = re.compile(
+    rf"(?<![\w./:-])/(?:{'|'.join(map(re.escape, _TOP_FOLDERS))})"
+    r"(?:/[\w.@+=~-]+)*/([\w.@+=~-]+)"
+)
 
 
 class DeploymentError(ValueError):
-    """A variable of the environment is missing or wrong; the text names it and the remedy."""
+    """An environment variable is missing or wrong; the text names it and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Deployment:
     model_hub: bool
     host: str
     port: int
-    metrics_port: int  # the same as `port`, or another that serves nothing else
+    metrics_port: int  # may be `port`
     trusted_proxies: tuple[str, ...]
     api_keys: tuple[str, ...] = field(repr=False)
     heartbeat_s: float
@@ -43,8 +46,8 @@ class Deployment:
     keep_samples_bytes: int
     keep_samples_days: float
     log_level: str
-    name: str = ""  # how people call this process
-    turns: tuple[str, ...] = ()  # GPUs on which learner and engine take turns
+    name: str = ""  # of this process in `weir why`
+    turns: tuple[str, ...] = ()  # GPUs that learner and engine use in turns
     extensions: tuple[str, ...] = ()
     umask: int = 0o077
 
@@ -53,12 +56,13 @@ class Deployment:
         """Read the ``WEIR_*`` variables, or the files that ``WEIR_*_FILE`` name."""
         read = Reader(environment)
         port = read("WEIR_PORT", int)
+        data_dir = read("WEIR_DATA_DIR", _parse_folder)
         model_roots, model_hub = model_sources(environment)
         deployment = cls(
             redis_url=_redis_url(read),
-            data_dir=(data_dir := read("WEIR_DATA_DIR", _plain_folder)),
-            memory_dir=read("WEIR_MEMORY_DIR", _plain_folder, str(data_dir / "weights")),
-            weights_by_delta=read("WEIR_WEIGHTS", _way_of_weights, "memory"),
+            data_dir=data_dir,
+            memory_dir=read("WEIR_MEMORY_DIR", _parse_folder, str(data_dir / "weights")),
+            weights_by_delta=read("WEIR_WEIGHTS", _parse_weights, "memory"),
             model_roots=model_roots,
             model_hub=model_hub,
             host=read("WEIR_HOST", str, "127.0.0.1"),
@@ -71,7 +75,7 @@ class Deployment:
             drain_s=read("WEIR_DRAIN_S", float, "10"),
             keep_samples_bytes=read("WEIR_KEEP_SAMPLES_BYTES", int, "10737418240"),
             keep_samples_days=read("WEIR_KEEP_SAMPLES_DAYS", float, "inf"),
-            log_level=read("WEIR_LOG_LEVEL", _level, "INFO"),
+            log_level=read("WEIR_LOG_LEVEL", _parse_level, "INFO"),
             name=read("WEIR_NAME", str, ""),
             turns=read("WEIR_TURNS", split_list, ""),
             extensions=read("WEIR_EXTENSIONS", split_list, ""),
@@ -80,21 +84,21 @@ class Deployment:
         if deployment.claim_idle_s < 3 * deployment.heartbeat_s:
             raise DeploymentError(
                 f"WEIR_CLAIM_IDLE_S={deployment.claim_idle_s} must be at least three times "
-                f"WEIR_HEARTBEAT_S={deployment.heartbeat_s}, or living workers lose their work"
+                f"WEIR_HEARTBEAT_S={deployment.heartbeat_s}, or live workers lose their leases"
             )
         return deployment
 
     def load_extensions(self) -> None:
-        """Import the modules that add formulas of the deployment's own to the tables."""
+        """Import the deployment's modules, which add formulas to the tables."""
         import_extensions("WEIR_EXTENSIONS", self.extensions)
 
     def hide_paths(self, text: str) -> str:
-        """A text for people who use the stack, and need not know where folders lie here."""
-        named = {self.data_dir: "WEIR_DATA_DIR", self.memory_dir: "WEIR_MEMORY_DIR"}
-        named |= {root: "WEIR_MODEL_ROOTS" for root in self.model_roots if root.name}
-        for folder in sorted(named, key=lambda folder: -len(str(folder))):
-            text = re.sub(rf"{re.escape(str(folder))}(?![\w.-])", named[folder], text)
-        return _ELSEWHERE.sub(r"…/\1", text)
+        """Replace this machine's paths in a text for users: by a variable's name, or by "…"."""
+        variables = {self.data_dir: "WEIR_DATA_DIR", self.memory_dir: "WEIR_MEMORY_DIR"}
+        variables |= {root: "WEIR_MODEL_ROOTS" for root in self.model_roots if root.name}
+        for folder in sorted(variables, key=lambda folder: -len(str(folder))):
+            text = re.sub(rf"{re.escape(str(folder))}(?![\w.-])", variables[folder], text)
+        return _PATH.sub(r"…/\1", text)
 
     @property
     def files_dir(self) -> Path:
@@ -102,12 +106,12 @@ class Deployment:
 
     @property
     def weights_dir(self) -> Path:
-        """What is published on disk, in a folder per job: the models that adapters are for."""
+        """The weights that are published on disk, in a folder per job."""
         return self.data_dir / "weights"
 
     @property
     def weights_roots(self) -> tuple[Path, Path]:
-        """Where published weights lie: on disk, and in memory; they may be one folder."""
+        """The folders of published weights on disk and in memory, which may be the same."""
         return self.weights_dir, self.memory_dir
 
     @property
@@ -123,9 +127,9 @@ class Deployment:
 
 
 def model_sources(environment: Mapping[str, str]) -> tuple[tuple[Path, ...], bool]:
-    """The folders that models may lie in, and whether a model hub is asked for others."""
+    """Return the folders for models, and whether a model hub may be used."""
     read = Reader(environment)
-    roots = read("WEIR_MODEL_ROOTS", _paths, ".:models")
+    roots = read("WEIR_MODEL_ROOTS", _parse_paths, ".:models")
     return roots, read("WEIR_MODEL_HUB", parse_switch, "off")
 
 
@@ -134,11 +138,12 @@ def home_dir(environment: Mapping[str, str]) -> Path:
 
 
 def read_variable(environment: Mapping[str, str], name: str) -> str | None:
-    """A variable's value, or what is in the file that ``<name>_FILE`` names, as secrets are.
+    """Return a variable's value, or the content of the file that ``<name>_FILE`` names.
 
-    Empty counts as not set, since a compose file passes on what is not set as empty.
+    An empty variable counts as not set, since a compose file sets it to nothing.
     """
-    value, path = lookup(environment, name), environment.get(f"{name}_FILE")
+    value = lookup(environment, name)
+    path = environment.get(f"{name}_FILE")
     if not path:
         return value or None
     if value:
@@ -153,7 +158,7 @@ def read_variable(environment: Mapping[str, str], name: str) -> str | None:
 
 
 def import_extensions(source: str, names: Iterable[str]) -> None:
-    """Import the modules that ``source``, a variable of the environment, names."""
+    """Import modules; errors name their ``source``, an environment variable."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -171,9 +176,10 @@ class Reader:
     environment: Mapping[str, str]
 
     def __call__(self, name: str, parse: Callable[[str], T], default: str | None = None) -> T:
-        """What ``parse`` makes of a variable's text, or of the default's."""
-        found = read_variable(self.environment, name)
-        text = default if found is None else found
+        """Parse a variable's text, or the default's."""
+        text = read_variable(self.environment, name)
+        if text is None:
+            text = default
         if text is None:
             raise DeploymentError(f"{name} is not set; `weir up` and docker-compose.yml set it")
         try:
@@ -183,7 +189,8 @@ class Reader:
 
 
 def _redis_url(read: Reader) -> str:
-    redis_url, password = read("WEIR_REDIS_URL", str), read("WEIR_REDIS_PASSWORD", str, "")
+    redis_url = read("WEIR_REDIS_URL", str)
+    password = read("WEIR_REDIS_PASSWORD", str, "")
     parts = urlsplit(redis_url)
     if not password:
         return redis_url
@@ -195,14 +202,14 @@ def _redis_url(read: Reader) -> str:
     return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{server}").geturl()
 
 
-def _plain_folder(text: str) -> Path:
+def _parse_folder(text: str) -> Path:
     folder = Path(text).absolute()
     if glob.has_magic(str(folder)):
-        raise ValueError("vLLM takes a path with [, * or ? for a pattern; choose another folder")
+        raise ValueError("vLLM reads [, * and ? as a pattern; choose another folder")
     return folder
 
 
-def _paths(text: str) -> tuple[Path, ...]:
+def _parse_paths(text: str) -> tuple[Path, ...]:
     return tuple(Path(part).resolve() for part in text.split(":") if part)
 
 
@@ -224,7 +231,8 @@ def parse_whole(text: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    if not (number := parse_whole(text)):
+    number = parse_whole(text)
+    if number == 0:
         raise ValueError("give a whole number above 0")
     return number
 
@@ -235,13 +243,13 @@ def parse_switch(text: str) -> bool:
     return text == "on"
 
 
-def _way_of_weights(text: str) -> bool:
+def _parse_weights(text: str) -> bool:
     if text not in {"memory", "delta"}:
         raise ValueError("say 'memory' or 'delta'")
     return text == "delta"
 
 
-def _level(text: str) -> str:
+def _parse_level(text: str) -> str:
     if text.upper() not in logging.getLevelNamesMapping():
         raise ValueError("say DEBUG, INFO, WARNING, ERROR or CRITICAL")
     return text

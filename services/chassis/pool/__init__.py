@@ -1,8 +1,8 @@
-"""A pool of killable worker processes: a deadline for code that nothing else can stop.
+"""A pool of killable worker processes, for code that may hang, crash or exhaust memory.
 
-Where a computer algebra system hangs inside a C call, exhausts memory or crashes, that costs a
-forked worker: the caller gets `Failed` on time, and the next call finds a fresh worker. Deadlines
-are CPU time, which the kernel measures and ends: no call is blamed for a busy machine.
+If a computer algebra system hangs inside a C call, only a forked worker is lost: the caller gets
+`Failed` on time, and the next call gets a new worker. Deadlines are CPU time, measured and enforced
+by the kernel, so a busy machine fails no call.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ from pydantic import JsonValue
 
 from services.chassis.faults import WorkerFault
 from services.chassis.metrics import start_at_zero
+from services.chassis.timeouts import FORK_TIMEOUT_S, STALL_GRACE_S
 
 MAX_LINE_BYTES = 16 << 20  # of a call, and of its answer
 
-_CALLS_PER_WORKER = 2000  # then it is replaced: what leaks is given back
-_WORKERS_PER_CALL = 3  # lost through no fault of the call, before it is given up
-_PATIENCE_S = 10.0  # with a call, beyond twice its deadline
-_FORKING_S = 300.0  # from the order to fork a worker until it is ready, warm-ups and all
-_OF_CONFINED = ("PATH", "LANG", "LD_LIBRARY_PATH")  # the variables of clients' code
+# A worker is replaced after this many calls, which frees leaked memory.
+_CALLS_PER_WORKER = 2000
+# A call is given up after it lost this many workers through no fault of its own.
+_WORKERS_PER_CALL = 3
+# Clients' code sees only these environment variables.
+_CONFINED_VARIABLES = ("PATH", "LANG", "LD_LIBRARY_PATH")
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class Cause(StrEnum):
-    TIMEOUT = "timeout"  # it took all the CPU time that it may have
-    STALL = "stall"  # it did not end and did not take that time either: it sleeps, or is starved
+    TIMEOUT = "timeout"  # it used up its CPU time
+    STALL = "stall"  # it neither ended nor used up its CPU time: it sleeps, or is starved
     CRASH = "crash"
     MEMORY = "memory"
-    KILLED = "killed"  # from outside, as when the machine is out of memory
-    ERROR = "error"  # the function raised, or call or value do not fit; the worker is unharmed
+    KILLED = "killed"  # from outside, for example by the kernel when memory is short
+    ERROR = "error"  # the function raised, or call or value are no JSON; the worker is unharmed
 
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-ALIVE = Gauge("weir_pool_workers_alive", "Worker processes of the pool that live")
+ALIVE = Gauge("weir_pool_workers_alive", "Worker processes of the pool that are alive")
 BACKLOG = Gauge("weir_pool_backlog_calls", "Calls that wait for a worker of the pool", ["suspect"])
 WAITED = Histogram(
     "weir_pool_wait_seconds", "Time that a call waited for a worker", ["suspect"], buckets=_SECONDS
@@ -65,15 +67,15 @@ KILLED = start_at_zero(
 
 
 class NoWorkerError(WorkerFault):
-    """No worker can be had: the pool is closed, or what forks them died, as standard error says."""
+    """No worker is available: the pool is closed, or its forkserver died; see standard error."""
 
 
 class SetUp(NamedTuple):
-    """A call ``module:function`` that all workers of a pool are forked after."""
+    """A call of ``module:function`` before the workers of a pool are forked."""
 
     function: str
     args: Sequence[JsonValue]
-    deadline_s: float  # of CPU time; sleeping ends it 10 s after that
+    deadline_s: float  # CPU time; the set-up may sleep for 10 s more
 
 
 class SetUpError(NoWorkerError):
@@ -94,12 +96,12 @@ class Failed(NamedTuple):
 
     @property
     def is_machine_fault(self) -> bool:
-        """Whether this proves nothing of the call: its worker was killed, or hardly ran."""
+        """Whether the call may be innocent: its worker was killed, or hardly ran."""
         return self.cause in {Cause.KILLED, Cause.STALL}
 
 
 def encode_line(content: object) -> bytes:
-    """JSON in one line; `TypeError`, `ValueError` or `RecursionError` for anything else."""
+    """Encode JSON in one line; `TypeError`, `ValueError` or `RecursionError` if it is none."""
     line = _ENCODER.encode(content).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"{len(line)} bytes of JSON, over the limit of {MAX_LINE_BYTES}")
@@ -107,14 +109,14 @@ def encode_line(content: object) -> bytes:
 
 
 class Pool:
-    """``size`` workers for any number of callers, served in the order in which they came.
+    """``size`` workers for any number of callers, served in order of arrival.
 
-    ``warm_ups`` are names ``module:function``, called once, before the workers are forked from
-    there. A ``confined`` pool is for untrusted code: a worker may do next to nothing, and serves
-    one call, unless there is a ``set_up``, which reads what all calls share.
+    ``warm_ups`` are names ``module:function``, called once, before workers are forked. A
+    ``confined`` pool is for untrusted code: a worker may do next to nothing, and serves one call,
+    unless a ``set_up`` loads the data that all calls share.
     """
 
-    set_up: SetUp | None = None  # to be given before the first call
+    set_up: SetUp | None = None  # may be set until the first call
 
     def __init__(self, size: int, *, warm_ups: Sequence[str] = (), confined: bool = False) -> None:
         if size < 1:
@@ -125,12 +127,11 @@ class Pool:
         self._places = asyncio.Semaphore(size)
         self._suspects = asyncio.Semaphore(max(1, size // 2))
         self._idle: list[_Worker] = []
-        self._numbers = itertools.count()  # an answer has its call's, so that nothing else is one
+        self._numbers = itertools.count()  # an answer repeats the number of its call
         self._forking = asyncio.Lock()
         self._server: subprocess.Popen[bytes] | None = None  # forks workers, which die with it
-        self._is_proven = self._is_set_up = (
-            False  # that server: it has made a worker, has the order
-        )
+        self._has_forked = False  # this server has made a worker
+        self._is_set_up = False  # this server was sent the set-up
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -142,7 +143,7 @@ class Pool:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Kill all workers. Calls that wait or are under way raise `NoWorkerError`."""
+        """Kill all workers. Waiting and active calls raise `NoWorkerError`."""
         self._closed = True
         if self._server is not None:
             _end(self._server)
@@ -151,15 +152,14 @@ class Pool:
     async def run(
         self, function: str, *args: JsonValue, deadline_s: float, suspect: bool = False
     ) -> Value | Failed:
-        """Call ``"module:function"`` in a worker that may spend ``deadline_s`` of CPU time on it.
+        """Call ``"module:function"`` in a worker, with ``deadline_s`` of CPU time.
 
-        A call that neither ends nor spends them stalls after twice that and 10 s. A ``suspect``
-        call, one that hung or crashed before, gets a worker of its own; suspects are at most half
-        of the calls under way. Arguments and value are JSON. Cancelling the caller kills its
-        worker.
+        A call that sleeps stalls after twice that and 10 s. A ``suspect`` call hung or crashed
+        before: it gets a new worker of its own, and at most half of the active calls are suspects.
+        Arguments and value are JSON. Cancelling the caller kills its worker.
 
         Raises:
-            NoWorkerError: if no worker can be had, as when the pool is or gets closed.
+            NoWorkerError: if no worker is available, for example because the pool is closed.
         """
         number = next(self._numbers)
         line = encode_line([number, deadline_s, function, args])
@@ -170,12 +170,13 @@ class Pool:
                     await stack.enter_async_context(self._suspects)
                 await stack.enter_async_context(self._places)
             for _ in range(_WORKERS_PER_CALL):
-                worker = await self._worker(suspect)
-                if outcome := await self._ask(worker, number, line, deadline_s, suspect):
+                worker = await self._take_worker(suspect)
+                outcome = await self._call(worker, number, line, deadline_s, suspect)
+                if outcome is not None:
                     return outcome
         raise NoWorkerError(f"{_WORKERS_PER_CALL} workers were lost before they could answer")
 
-    async def _worker(self, suspect: bool) -> _Worker:
+    async def _take_worker(self, suspect: bool) -> _Worker:
         while self._idle and not suspect:
             worker = self._idle.pop()
             if worker.usable:
@@ -184,10 +185,10 @@ class Pool:
             worker.kill()
         return await self._fork()
 
-    async def _ask(
+    async def _call(
         self, worker: _Worker, number: int, line: bytes, deadline_s: float, suspect: bool
     ) -> Value | Failed | None:
-        """What became of the call; None if only the worker was lost, which is replaced."""
+        """Return the outcome, or None if the worker was lost through no fault of the call."""
         harm = "cancelled"
         try:
             with WORKED.time():
@@ -200,14 +201,14 @@ class Pool:
         finally:
             if harm:
                 KILLED.labels(harm).inc()
-            most = 1 if self._confined and self.set_up is None else _CALLS_PER_WORKER
-            if harm or suspect or worker.calls >= most:
+            max_calls = 1 if self._confined and self.set_up is None else _CALLS_PER_WORKER
+            if harm or suspect or worker.calls >= max_calls:
                 worker.kill()
             else:
                 self._idle.append(worker)
 
     async def _fork(self) -> _Worker:
-        """A new worker, which may be lost already; `NoWorkerError` if none can be had."""
+        """Fork a worker, which may already be lost; `NoWorkerError` if that is impossible."""
         async with self._forking:
             if self._closed:
                 raise NoWorkerError("the pool was closed")
@@ -224,33 +225,34 @@ class Pool:
                 _, worker = await asyncio.get_running_loop().create_unix_connection(
                     lambda: _Worker(server), sock=ours
                 )
-                with suppress(OSError):  # then nobody holds the other end
+                with suppress(OSError):  # the worker's end is closed then
                     socket.send_fds(self._orders, [b"w"], [theirs.fileno()])
             if await worker.is_ready():
-                self._is_proven = True
-            elif not self._is_proven:
-                raise self._reason_for_none(worker, server.poll())
+                self._has_forked = True
+            elif not self._has_forked:
+                raise self._fork_error(worker, server.poll())
         return worker
 
-    def _reason_for_none(self, worker: _Worker, code: int | None) -> NoWorkerError:
+    def _fork_error(self, worker: _Worker, code: int | None) -> NoWorkerError:
         if self._closed or self.set_up is None:
-            why = "the pool was closed" if self._closed else "the process that forks them ended"
-            return NoWorkerError(f"no workers with {', '.join(self._warm_ups)}: {why}")
-        return SetUpError(worker.refusal or _death(code or 0, self.set_up.deadline_s))
+            reason = "the pool was closed" if self._closed else "the process that forks them ended"
+            return NoWorkerError(f"no workers with {', '.join(self._warm_ups)}: {reason}")
+        return SetUpError(worker.set_up_failure or _explain_exit(code or 0, self.set_up.deadline_s))
 
     def start(self) -> None:
-        """Start the process that warms up, perhaps ahead of the pool's opening."""
+        """Start the forkserver and its warm-ups, perhaps before the pool is opened."""
         if self._server is not None:
             self._orders.close()
-        kept = {
+        variables = {
             name: text
             for name, text in os.environ.items()
-            if (name in _OF_CONFINED if self._confined else not name.startswith("WEIR_"))
+            if (name in _CONFINED_VARIABLES if self._confined else not name.startswith("WEIR_"))
         }
-        kept |= {"OMP_NUM_THREADS": "1"}  # NumPy's; who forks should have no other
-        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        variables["OMP_NUM_THREADS"] = "1"  # a process that forks should have one thread
+        variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         command = [sys.executable, "-m", "services.chassis.pool.forkserver"]
-        self._is_proven = self._is_set_up = False
+        self._has_forked = False
+        self._is_set_up = False
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
         confined = "confined" if self._confined else ""
@@ -259,63 +261,63 @@ class Pool:
                 [*command, str(theirs.fileno()), confined, *self._warm_ups],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=kept | {"PYTHONPATH": path},
+                env=variables,
             )
 
 
 class _Worker(asyncio.Protocol):
-    """A connection to one forked process, which is asked one call at a time."""
+    """A connection to one forked process, for one call at a time."""
 
     def __init__(self, parent: subprocess.Popen[bytes]) -> None:
         self.calls = 0
-        self.refusal: Failed | None = None  # of the set-up
+        self.set_up_failure: Failed | None = None
         self._parent = parent
         self._pidfd: int | None = None
         self._listen()
 
     @property
     def usable(self) -> bool:
-        return not self._received and not self._said.done() and self._parent.poll() is None
+        return not self._received and not self._line_end.done() and self._parent.poll() is None
 
     async def is_ready(self) -> bool:
         try:
-            await asyncio.wait({self._said}, timeout=_FORKING_S)
+            await asyncio.wait({self._line_end}, timeout=FORK_TIMEOUT_S)
             self._pidfd = os.pidfd_open(int(self._received))
         except asyncio.CancelledError:
             self.kill()
             raise
         except (ValueError, OSError):
-            if not self._received:  # not even how it ended: its parent ends, or hangs
+            if not self._received:  # the forkserver itself ends, or hangs
                 _end(self._parent)
             elif self._received.startswith(b"{") and b'"failed"' in self._received:
                 reply = json.loads(self._received)
-                self.refusal = Failed(Cause(reply["failed"]), reply["detail"])
+                self.set_up_failure = Failed(Cause(reply["failed"]), reply["detail"])
             return False
         self._listen()
         return True
 
     async def call(self, number: int, line: bytes, deadline_s: float) -> Value | Failed | None:
-        """None if the worker was lost through no fault of the call. A late answer is no stall."""
+        """Return None if the worker was lost through no fault of the call."""
         if not self.usable:
             return None
         self.calls += 1
         self._transport.write(line)
-        limit_s = 2 * deadline_s + _PATIENCE_S
-        await asyncio.wait({self._said}, timeout=limit_s)
-        if not self._said.done():
+        limit_s = 2 * deadline_s + STALL_GRACE_S
+        await asyncio.wait({self._line_end}, timeout=limit_s)
+        if not self._line_end.done():
             return Failed(Cause.STALL, f"not done after {limit_s:g} s")
         try:
-            *before, last = self._received.splitlines() or [b""]
-            told = json.loads(last)
-            if "died" in told:
-                return _death(told["died"], deadline_s)
-            if before or told["number"] != number:
+            *earlier_lines, last_line = self._received.splitlines() or [b""]
+            reply = json.loads(last_line)
+            if "died" in reply:
+                return _explain_exit(reply["died"], deadline_s)
+            if earlier_lines or reply["number"] != number:
                 raise ValueError("no answer to this call")
-            if "failed" in told:
-                outcome = Failed(Cause(told["failed"]), told["detail"])
+            if "failed" in reply:
+                outcome = Failed(Cause(reply["failed"]), reply["detail"])
             else:
-                outcome = Value(told["value"])
-        except (ValueError, TypeError, KeyError, RecursionError):  # of whatever a process may write
+                outcome = Value(reply["value"])
+        except (ValueError, TypeError, KeyError, RecursionError):  # a process may write anything
             if self._transport.is_closing() and self._parent.poll() is not None:
                 return None
             return Failed(Cause.CRASH, "its answer cannot be read")
@@ -334,8 +336,8 @@ class _Worker(asyncio.Protocol):
         self._received += data
         if len(self._received) > MAX_LINE_BYTES:
             self._transport.abort()
-        elif data.endswith(b"\n") and not self._said.done():
-            self._said.set_result(None)
+        elif data.endswith(b"\n") and not self._line_end.done():
+            self._line_end.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         ALIVE.dec()
@@ -343,21 +345,21 @@ class _Worker(asyncio.Protocol):
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             os.close(self._pidfd)
-        if not self._said.done():
-            self._said.set_result(None)
+        if not self._line_end.done():
+            self._line_end.set_result(None)
 
     def _listen(self) -> None:
         self._received = bytearray()
-        self._said: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line_end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
-def _death(code: int, deadline_s: float) -> Failed:
+def _explain_exit(code: int, deadline_s: float) -> Failed:
     if code == -signal.SIGPROF:
         return Failed(Cause.TIMEOUT, f"not done after {deadline_s:g} s of CPU time")
     if code == -signal.SIGALRM:
-        return Failed(Cause.STALL, f"not done {_PATIENCE_S:g} s after its {deadline_s:g} s")
-    how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    return Failed(Cause.KILLED if code == -signal.SIGKILL else Cause.CRASH, how)
+        return Failed(Cause.STALL, f"not done {STALL_GRACE_S:g} s after its {deadline_s:g} s")
+    detail = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    return Failed(Cause.KILLED if code == -signal.SIGKILL else Cause.CRASH, detail)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,9 +1,9 @@
-"""The process that forks workers, and what a worker does.
+"""The process that forks the workers of a pool, and their loop.
 
-It imports once, warms up, and stays single-threaded. The pool sends it an end of a connection for
-each worker. A worker says its pid, then answers calls, a line of JSON each, and nothing is ever
-unpickled; where it has ended, this process says how, as the last line. A set-up is an order before
-the first worker; one that raises is the answer to all who ask for workers.
+It imports once, warms up, and has one thread. For each worker the pool sends it one end of a
+connection. A worker writes its pid, then answers calls; every message is a line of JSON, and no
+pickle is ever read. When a worker ends, this process writes its exit code as the last line. A
+set-up arrives before the first worker; if it raises, its error answers all requests for workers.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from services.chassis.parent import die_with_parent
 from services.chassis.pool import encode_line
 from services.chassis.pool.sandbox import (
     be_killed_first,
+    enter_sandbox,
     has_call_filter,
     leave_network,
-    lock_in,
 )
+from services.chassis.timeouts import STALL_GRACE_S
 
 _GIBIBYTE = 1 << 30
-_SLEEP_S = 10.0  # that a set-up may last beyond its CPU time
 _MAX_DETAIL_CHARS = 500
 _MAX_ORDER_BYTES = 1 << 16
 
 
 def main(fd: str, confined: str, *warm_ups: str) -> None:
     die_with_parent()
-    # A signal to the whole process group asks the service to stop. It finishes its grades first.
+    # A signal to the process group stops the service, which finishes its calls first.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
     for name in warm_ups:
         resolve(name)()
     if confined and not leave_network():
@@ -66,14 +66,15 @@ def _serve_until_closed(orders: socket.socket, confined: bool) -> None:
     refusal = b""
     gc.collect()
     gc.freeze()
-    news, me, serving = select.poll(), os.getpid(), True
-    news.register(orders, select.POLLIN)
-    news.register(woken, select.POLLIN)
+    poll = select.poll()
+    poll.register(orders, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    serving = True
     while serving:
-        ready = {fd for fd, _ in news.poll()}
+        ready = {fd for fd, _ in poll.poll()}
         if woken.fileno() in ready:
             woken.recv(4096)
-            _bury(connections)
+            _report_deaths(connections)
         if orders.fileno() in ready:
             order, fds, _, _ = socket.recv_fds(orders, _MAX_ORDER_BYTES, 1)
             serving = bool(order)
@@ -84,53 +85,60 @@ def _serve_until_closed(orders: socket.socket, confined: bool) -> None:
                 if refusal:
                     connection.sendall(refusal)
                     connection.close()
-                elif (pid := os.fork()) == 0:
-                    _work(connection, [orders, woken, deaths, *connections.values()], confined, me)
                 else:
-                    connections[pid] = connection
+                    sockets = [orders, woken, deaths, *connections.values()]
+                    connections[_fork(connection, sockets, confined)] = connection
+
+
+def _fork(connection: socket.socket, parent_sockets: list[socket.socket], confined: bool) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _work(connection, parent_sockets, confined, parent)
+    return pid
 
 
 def _set_up(function: str, args: list[Any], deadline_s: float) -> bytes:
-    """Return nothing, or the line that says how it failed.
+    """Return an empty line, or the line with its failure.
 
-    The kernel ends one that takes too long, and this process with it.
+    The kernel kills this process if the set-up takes too long.
     """
-    _, most_bytes = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (2 * _GIBIBYTE, most_bytes))
-    signal.setitimer(signal.ITIMER_REAL, deadline_s + _SLEEP_S)
+    _, max_bytes = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2 * _GIBIBYTE, max_bytes))
+    signal.setitimer(signal.ITIMER_REAL, deadline_s + STALL_GRACE_S)
     line = _answer(0, deadline_s, function, args)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     gc.freeze()
     return line if "failed" in json.loads(line) else b""
 
 
-def _bury(connections: dict[int, socket.socket]) -> None:
+def _report_deaths(connections: dict[int, socket.socket]) -> None:
     while connections:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        told = encode_line({"died": os.waitstatus_to_exitcode(status)})
-        with connections.pop(pid) as connection, suppress(OSError):  # nobody listens any more
-            connection.sendall(b"\n" + told)  # it may have died in the middle of a line
+        line = encode_line({"died": os.waitstatus_to_exitcode(status)})
+        with connections.pop(pid) as connection, suppress(OSError):
+            connection.sendall(b"\n" + line)  # the worker may have died in the middle of a line
 
 
 def _work(
-    connection: socket.socket, others: list[socket.socket], confined: bool, parent: int
+    connection: socket.socket, parent_sockets: list[socket.socket], confined: bool, parent: int
 ) -> NoReturn:
-    """The life of a forked process, which has no end of the ``others``."""
+    """Answer calls in a forked process until the connection ends."""
     try:
         die_with_parent(parent)
         connection.sendall(encode_line(os.getpid()))
         signal.set_wakeup_fd(-1)
-        for other in others:
-            other.close()
+        for parent_socket in parent_sockets:
+            parent_socket.close()
         memory_bytes = _GIBIBYTE if confined else 2 * _GIBIBYTE
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         be_killed_first()
         if confined:
-            lock_in()
-            die_with_parent(parent)  # a new user forgets it
+            enter_sandbox()
+            die_with_parent(parent)  # a change of user resets it
         for line in connection.makefile("rb"):
             connection.sendall(_answer(*json.loads(line)))
         os._exit(0)
@@ -139,7 +147,7 @@ def _work(
 
 
 def _answer(number: int, deadline_s: float, function: str, args: list[Any]) -> bytes:
-    """The kernel ends a call that takes more CPU time, in the middle of a C call too."""
+    """Run a call. The kernel ends it after ``deadline_s`` of CPU time, also inside a C call."""
     signal.setitimer(signal.ITIMER_PROF, deadline_s)
     try:
         return encode_line({"number": number, "value": resolve(function)(*args)})

@@ -267,7 +267,7 @@ async def test_a_user_who_is_not_root_has_no_capability_either() -> None:
             os.setresuid(65534, 65534, 65534)
             ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # others may trace it, as any process of a user
         sandbox.leave_network()
-        sandbox.lock_in()
+        sandbox.enter_sandbox()
         names: dict[str, Any] = {}
         exec(RIGHTS, names)
         return names["has_any"]

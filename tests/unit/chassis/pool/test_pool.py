@@ -44,7 +44,7 @@ AMPLE_S, STALLED_S = 60, 3
 @pytest.fixture(scope="module")
 async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(services.chassis.pool, "_PATIENCE_S", STALLED_S)
+        patch.setattr(services.chassis.pool, "STALL_GRACE_S", STALLED_S)
         async with Pool(SIZE) as pool:
             yield pool
 
