@@ -1,4 +1,4 @@
-"""How a command line of Weir begins and ends: without a traceback for what a person does.
+"""Runs a command of Weir, without a traceback for mistakes of the user.
 
 ``python -m services.chassis.command MODULE [ARGUMENT]...`` runs the ``main`` of a module.
 """
@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Any
 
-BAD_INPUT, INTERRUPTED, NOBODY_READS = 2, 130, 141
+BAD_INPUT = 2
+INTERRUPTED = 130
+OUTPUT_CLOSED = 141
 
 
 def run_command(module: str, arguments: Sequence[str]) -> int:
-    """Import a module and run its ``main(arguments)``; returns the exit status.
+    """Import a module, run its ``main(arguments)``, and return the exit status.
 
-    That is 130 after Ctrl-C, 141 when nobody reads the output, 2 when a file cannot be used.
+    It is 130 after Ctrl-C, 141 if the reader of the output is gone, 2 if a file cannot be used.
     """
-    main = _imported(module).main
+    main = _import(module).main
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name may hold any character
@@ -30,18 +32,19 @@ def run_command(module: str, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        status = NOBODY_READS
+        status = OUTPUT_CLOSED
     except OSError as error:
         print(f"weir: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
         status = BAD_INPUT
-    # What is still in the buffer goes nowhere, so that the interpreter can flush it when it ends.
+    # The interpreter flushes the buffers at its end, which must not fail.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return status
 
 
-def _imported(module: str) -> Any:
+def _import(module: str) -> Any:
     ctrl_c = signal.getsignal(signal.SIGINT)
-    if ctrl_c is signal.default_int_handler:  # whose exception an import might catch, or wrap
+    # An import might catch or wrap KeyboardInterrupt.
+    if ctrl_c is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
         return importlib.import_module(module)
@@ -51,7 +54,7 @@ def _imported(module: str) -> Any:
 
 @contextmanager
 def _flushing() -> Iterator[None]:
-    """Write all output, and tell it as what it is if nobody reads that: rich and typer exit."""
+    """Flush the output. Raise `BrokenPipeError` if rich or typer turned it into `SystemExit`."""
     try:
         yield
     except SystemExit as end:

@@ -8,9 +8,9 @@ import time
 from contextvars import ContextVar
 from typing import Any
 
-# Of the request that a line of the log belongs to.
+# The request that the current task serves.
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
-_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD_FIELDS = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
@@ -27,13 +27,13 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if request_id := REQUEST_ID.get():
+        request_id = REQUEST_ID.get()
+        if request_id:
             line["request_id"] = request_id
-        line |= {
-            name: value
-            for name, value in vars(record).items()
-            if name not in _STANDARD and not name.startswith("_")  # Ray stamps every record
-        }
+        for name, value in vars(record).items():
+            is_internal = name.startswith("_")  # Ray adds such fields
+            if name not in _STANDARD_FIELDS and not is_internal:
+                line[name] = value
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -43,5 +43,5 @@ def set_up_logs(service: str, level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for chatty in ("httpx", "uvicorn.access", "aiohttp.access", "verifiers", "filelock"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for name in ("httpx", "uvicorn.access", "aiohttp.access", "verifiers", "filelock"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Parity: whether an engine computes what the learner computes with the weights of a version."""
+"""Parity: whether an engine computes the same log-probs as the learner with the same weights."""
 
 from __future__ import annotations
 
@@ -12,39 +12,58 @@ from protocol.messages import Probes, Task
 
 from services.chassis.prompts import PromptError, Tokenizer, encode_prompt
 
-_ROUNDING = 1e-5  # nats, mean: of no consequence
-_NEARER = 0.5
+_ROUNDING = 1e-5  # nats, a mean difference without consequence
+_MATCH_RATIO = 0.5
 
 
-def compare_logprobs(given: Sequence[float], probes: Probes) -> dict[str, Any]:
-    """How an engine's log-probs of probes are to the learner's, as `ParityReport` has it.
+def compare_logprobs(engine_values: Sequence[float], probes: Probes) -> dict[str, Any]:
+    """Compare an engine's log-probs of probes with the learner's, as in `ParityReport`.
 
-    The mean is relative where log-probs are larger than 1: rounding is relative, and of what is
-    improbable log-probs are large. Behind an engine's may be gaps of tokens that it decoded.
+    The mean is relative for log-probs beyond 1: rounding is relative, and improbable tokens have
+    large log-probs. The engine's values may be followed by gaps of tokens that it decoded.
     """
-    wanted = np.array(probes.logprobs)
-    answer, decoded = np.split(np.array(given), [len(wanted)])
-    gaps = np.abs(answer - wanted)
-    near = {v: np.abs(answer - logprobs).mean() for v, logprobs in probes.earlier.items()}
-    holds = min(near, key=near.__getitem__, default=None)
-    if holds is not None and not near[holds] + _ROUNDING < _NEARER * gaps.mean():
-        holds = None
-    parts = [part for part in (gaps, decoded) if part.size]
-    mean = float(np.max([part.mean() for part in parts])) / max(1.0, float(np.abs(wanted).mean()))
-    return {"mean": mean, "max": float(gaps.max()), "holds": holds}
+    expected = np.array(probes.logprobs)
+    logprobs, decoded_gaps = np.split(np.array(engine_values), [len(expected)])
+    gaps = np.abs(logprobs - expected)
+    means = []
+    for values in (gaps, decoded_gaps):
+        if values.size:
+            means.append(values.mean())
+    scale = max(1.0, float(np.abs(expected).mean()))
+    return {
+        "mean": float(np.max(means)) / scale,
+        "max": float(gaps.max()),
+        "holds": _find_earlier_version(logprobs, gaps, probes),
+    }
+
+
+def _find_earlier_version(logprobs: np.ndarray, gaps: np.ndarray, probes: Probes) -> Any:
+    """Return the earlier weights version that the log-probs match clearly better, if any."""
+    means = {}
+    for version, earlier in probes.earlier.items():
+        means[version] = np.abs(logprobs - earlier).mean()
+    nearest = min(means, key=means.__getitem__, default=None)
+    if nearest is not None and means[nearest] + _ROUNDING < _MATCH_RATIO * gaps.mean():
+        return nearest
+    return None
 
 
 def digest_prompts(
-    tasks: Iterable[Task], template: str | None, tokenizer: Tokenizer, options: Mapping[str, Any]
+    tasks: Iterable[Task],
+    template: str | None,
+    tokenizer: Tokenizer,
+    options: Mapping[str, Any],
 ) -> str:
-    """A digest of the prompts of tasks, as a tokenizer and a template make them.
+    """Digest the prompts of tasks.
 
-    Of a chat template that prints the time it is one of the template.
+    If a chat template prints the time, the digest is of the template.
     """
     try:
         prompts: Any = [encode_prompt(task, template, tokenizer, options) for task in tasks]
-        if template is None and prompts and "strftime_now" in str(tokenizer.chat_template):
-            prompts = [str(tokenizer.chat_template), dict(options)]
+        chat_template = str(tokenizer.chat_template)
+        if template is None and prompts and "strftime_now" in chat_template:
+            prompts = [chat_template, dict(options)]
     except PromptError as error:
         prompts = str(error)
-    return hashlib.blake2b(json.dumps(prompts).encode(), digest_size=16).hexdigest()
+    encoded = json.dumps(prompts).encode()
+    return hashlib.blake2b(encoded, digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""From a task to the tokens that a model reads."""
+"""Encodes tasks and conversations as the token ids that a model reads."""
 
 from __future__ import annotations
 
@@ -13,17 +13,27 @@ from protocol.messages import Task
 
 from services.chassis.faults import Unworkable
 
-_OF_PYTHON = (RecursionError, TypeError, ValueError)
-_REPLY = "4cfb09a81d"  # in the place of a reply, which no template changes
-_MARK = "b07e52c6f3"  # in the place of a control token
+# A template is a program, which may raise any of these.
+_TEMPLATE_ERRORS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+# Placeholders for a reply and for a control token, which no template changes.
+_REPLY = "4cfb09a81d"
+_MARK = "b07e52c6f3"
 
 
 class PromptError(Unworkable):
-    """A task that cannot be a prompt of this model; the text says what to change."""
+    """The task cannot be a prompt of this model; the text says what to change."""
 
 
 class UnknownToken(PromptError):
-    """A prompt with a token that the tokenizer has and the model has not."""
+    """The prompt has a token that the tokenizer knows and the model does not."""
 
 
 class Tokenizer(Protocol):
@@ -41,7 +51,7 @@ class Tokenizer(Protocol):
 def encode_prompt(
     task: Task, template: str | None, tokenizer: Tokenizer, options: Mapping[str, Any] | None = None
 ) -> list[int]:
-    """The prompt's token ids, by the plain template if there is one, else by the chat template.
+    """Return the prompt's token ids, by the plain template or else by the chat template.
 
     Args:
         options: further variables of the chat template.
@@ -50,27 +60,25 @@ def encode_prompt(
         PromptError: if the chat template refuses the task, or the model has none, or an option has
             the name of a parameter of the tokenizer.
     """
-    texts = _PlainTexts(tokenizer)
+    escaper = _Escaper(tokenizer)
     if template is not None:
-        return texts.begun(template.replace("{prompt}", texts.marked(task.problem)))
+        text = template.replace("{prompt}", escaper.escape(task.problem))
+        return escaper.encode_from_start(text)
     turns = [(turn.role, turn.content) for turn in task.messages or ()]
     if task.prompt is not None:
         turns = [("user", task.prompt)]
-    marked = [{"role": role, "content": texts.marked(content)} for role, content in turns]
+    escaped = [{"role": role, "content": escaper.escape(content)} for role, content in turns]
     try:
-        if not texts.found:
-            return encode_chat(marked, tokenizer, options or {})
-        return texts.encoded(_templated(marked, tokenizer, options or {}, (), tokenize=False))
+        if not escaper.control_tokens:
+            return encode_chat(escaped, tokenizer, options or {})
+        text = _apply_template(escaped, tokenizer, options or {}, (), tokenize=False)
+        return escaper.encode(text)
     except PromptError as error:
         raise PromptError(f"task {task.id!r}: {error}") from error
 
 
 def check_length(task: Task, ids: Sequence[int], max_context: int, max_tokens: int) -> None:
-    """Check that a task's prompt leaves room for a response.
-
-    Raises:
-        PromptError: if it leaves no ``max_tokens``.
-    """
+    """Raise `PromptError` if a prompt does not leave ``max_tokens`` for the response."""
     room = max_context - max_tokens
     if len(ids) > room:
         raise PromptError(
@@ -81,44 +89,49 @@ def check_length(task: Task, ids: Sequence[int], max_context: int, max_tokens: i
 
 
 @lru_cache(maxsize=1)  # some tokenizers have thousands
-def _control_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:
-    names = {*tokenizer.all_special_tokens, _MARK}  # a text may have the mark as well
-    names |= {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+def _control_token_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
+    names = {*tokenizer.all_special_tokens, _MARK}  # a text may contain the mark itself
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special:
+            names.add(str(token))
     longest_first = sorted(filter(None, names), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)))
 
 
-class _PlainTexts:
-    """Keeps the control tokens of a template, and makes plain text of those in a problem's text."""
+class _Escaper:
+    """Encodes control tokens in a problem's text as plain text, and those of a template as such."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._control = _control_tokens(tokenizer)
-        self.found: list[str] = []
+        self._pattern = _control_token_pattern(tokenizer)
+        self.control_tokens: list[str] = []
 
-    def marked(self, text: str) -> str:
-        """The text with marks in the place of control tokens."""
-        return self._control.sub(self._mark, text)
+    def escape(self, text: str) -> str:
+        """Replace control tokens by numbered marks."""
+        return self._pattern.sub(self._replace, text)
 
-    def _mark(self, match: re.Match[str]) -> str:
-        self.found.append(match[0])
-        return f"{_MARK}{len(self.found) - 1:06d}"
+    def _replace(self, match: re.Match[str]) -> str:
+        self.control_tokens.append(match[0])
+        return f"{_MARK}{len(self.control_tokens) - 1:06d}"
 
-    def encoded(self, text: str) -> list[int]:
-        """The ids of a text with marks, without tokens around it."""
-        first, *rest = re.split(rf"{_MARK}(\d{{6}})", text)
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of an escaped text, without tokens around it."""
+        first, *parts = re.split(rf"{_MARK}(\d{{6}})", text)
         ids = self._encode(first)
-        for number, behind in zip(rest[::2], rest[1::2], strict=True):
-            plain = self.found[int(number)]
-            ids += self._encode(plain, split_special_tokens=True) + self._encode(behind)
+        for number, following in zip(parts[::2], parts[1::2], strict=True):
+            token = self.control_tokens[int(number)]
+            ids += self._encode(token, split_special_tokens=True)
+            ids += self._encode(following)
         return ids
 
-    def begun(self, text: str) -> list[int]:
-        """The same behind what the tokenizer begins a text with: one BOS, and no EOS at its end."""
-        whole, plain = list(self._tokenizer("a").input_ids), self._encode("a")
-        places = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
-        begin, ids = whole[: next(places, 0)], self.encoded(text)
-        return ids if ids[: len(begin)] == begin else begin + ids
+    def encode_from_start(self, text: str) -> list[int]:
+        """Return the same after the tokenizer's start of a text: one BOS, and no EOS at the end."""
+        whole = list(self._tokenizer("a").input_ids)
+        plain = self._encode("a")
+        starts = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
+        prefix = whole[: next(starts, 0)]
+        ids = self.encode(text)
+        return ids if ids[: len(prefix)] == prefix else prefix + ids
 
     def _encode(self, text: str, **options: bool) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False, **options).input_ids)
@@ -130,81 +143,88 @@ def encode_chat(
     options: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """The token ids of a conversation by the model's chat template, up to the assistant's turn.
+    """Return the token ids of a conversation, up to the assistant's turn.
 
     Args:
-        turns: with one text as content, and the arguments of tools' calls as objects.
+        turns: their contents are texts, and the arguments of tool calls are objects.
 
     Raises:
         PromptError: if the chat template refuses it, or the model has none, or an option has the
             name of a parameter of the tokenizer.
     """
-    return list(_templated(turns, tokenizer, options, tools, tokenize=True, return_dict=False))
+    return list(_apply_template(turns, tokenizer, options, tools, tokenize=True, return_dict=False))
 
 
 def extend_chat(
-    known: Sequence[int],
-    num_known: int,
+    prefix: Sequence[int],
+    num_turns: int,
     turns: Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
     options: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int] | None:
-    """The same where the ids of the first turns are known, up to a reply: the others are added.
+    """Return the same as `encode_chat`, given the ids of the first turns, up to a reply.
 
-    None if the chat template does not show a reply as it is.
+    None if the chat template changes replies.
 
     Args:
-        num_known: of the turns; the last of them is the reply.
-
-    Raises:
-        PromptError: as `encode_chat` does.
+        prefix: the token ids of the first turns.
+        num_turns: the number of those turns; the last one is the reply.
     """
     reply = {"role": "assistant", "content": _REPLY}
-    marked = [*turns[: num_known - 1], reply, *turns[num_known:]]
-    text = _templated(marked, tokenizer, options, tools, tokenize=False)
-    _, *rest = text.split(_REPLY)
-    if len(rest) != 1:
+    all_turns = [*turns[: num_turns - 1], reply, *turns[num_turns:]]
+    text = _apply_template(all_turns, tokenizer, options, tools, tokenize=False)
+    if text.count(_REPLY) != 1:
         return None
-    new = list(tokenizer(rest[0], add_special_tokens=False).input_ids)
-    is_ended = new[:1] == [*known[-1:]] and not tokenizer.decode(new[:1], skip_special_tokens=True)
-    return [*known, *new[is_ended:]]
+    following = text.partition(_REPLY)[2]
+    ids = list(tokenizer(following, add_special_tokens=False).input_ids)
+    # The reply may already end with the token that the template puts after it.
+    repeats_end = ids[:1] == [*prefix[-1:]]
+    is_special = not tokenizer.decode(ids[:1], skip_special_tokens=True)
+    return [*prefix, *ids[repeats_end and is_special :]]
 
 
-def _templated(
+def _apply_template(
     turns: Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
     options: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
-    **how: bool,
+    **output: bool,
 ) -> Any:
     if tokenizer.chat_template is None:
         raise PromptError("the model has no chat template: set model.prompt_template in the recipe")
-    if taken := options.keys() & _arguments(tokenizer):
-        names = ", ".join(sorted(taken))
+    conflicts = options.keys() & _parameter_names(tokenizer)
+    if conflicts:
+        names = ", ".join(sorted(conflicts))
         raise PromptError(
-            f"chat_template_options: {names} would be no variable of the template, but an "
-            "argument of the tokenizer; remove it"
+            f"chat_template_options: {names} is a parameter of the tokenizer and cannot be a "
+            "variable of the template; remove it"
         )
     try:
         return tokenizer.apply_chat_template(
-            [_turn(turn, tokenizer) for turn in turns],
-            **{"tools": list(tools) or None, "add_generation_prompt": True, **how},
+            [_map_role(turn, tokenizer) for turn in turns],
+            tools=list(tools) or None,
+            add_generation_prompt=True,
+            **output,
             **options,
         )
-    except (TemplateError, ArithmeticError, AttributeError, LookupError, *_OF_PYTHON) as error:
-        given = f" with chat_template_options {dict(options)}" if options else ""
-        raise PromptError(f"the model's chat template refuses it{given}: {error}") from error
+    except _TEMPLATE_ERRORS as error:
+        suffix = f" with chat_template_options {dict(options)}" if options else ""
+        raise PromptError(f"the model's chat template refuses it{suffix}: {error}") from error
 
 
-def _arguments(tokenizer: Tokenizer) -> set[str]:
-    # Those of its bases, too: vLLM's own passes anything on, such as another chat template.
-    methods = (vars(each).get("apply_chat_template") for each in type(tokenizer).__mro__)
-    return {name for method in methods if method for name in inspect.signature(method).parameters}
+def _parameter_names(tokenizer: Tokenizer) -> set[str]:
+    # Base classes count: the method of vLLM's own class passes anything on to them.
+    names: set[str] = set()
+    for cls in type(tokenizer).__mro__:
+        method = vars(cls).get("apply_chat_template")
+        if method:
+            names |= inspect.signature(method).parameters.keys()
+    return names
 
 
-def _turn(turn: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    # Most templates know no developer, and some would leave out what it says.
+def _map_role(turn: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    # Most templates know no developer role, and some would drop its message.
     if turn["role"] == "developer" and "developer" not in str(tokenizer.chat_template):
         return {**turn, "role": "system"}
     return {**turn}

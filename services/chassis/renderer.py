@@ -1,4 +1,4 @@
-"""The prompts of a model, rendered where neither its template nor its tokenizer can do harm."""
+"""Renders the prompts of a model in a sandbox, since its template and tokenizer are programs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from protocol.recipe import Model
 from services.chassis.faults import Unworkable, WorkerFault
 from services.chassis.pool import Cause, Failed, Pool, SetUp, SetUpError
 from services.chassis.prompts import PromptError, UnknownToken
+from services.chassis.timeouts import TOKENIZER_CPU_S
 
 _MODULE = "services.chassis.tokenizer_worker"
-_CPU_S = 10.0  # of a call, and of loading a tokenizer
-_BATCH = 64  # prompts
+_BATCH_SIZE = 64  # prompts a call
 _TEMPLATE = "the model's chat template", "use another model or set model.prompt_template"
 _TOKENIZER = "the model's tokenizer", "use another model"
 _PROBLEMS = {
@@ -27,21 +27,21 @@ _PROBLEMS = {
 
 
 class LimitExceeded(Unworkable):
-    """A model's template or tokenizer takes too much; it would do so for other prompts as well."""
+    """A model's template or tokenizer exceeds a limit, probably with any prompt."""
 
 
 class Vocabulary(NamedTuple):
     digest: str
-    max_id: int  # that the model has a row for
+    max_id: int  # the largest id with a row in the model
     end_id: int | None
 
 
 class PromptRenderer:
     """A model's chat template and tokenizer, in confined processes with limits.
 
-    ``async with`` starts them, and `open` names the model. All methods raise `LimitExceeded` if
-    the model takes too much CPU time or memory or crashes, `PromptError` if it refuses the prompt,
-    and `WorkerFault` if the machine is at fault.
+    ``async with`` starts them, and `open` loads a model. All methods raise `LimitExceeded` if the
+    model uses too much CPU time or memory or crashes, `PromptError` if it refuses the prompt, and
+    `WorkerFault` if the machine is at fault.
     """
 
     def __init__(self, workers: int = 2) -> None:
@@ -60,18 +60,19 @@ class PromptRenderer:
 
     async def open(self, folder: Path) -> None:
         """Load the tokenizer of a model's folder."""
-        self._pool.set_up = SetUp(f"{_MODULE}:load", [str(folder)], _CPU_S)
+        self._pool.set_up = SetUp(f"{_MODULE}:load", [str(folder)], TOKENIZER_CPU_S)
         try:
             await self._pool.__aenter__()
         except SetUpError as error:
             self._pool = self._new_pool()
-            raise _error_for(_TOKENIZER, error.failed) from error
+            raise _make_error(_TOKENIZER, error.failed) from error
 
     async def render(
         self, task: Task, template: str | None, options: Mapping[str, Any] | None = None
     ) -> list[int]:
         """Return the token ids of `prompts.encode_prompt`."""
-        part, fields = _TOKENIZER if template else _TEMPLATE, task.model_dump(mode="json")
+        part = _TOKENIZER if template else _TEMPLATE
+        fields = task.model_dump(mode="json")
         return await self._call(part, "render", fields, template, options)
 
     async def digest(
@@ -84,7 +85,7 @@ class PromptRenderer:
     async def find_problems(
         self, tasks: Sequence[Task], model: Model, max_tokens: int
     ) -> list[str]:
-        """What is wrong with each prompt that leaves no room for a response."""
+        """Return the problem of each prompt that leaves no room for a response."""
         fields = [task.model_dump(mode="json") for task in tasks]
         return await self._call(
             _TEMPLATE,
@@ -101,14 +102,14 @@ class PromptRenderer:
         turns: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
-        begun: tuple[Sequence[int], int] | None = None,
+        prefix: tuple[Sequence[int], int] | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation, up to the assistant's turn.
 
         Args:
-            begun: the known ids of the first turns, up to a reply, and the number of those turns.
+            prefix: the token ids of the first turns, up to a reply, and how many turns they are.
         """
-        return await self._call(_TEMPLATE, "render_chat", turns, options, tools, begun)
+        return await self._call(_TEMPLATE, "render_chat", turns, options, tools, prefix)
 
     async def encode(self, text: str, **options: Any) -> list[int]:
         return await self._call(_TOKENIZER, "encode", text, options)
@@ -122,15 +123,17 @@ class PromptRenderer:
 
     async def _call(self, part: tuple[str, str], function: str, *args: Any) -> Any:
         try:
-            outcome = await self._pool.run(f"{_MODULE}:{function}", *args, deadline_s=_CPU_S)
+            outcome = await self._pool.run(
+                f"{_MODULE}:{function}", *args, deadline_s=TOKENIZER_CPU_S
+            )
         except ValueError as error:
             raise PromptError(f"the prompt cannot be sent to the tokenizer: {error}") from error
         if isinstance(outcome, Failed):
-            raise _error_for(part, outcome)
+            raise _make_error(part, outcome)
         return outcome.value
 
 
-def _error_for(part: tuple[str, str], failed: Failed) -> Exception:
+def _make_error(part: tuple[str, str], failed: Failed) -> Exception:
     name, remedy = part
     if failed.is_machine_fault:
         return WorkerFault(f"{name} was not run to its end: {failed.detail}")
@@ -138,7 +141,7 @@ def _error_for(part: tuple[str, str], failed: Failed) -> Exception:
     for refusal in (PromptError, UnknownToken):
         if kind == refusal.__name__:
             return refusal(words)
-    problem = _PROBLEMS[failed.cause].format(cpu_s=_CPU_S, detail=failed.detail)
+    problem = _PROBLEMS[failed.cause].format(cpu_s=TOKENIZER_CPU_S, detail=failed.detail)
     error = PromptError if failed.cause is Cause.ERROR else LimitExceeded
     return error(f"{name} {problem}; {remedy}")
 
@@ -146,17 +149,17 @@ def _error_for(part: tuple[str, str], failed: Failed) -> Exception:
 async def check_prompts(
     tasks: Sequence[Task], folder: Path, model: Model, max_tokens: int
 ) -> str | None:
-    """How many tasks give no prompt that leaves room for a response, in words; None if all do."""
-    unfit: list[str] = []
+    """Return how many prompts leave no room for a response, as a sentence; None if all do."""
+    problems: list[str] = []
     try:
         async with PromptRenderer(1) as prompts:
             await prompts.open(folder)
-            for start in range(0, len(tasks), _BATCH):
-                unfit += await prompts.find_problems(
-                    tasks[start : start + _BATCH], model, max_tokens
+            for start in range(0, len(tasks), _BATCH_SIZE):
+                problems += await prompts.find_problems(
+                    tasks[start : start + _BATCH_SIZE], model, max_tokens
                 )
     except (Unworkable, WorkerFault) as error:
         return f"the prompts were not measured: {error}"
-    if not unfit:
+    if not problems:
         return None
-    return f"{len(unfit)} of {len(tasks)} prompts do not fit; the first one: {unfit[0]}"
+    return f"{len(problems)} of {len(tasks)} prompts do not fit; the first one: {problems[0]}"

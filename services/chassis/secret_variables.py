@@ -1,8 +1,7 @@
-"""Secrets among the variables of this process, out of sight of its children and of other processes.
+"""Hides secret environment variables from child processes and from other processes.
 
-The kernel shows the variables that a process was started with in /proc/PID/environ, as long as it
-lives, to every process of the same user. This file needs the standard library only, since the
-supervisors in ``deploy`` use it too.
+/proc/PID/environ shows the variables that a process was started with to every process of the same
+user. This file imports only the standard library, since the supervisors in ``deploy`` use it too.
 """
 
 import ctypes
@@ -17,14 +16,14 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _URL_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
-_ENVIRON_START = 47  # the place of `env_start` behind the name in /proc/PID/stat; `env_end` is next
+_ENVIRON_START = 47  # index of `env_start` after the name in /proc/PID/stat; `env_end` follows
 _hidden: dict[str, str] = {}
 
 
 def is_secret(name: str, text: str) -> bool:
-    """Whether a variable holds a secret, by its name, or because its text is a URL with a password.
+    """Return whether a variable holds a secret: by its name, or as a URL with a password.
 
-    Libraries look for a proxy in their variables only, so a proxy never counts.
+    A proxy never counts, since libraries read proxies only from the environment.
     """
     if name.lower().endswith("_proxy"):
         return False
@@ -32,27 +31,31 @@ def is_secret(name: str, text: str) -> bool:
 
 
 def hide_secrets(names: Collection[str] | None = None) -> None:
-    """Remove secrets from the environment, and overwrite them where the kernel shows them.
+    """Move secrets out of the environment, and overwrite them in /proc/PID/environ.
 
-    Children do not inherit them; `lookup` still finds them. ``names`` limits this to some.
+    Children do not inherit them; `lookup` still finds them. ``names`` limits which are hidden.
     """
     for name, text in list(os.environ.items()):
         if is_secret(name, text) if names is None else name in names:
             _hidden[name] = text
             del os.environ[name]
-    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    start, end = map(int, fields[_ENVIRON_START : _ENVIRON_START + 2])
-    for entry in re.finditer(rb"([^=\0]+)=([^\0]+)", ctypes.string_at(start, end - start)):
-        if os.fsdecode(entry[1]) in _hidden:
+    stat = Path("/proc/self/stat").read_text(encoding="utf-8")
+    fields = stat.rpartition(")")[2].split()
+    start = int(fields[_ENVIRON_START])
+    end = int(fields[_ENVIRON_START + 1])
+    environ = ctypes.string_at(start, end - start)
+    for entry in re.finditer(rb"([^=\0]+)=([^\0]+)", environ):
+        name = os.fsdecode(entry[1])
+        if name in _hidden:
             ctypes.memset(start + entry.start(2), ord("*"), len(entry[2]))
 
 
 def lookup(environment: Mapping[str, str], name: str) -> str | None:
-    """Return a variable; one of this process also if it is hidden."""
+    """Return a variable, also a hidden one of this process."""
     hidden = _hidden if environment is os.environ else {}
     return environment.get(name) or hidden.get(name)
 
 
 def all_variables() -> dict[str, str]:
-    """Return the variables of this process, for a program that takes its place."""
+    """Return the variables of this process with the hidden ones, for a program that replaces it."""
     return {**_hidden, **os.environ}

@@ -1,7 +1,7 @@
-"""What clients may do: which requests a role may make, and what a client's material can start.
+"""The rights of clients: which requests a role may make, and which client material is used.
 
-Nothing else allows anything: the gateway looks up requests in `ACCESS`, and services take what they
-allow from the variables of `ALLOWANCES`, with the defaults there.
+Nothing else grants a right. The gateway looks up requests in `ACCESS`, and services read the
+variables of `ALLOWANCES`, with the defaults there.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ from typing import NamedTuple
 from services.chassis.deployment import Reader, parse_switch, split_list
 from services.chassis.secret_variables import is_secret
 
-ENVIRONMENT, SESSION = "environment", "session"  # roles that WEIR_API_KEYS cannot give
-READERS, WRITERS = ("read", "write", "admin"), ("write", "admin")
+# WEIR_API_KEYS cannot give these two roles.
+ENVIRONMENT = "environment"
+SESSION = "session"
+READERS = ("read", "write", "admin")
+WRITERS = ("write", "admin")
 SESSION_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 
 
 class Access(NamedTuple):
-    """Who may make some requests; of the rows that a request fits, the first one decides."""
+    """The roles that may make some requests. The first row that a request matches decides."""
 
-    does: str
-    methods: str  # separated by blanks; none: all
+    action: str
+    methods: str  # separated by blanks; empty: all
     paths: str  # a regular expression for the whole path
     roles: tuple[str, ...]
 
 
 ACCESS = (
     Access("open a session", "PUT", f"/rollout/{SESSION_NAME}", ("admin", ENVIRONMENT)),
-    # Those of the environment are the sessions that have terms: the routes look at that.
+    # The routes limit the environment to sessions with terms.
     Access("read a session", "GET", f"/rollout/{SESSION_NAME}", (*READERS, ENVIRONMENT)),
     Access("delete a session", "DELETE", f"/rollout/{SESSION_NAME}", ("admin", ENVIRONMENT)),
     Access("call a model in a session", "POST", f"/rollout/{SESSION_NAME}/.+", (*WRITERS, SESSION)),
@@ -44,11 +47,11 @@ ACCESS = (
 
 
 class Allowance(NamedTuple):
-    """What an operator allows a kind of clients' material."""
+    """A variable by which an operator allows one kind of client material."""
 
     material: str
     default: str
-    runs: str  # where and how it is interpreted
+    interpreted: str  # where and how
 
 
 _WORKER = "in a confined process: nobody, no files, no network"
@@ -74,7 +77,7 @@ ALLOWANCES = {
         "in a jail: nobody, its own processes, files and network",
     ),
     "WEIR_ENVIRONMENT_HOSTS": Allowance(
-        "`environment.url`, and what a jail connects to",
+        "`environment.url`, and the hosts that a jail connects to",
         "",
         "public addresses alone where nothing is set; 16 MiB a message, no redirections",
     ),
@@ -87,23 +90,24 @@ def is_allowed(read: Reader, name: str) -> bool:
 
 
 def allowed_names(read: Reader, name: str) -> tuple[str, ...]:
-    """Return what an operator allows by name, and by default what the table says."""
+    """Return the names that an operator allows."""
     return read(name, split_list, ALLOWANCES[name].default)
 
 
 def access_rows() -> list[tuple[str, ...]]:
-    """Return a row for each kind of request: what it does, and who may make it."""
+    """Return a table of the requests, and the roles that may make them."""
     heads = ("request", "methods", "paths", "roles")
-    rows = ((row.does, row.methods or "any", row.paths, ", ".join(row.roles)) for row in ACCESS)
+    rows = ((row.action, row.methods or "any", row.paths, ", ".join(row.roles)) for row in ACCESS)
     return [heads, *rows]
 
 
 def allowance_rows(read: Reader) -> list[tuple[str, ...]]:
-    """Return a row for each allowance: what it is for, and its value where that is read."""
+    """Return a table of the allowances, with their values in this deployment."""
     heads = ("variable", "value", "lets a client give", "which is interpreted")
     rows: list[tuple[str, ...]] = [heads]
     for name, row in ALLOWANCES.items():
         value = read(name, str, row.default)
-        shown = "(set)" if value and is_secret(name, value) else value
-        rows.append((name, shown, row.material, row.runs))
+        if value and is_secret(name, value):
+            value = "(set)"
+        rows.append((name, value, row.material, row.interpreted))
     return rows

@@ -1,7 +1,7 @@
 """The tokenizer and the chat template of one model, in a process that may be killed.
 
 `PromptRenderer` calls these functions in a confined pool. A tokenizer's regular expressions and a
-template are a stranger's programs, so this module is for such a process alone.
+template are untrusted programs, so no other process may import this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from services.chassis import parity, prompts
 
 _TORCH = ("torch", "torchvision", "torchaudio")
 _LAZY_IMPORTS = ("encodings.unicode_escape", "encodings.idna", "jinja2.debug", "jinja2.sandbox")
-_SAMPLE_TEMPLATE = (  # uses what may be imported with the first use
+# Uses everything that jinja2 imports lazily.
+_SAMPLE_TEMPLATE = (
     "{% macro show(turn) %}{{ turn | tojson }}{% endmacro %}{{ strftime_now('%Y') }}"
     "{% for turn in messages %}{{ show(turn) ~ 'é\n' | trim }}{% endfor %}{{ raise_exception('') }}"
 )
@@ -36,7 +37,7 @@ _tokenizer: Any = None
 
 
 def import_libraries() -> None:
-    """Import all that a confined worker, which can read no file, needs later."""
+    """Import everything now, since a confined worker can read no file."""
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     find_spec = importlib.util.find_spec
@@ -51,18 +52,20 @@ def import_libraries() -> None:
 
 
 def load(folder: str) -> None:
-    """Load a model's tokenizer, and use it once, which may import more.
+    """Load a model's tokenizer, and use it once for further imports.
 
     Raises:
-        ValueError: if its decoder has a regular expression, as engines decode in their own process;
-            or if it loses text that the folder's file keeps.
+        ValueError: if its decoder has a regular expression, since engines decode in their own
+            process; or if it loses text that the folder's file keeps.
     """
     global _tokenizer
     loader = importlib.import_module("transformers").AutoTokenizer
     _tokenizer = loader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     backend = getattr(_tokenizer, "backend_tokenizer", None)
     if backend is not None and '"Regex"' in json.dumps(json.loads(backend.to_str())["decoder"]):
-        raise ValueError("the decoder in tokenizer.json has a regular expression, which has no end")
+        raise ValueError(
+            "the decoder in tokenizer.json has a regular expression, which may never end"
+        )
     _check_text(Path(folder, "tokenizer.json"))
     _tokenizer.num_rows = _num_rows(Path(folder))
     _tokenizer("a")
@@ -72,12 +75,12 @@ def load(folder: str) -> None:
 
 
 def _check_text(file: Path) -> None:
-    """Some classes of transformers put parts of their own in the place of the file's."""
+    """Raise `ValueError` if transformers replaces parts of the file by its own and loses text."""
     ids = _tokenizer(_TEXT, add_special_tokens=False).input_ids
     if not file.is_file() or _keeps_text(_tokenizer, ids):
         return
-    own = importlib.import_module("tokenizers").Tokenizer.from_file(str(file))
-    if _keeps_text(own, own.encode(_TEXT, add_special_tokens=False).ids):
+    from_file = importlib.import_module("tokenizers").Tokenizer.from_file(str(file))
+    if _keeps_text(from_file, from_file.encode(_TEXT, add_special_tokens=False).ids):
         raise ValueError(
             f"transformers reads tokenizer.json as {type(_tokenizer).__name__}, which loses text; "
             'set tokenizer_class to "PreTrainedTokenizerFast" in tokenizer_config.json'
@@ -91,45 +94,48 @@ def _keeps_text(tokenizer: Any, ids: list[int]) -> bool:
 def render(
     task: Mapping[str, Any], template: str | None, options: Mapping[str, Any] | None
 ) -> list[int]:
-    return _fitting(prompts.encode_prompt(Task.model_validate(task), template, _tokenizer, options))
+    return _check_ids(
+        prompts.encode_prompt(Task.model_validate(task), template, _tokenizer, options)
+    )
 
 
 def find_problems(
     tasks: Sequence[Mapping[str, Any]],
     template: str | None,
     options: Mapping[str, Any] | None,
-    *most: int,
+    max_context: int,
+    max_tokens: int,
 ) -> list[str]:
-    """What is wrong with prompts that cannot be made, are too long for ``most``, or have ended."""
-    found: list[str] = []
+    """Return the problems of prompts that are refused, too long, or end with the end token."""
+    problems: list[str] = []
     for fields in tasks:
         try:
             ids = render(fields, template, options)
-            prompts.check_length(Task.model_validate(fields), ids, *most)
+            prompts.check_length(Task.model_validate(fields), ids, max_context, max_tokens)
         except prompts.PromptError as error:
-            found.append(str(error))
+            problems.append(str(error))
         else:
             if ids[-1:] == [_tokenizer.eos_token_id]:
-                found.append(
+                problems.append(
                     f"task {fields['id']!r}: its prompt ends with {_tokenizer.eos_token!r}; have "
                     "the template begin the assistant's turn, or set model.prompt_template"
                 )
-    return found
+    return problems
 
 
 def render_chat(
     turns: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
-    begun: tuple[Sequence[int], int] | None,
+    prefix: tuple[Sequence[int], int] | None,
 ) -> list[int]:
     chat = (turns, _tokenizer, options, tools)
-    known = begun and prompts.extend_chat(*begun, *chat)
-    return _fitting(known or prompts.encode_chat(*chat))
+    extended = prefix and prompts.extend_chat(*prefix, *chat)
+    return _check_ids(extended or prompts.encode_chat(*chat))
 
 
 def encode(text: str, options: Mapping[str, Any]) -> list[int]:
-    return _fitting(list(_tokenizer(text, **options).input_ids))
+    return _check_ids(list(_tokenizer(text, **options).input_ids))
 
 
 def decode(sequences: Sequence[list[int]]) -> list[str]:
@@ -143,7 +149,7 @@ def digest_prompts(
 
 
 def describe() -> tuple[str, int, int | None]:
-    """A digest of the vocabulary, its highest id with a row, and the id of the end token."""
+    """Return the fields of `renderer.Vocabulary`."""
     vocabulary = _tokenizer.get_vocab()
     digest = blake2b(json.dumps(sorted(vocabulary.items())).encode(), digest_size=16).hexdigest()
     max_id = min(max(vocabulary.values()), _rows() - 1)
@@ -160,7 +166,7 @@ def _rows() -> int:
     return getattr(_tokenizer, "num_rows", sys.maxsize)
 
 
-def _fitting(ids: list[int]) -> list[int]:
+def _check_ids(ids: list[int]) -> list[int]:
     largest = max(ids, default=0)
     if largest < _rows():
         return ids

@@ -1,9 +1,9 @@
 """Turns on the GPUs that a learner shares with engines, which sleep while it computes.
 
-Each of these GPUs has two files in the memory folder, locked with `flock`, so that the kernel takes
-the turn of a process that dies. The learner locks ``wanted``, then ``used``; every engine that is
-awake has a shared lock on ``used``, and gives it back when ``wanted`` is locked. Whoever fails in
-its turn keeps it until its process ends, since only then its memory is free.
+Each of these GPUs has two files in the memory folder, locked with `flock`, so that the kernel ends
+the turn of a process that dies. The learner locks ``wanted``, then ``used``. Every engine that is
+awake has a shared lock on ``used``, and releases it when ``wanted`` is locked. A process that fails
+in its turn keeps the lock until it ends, since only then its memory is free.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from pathlib import Path
 from protocol.messages import Doing
 
 from services.chassis.service import Service
-
-_POLL_S = 0.02
+from services.chassis.timeouts import LOCK_POLL_S
 
 
 class Turns:
-    """The turns of one process; without such a GPU every turn is its own."""
+    """The turns of one process; without shared GPUs no turn has to wait."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -41,7 +40,7 @@ class Turns:
 
     @asynccontextmanager
     async def learner_turn(self) -> AsyncIterator[None]:
-        """Have the GPUs, once every engine on them sleeps."""
+        """Use the GPUs, once every engine on them sleeps."""
         async with AsyncExitStack() as locks:
             with self.service.activity.during(Doing.WAITS_FOR_GPU, timed="wait_for_gpu"):
                 for path in (*self._wanted, *self._used):
@@ -50,7 +49,7 @@ class Turns:
 
     @asynccontextmanager
     async def engine_turn(self) -> AsyncIterator[None]:
-        """Have the GPUs, with other engines, once the learner does not want them."""
+        """Use the GPUs, with other engines, once the learner does not want them."""
         async with AsyncExitStack() as locks:
             for path in self._wanted:
                 async with _locked(path, fcntl.LOCK_SH):
@@ -62,24 +61,24 @@ class Turns:
     async def wait_until_wanted(self) -> None:
         """Wait until the learner wants a GPU."""
         while all(_is_free(path) for path in self._wanted):
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(LOCK_POLL_S)
 
 
 @asynccontextmanager
 async def _locked(path: Path, kind: int) -> AsyncIterator[None]:
-    with _opened(path) as file:
+    with _open_file(path) as file:
         while not _lock(file, kind):
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(LOCK_POLL_S)
         yield
 
 
 def _is_free(path: Path) -> bool:
-    with _opened(path) as file:
+    with _open_file(path) as file:
         return _lock(file, fcntl.LOCK_SH)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_file(path: Path) -> Iterator[int]:
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o660)
     try:
         yield file

@@ -128,9 +128,9 @@ def restrict_files(
     for path, permission in permissions.items():
         with suppress(OSError):  # the user "nobody" may not see it either
             fd = os.open(path, os.O_PATH)
-            if not stat.S_ISDIR(os.fstat(fd).st_mode):
-                permission &= _FILE_RIGHTS
-            rule = struct.pack("=Qi", permission, fd)
+            is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+            possible = all_rights if is_folder else all_rights & _FILE_RIGHTS
+            rule = struct.pack("=Qi", permission & possible, fd)
             libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
             os.close(fd)
     if libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
