@@ -99,7 +99,7 @@ async def test_a_template_that_refuses_a_task_costs_that_task_alone(
 async def test_a_template_that_takes_too_much_is_named_and_the_next_prompt_is_rendered(
     made: Made, monkeypatch: pytest.MonkeyPatch, template: str, words: str
 ) -> None:
-    monkeypatch.setattr(renderer, "_CPU_S", 1.0 if template == LOOP else 60.0)
+    monkeypatch.setattr(renderer, "TOKENIZER_CPU_S", 1.0 if template == LOOP else 60.0)
     folder = made(template)
     async with PromptRenderer(1) as own:
         await own.open(folder)
@@ -122,7 +122,7 @@ SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 async def test_a_tokenizer_that_takes_too_much_is_named_and_the_next_prompt_is_rendered(
     made: Made, monkeypatch: pytest.MonkeyPatch, pattern: str, words: str
 ) -> None:
-    monkeypatch.setattr(renderer, "_CPU_S", 1.0 if "21" in pattern else 60.0)
+    monkeypatch.setattr(renderer, "TOKENIZER_CPU_S", 1.0 if "21" in pattern else 60.0)
     async with PromptRenderer(1) as own:
         await own.open(made(pre_tokenizer={**SPLIT, "pattern": {"Regex": pattern}}))
         with pytest.raises(LimitExceeded, match=words):
