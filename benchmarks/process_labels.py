@@ -17,9 +17,9 @@ from typing import Any
 
 from protocol.rewards import Check
 
-from services.grader.offline.calibration import Labelled, agreement, cases_of
+from services.grader.offline.calibration import Labelled, agreement, score_cases
 from services.grader.tools import Settings, Tools
-from services.grader.worker import opened
+from services.grader.worker import open_tools
 
 _CHECK = Check(verifier="equation_steps")
 
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 async def measure(files: Sequence[str]) -> list[dict[str, Any]]:
-    async with opened(Settings.from_environment({}), {}) as tools:
+    async with open_tools(Settings.from_environment({}), {}) as tools:
         return [{"file": file, **await agreement_with_labels(Path(file), tools)} for file in files]
 
 
@@ -46,9 +46,9 @@ async def agreement_with_labels(file: Path, tools: Tools) -> dict[str, Any]:
         )
         for number, row in enumerate(rows)
     ]
-    cases = await cases_of(_CHECK, "process", labelled, tools)
+    cases = await score_cases(_CHECK, "process", labelled, tools)
     labels = [bool(row["good"]) for row in rows]
-    scores = [0.5 if case.given is None else case.given for case in cases]
+    scores = [0.5 if case.score is None else case.score for case in cases]
     return {
         **agreement(cases),
         "good": sum(labels),

@@ -29,7 +29,7 @@ from services.data.integers import rewrite_all
 from services.data.mapping import RefusedError
 from services.data.presets import PRESETS, Preset, Taken
 from services.data.rows import rows_of
-from services.grader.judge.settings import OTHERS, URL, deployed_judges
+from services.grader.judge.settings import NAMED_JUDGES, URL, deployed_judges
 
 DONE, NOT_DONE = 0, 2
 
@@ -62,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("integers", help=text, description=text)
     verb.add_argument("source", metavar="FILE", type=Path)
     verb.add_argument("target", metavar="OUT", type=Path)
-    verb.add_argument("--model", metavar="NAME", default="", help=f"of {OTHERS}; default: {URL}'s")
+    verb.add_argument(
+        "--model", metavar="NAME", default="", help=f"of {NAMED_JUDGES}; default: {URL}'s"
+    )
     verb.set_defaults(run=_integers)
     return parser
 
@@ -149,7 +151,9 @@ def _integers(given: argparse.Namespace) -> int:
     target = _file_to_write(given.target, given.source)
     replies = _file_to_write(target.with_name(f"{target.name}.replies"), given.source)
     if (server := deployed_judges().get(given.model)) is None:
-        named = f"{OTHERS} has no {given.model!r}; add it" if given.model else f"{URL} is not set"
+        named = (
+            f"{NAMED_JUDGES} has no {given.model!r}; add it" if given.model else f"{URL} is not set"
+        )
         raise RefusedError(f"{named}: give the base of an OpenAI-compatible server, and its model")
     with given.source.open("rb") as file:
         lines = list(examined(raw_lines(file)))

@@ -22,16 +22,16 @@ from protocol.messages import Task, Ungradable
 from protocol.tasks import Line
 
 from services.grader.judge.judge import Answer, Judge
-from services.grader.judge.question import Form, Question, as_json, number_within, words
+from services.grader.judge.question import Form, Question, encode_json, number_field, text_field
 from services.grader.judge.settings import JudgeSettings
 
 REWRITTEN = "rewritten"
 _REPLY = Form(
     {
-        "analysis": words("your reasons"),
-        "format": words("the format, in LaTeX without dollar signs"),
-        "integers": words("the integers, as k = 11, m = 2"),
-        "answer": number_within(0, 1e15),
+        "analysis": text_field("your reasons"),
+        "format": text_field("the format, in LaTeX without dollar signs"),
+        "integers": text_field("the integers, as k = 11, m = 2"),
+        "answer": number_field(0, 1e15),
     }
 )
 _INSTRUCTIONS = rf"""You make problems ask for a single integer. Given a problem and its answer:
@@ -77,13 +77,13 @@ class Model:
         given = f"Problem:\n{task.problem}\n\nAnswer:\n{task.answer}"
         turns = {"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": given}
         question = Question(turns, _REPLY)
-        asked = as_json({"model": self._judge.settings.model, **question.request})
+        asked = encode_json({"model": self._judge.settings.model, **question.request})
         if (key := hashlib.sha256(asked).hexdigest()) in self._known:
             return self._known[key]
         [reply] = await self._judge.ask(question)
         if not isinstance(reply, Ungradable):
             with self._replies.open("ab") as file:
-                file.write(b"\n" + as_json([key, reply]))
+                file.write(b"\n" + encode_json([key, reply]))
         return reply
 
 

@@ -1,4 +1,4 @@
-"""How a group is graded: each response's outcome, and its process where the recipe asks for it."""
+"""Grades a group: the outcome of each response, and its process if the recipe asks for it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from protocol.messages import (
     OPENS_THINKING,
     Grade,
     Graded,
+    Mark,
     RolloutGroup,
     Score,
     Task,
@@ -27,15 +28,17 @@ from services.chassis.faults import WorkerFault
 from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
 
-MAX_MARKS, MAX_COMMENT_CHARS = 100, 2_000  # of a score
+# Limits of one score.
+MAX_MARKS = 100
+MAX_COMMENT_CHARS = 2_000
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 GRADES = Counter(
     "weir_grades_total", "Scores by verifier and verdict", ["verifier", "verdict", "reason"]
 )
-_SCORE: TypeAdapter[Score] = TypeAdapter(Score)  # an extension's verifier may return anything
 SECONDS = Histogram("weir_grade_seconds", "Time to score one response", ["verifier"])
+_SCORE: TypeAdapter[Score] = TypeAdapter(Score)  # an extension's verifier may return anything
 
 
 class Scored(NamedTuple):
@@ -44,34 +47,37 @@ class Scored(NamedTuple):
 
 
 async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grade, ...]:
-    """One grade per response, in order; `WorkerFault` after all if there is no pool."""
-    task, begun = group.request.task, OPENS_THINKING * group.begins_thinking
-    grades = await _all(
-        grade_response(reward, task, begun + each.text, replace(tools, episode=each.episode))
-        for each in group.responses
+    """Return one grade per response, in order; raise `WorkerFault` if the pool is gone."""
+    task = group.request.task
+    prefix = OPENS_THINKING if group.begins_thinking else ""
+    grades = await _gather(
+        grade_response(
+            reward, task, prefix + response.text, replace(tools, episode=response.episode)
+        )
+        for response in group.responses
     )
-    return tuple(_behind(grade, len(begun)) for grade in grades) if begun else grades
+    if not prefix:
+        return grades
+    return tuple(_shift_marks(grade, len(prefix)) for grade in grades)
 
 
-def _behind(grade: Grade, begun: int) -> Grade:
-    """A grade with its marks where they are in the response, without what the prompt has begun."""
-    moved: dict[str, Score] = {}
-    for name in ("outcome", "process"):
-        score: Score | None = getattr(grade, name)
+def _shift_marks(grade: Grade, offset: int) -> Grade:
+    """Move marks to their places in the response, without the part that the prompt began."""
+
+    def shift(mark: Mark) -> Mark:
+        start = max(0, mark.start - offset)
+        end = max(0, mark.end - offset)
+        return mark.model_copy(update={"start": start, "end": end})
+
+    scores: dict[str, Score] = {}
+    for name, score in (("outcome", grade.outcome), ("process", grade.process)):
         if isinstance(score, Graded):
-            places = [
-                (max(0, mark.start - begun), max(0, mark.end - begun)) for mark in score.marks
-            ]
-            marks = [
-                mark.model_copy(update={"start": start, "end": end})
-                for mark, (start, end) in zip(score.marks, places, strict=True)
-            ]
-            moved[name] = score.model_copy(update={"marks": tuple(marks)})
-    return grade.model_copy(update=moved)
+            scores[name] = score.model_copy(update={"marks": tuple(map(shift, score.marks))})
+    return grade.model_copy(update=scores)
 
 
 async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) -> Grade:
-    if tools.episode is not None and tools.episode.problem:  # whatever the checks would say
+    if tools.episode is not None and tools.episode.problem:
         return Grade(outcome=Ungradable(reason=tools.episode.problem))
     outcome, _ = await grade_outcome(reward, task, text, tools)
     return Grade(outcome=outcome, process=await grade_process(reward, outcome, task, text, tools))
@@ -80,21 +86,22 @@ async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) ->
 async def grade_outcome(
     reward: Reward, task: Task, text: str, tools: Tools, *, at_once: bool = True
 ) -> tuple[Score, tuple[Scored, ...]]:
-    parts = await _scored(reward.outcome, task, text, tools, at_once=at_once)
-    return combined(parts, of=len(reward.outcome), formula=reward.formula), parts
+    parts = await _score_checks(reward.outcome, task, text, tools, at_once=at_once)
+    return combine(parts, num_checks=len(reward.outcome), formula=reward.formula), parts
 
 
 async def grade_process(
     reward: Reward, outcome: Score, task: Task, text: str, tools: Tools
 ) -> Score | None:
-    """None if the recipe asks for no score of such a response's steps."""
-    if not (checks := process_checks(reward, outcome)):
+    """Return None if the recipe asks for no process score of a response with this outcome."""
+    checks = select_process_checks(reward, outcome)
+    if not checks:
         return None
-    parts = await _scored(checks, task, text, tools)
-    return combined(parts, of=len(reward.process))
+    parts = await _score_checks(checks, task, text, tools)
+    return combine(parts, num_checks=len(reward.process))
 
 
-def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
+def select_process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
     if not isinstance(outcome, Graded):
         return ()
     is_correct = is_right(outcome.value)
@@ -103,27 +110,26 @@ def process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
     return tuple(check for check in reward.process if is_correct or check.sees == "all")
 
 
-async def _scored(
+async def _score_checks(
     checks: Sequence[Check], task: Task, text: str, tools: Tools, *, at_once: bool = True
 ) -> tuple[Scored, ...]:
-    scoring = (_checked(check, task, text, tools) for check in checks)
-    scores = await _all(scoring) if at_once else [await score for score in scoring]
-    return tuple(Scored(*part) for part in zip(checks, scores, strict=True))
+    scoring = (_score_check(check, task, text, tools) for check in checks)
+    return await _gather(scoring) if at_once else tuple([await scored for scored in scoring])
 
 
-async def _checked(check: Check, task: Task, text: str, tools: Tools) -> Score:
+async def _score_check(check: Check, task: Task, text: str, tools: Tools) -> Scored:
     with SECONDS.labels(check.verifier).time():
-        score = await _verified(check, task, text, tools)
+        score = await _verify(check, task, text, tools)
     GRADES.labels(check.verifier, _verdict(score), score.reason or "").inc()
-    return score
+    return Scored(check, score)
 
 
-async def _verified(check: Check, task: Task, text: str, tools: Tools) -> Score:
+async def _verify(check: Check, task: Task, text: str, tools: Tools) -> Score:
     verify = VERIFIERS[check.verifier]
     try:
         return _SCORE.validate_python(await verify(task, text, check, tools))
     except WorkerFault:
-        raise  # of no response: the group is for another grader
+        raise  # another grader gets the group
     except Exception:
         log.exception("a verifier failed", extra={"verifier": check.verifier, "task": task.id})
         return Ungradable(reason="verifier_failed")
@@ -132,40 +138,42 @@ async def _verified(check: Check, task: Task, text: str, tools: Tools) -> Score:
 def _verdict(score: Score) -> str:
     if not isinstance(score, Graded):
         return "ungradable"
-    return "correct" if is_right(score.value) else "partial" if score.value else "wrong"
+    if is_right(score.value):
+        return "correct"
+    return "partial" if score.value else "wrong"
 
 
-async def _all(scoring: Iterable[Awaitable[T]]) -> tuple[T, ...]:
-    """Every result, once all are done; then the first error, if there was one."""
-    results = await asyncio.gather(*scoring, return_exceptions=True)
+async def _gather(awaitables: Iterable[Awaitable[T]]) -> tuple[T, ...]:
+    """Return all results once all are done, or raise the first error."""
+    results = await asyncio.gather(*awaitables, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
     return tuple(result for result in results if not isinstance(result, BaseException))
 
 
-def combined(parts: Sequence[Scored], *, of: int, formula: str | None = None) -> Score:
-    """The weighted mean of at least one check, or the formula's value, cut to [0, 1].
+def combine(parts: Sequence[Scored], *, num_checks: int, formula: str | None = None) -> Score:
+    """Return the weighted mean of at least one score, or the formula's value, clipped to [0, 1].
 
-    ``of`` is how many checks the recipe has; the score of a single one stays as it is. A check
-    that could not grade makes the whole ungradable, unless the recipe leaves it out. The reason is
-    that of the lowest value; all else is that of all checks, under their labels.
+    ``num_checks`` is the number of checks in the recipe; a single one's score is unchanged. An
+    ungradable score makes the whole ungradable, unless its check is left out then. The reason is
+    that of the lowest value; everything else comes from all checks, under their labels.
     """
-    if of == 1 and formula is None:
-        return _bounded(parts[0].score)
-    lost = [part for part in parts if isinstance(part.score, Ungradable)]
-    spoilt = [part for part in lost if part.check.if_ungradable == "ungradable"]
-    if spoilt or len(lost) == len(parts):
-        return (spoilt or lost)[0].score
+    if num_checks == 1 and formula is None:
+        return _limit_size(parts[0].score)
+    ungradable = [part for part in parts if isinstance(part.score, Ungradable)]
+    decisive = [part for part in ungradable if part.check.if_ungradable == "ungradable"]
+    if decisive or len(ungradable) == len(parts):
+        return (decisive or ungradable)[0].score
     graded = [(part.check, part.score) for part in parts if isinstance(part.score, Graded)]
     try:
-        value = _value(graded, formula)
+        value = _combine_values(graded, formula)
     except FormulaError:
         return Ungradable(reason="formula_undefined")
-    return _bounded(_together(graded, min(1.0, max(0.0, value))))
+    return _limit_size(_merge(graded, min(1.0, max(0.0, value))))
 
 
-def _value(parts: Sequence[tuple[Check, Graded]], formula: str | None) -> float:
+def _combine_values(parts: Sequence[tuple[Check, Graded]], formula: str | None) -> float:
     if formula is not None:
         numbers = {check.label: check.as_meant(score.value) for check, score in parts}
         return read_formula(formula).value(numbers)
@@ -173,28 +181,30 @@ def _value(parts: Sequence[tuple[Check, Graded]], formula: str | None) -> float:
     return sum(check.weight * score.value for check, score in parts) / total
 
 
-def _together(parts: Sequence[tuple[Check, Graded]], value: float) -> Graded:
-    lowest = min(parts, key=lambda part: part[1].value)[1]
+def _merge(parts: Sequence[tuple[Check, Graded]], value: float) -> Graded:
+    _, lowest = min(parts, key=lambda part: part[1].value)
     breakdown: dict[str, float] = {}
+    comments: dict[str, str] = {}
+    marks: list[Mark] = []
     for check, score in parts:
         breakdown[check.label] = score.value
-        breakdown |= {f"{check.label}.{key}": value for key, value in score.breakdown.items()}
+        for name, number in score.breakdown.items():
+            breakdown[f"{check.label}.{name}"] = number
+        for name, comment in score.comments.items():
+            comments[f"{check.label}.{name}"] = comment
+        marks += score.marks
     return Graded(
         value=value,
         reason=lowest.reason,
         breakdown=breakdown,
-        marks=tuple(mark for _, score in parts for mark in score.marks),
-        comments={
-            f"{check.label}.{name}": words
-            for check, score in parts
-            for name, words in score.comments.items()
-        },
+        marks=tuple(marks),
+        comments=comments,
     )
 
 
-def _bounded(score: Score) -> Score:
+def _limit_size(score: Score) -> Score:
     if isinstance(score, Ungradable) or not (score.comments or len(score.marks) > MAX_MARKS):
         return score
-    share = MAX_COMMENT_CHARS // max(1, len(score.comments))
-    cut = {name: words[:share] for name, words in score.comments.items()}
-    return score.model_copy(update={"marks": score.marks[:MAX_MARKS], "comments": cut})
+    max_chars = MAX_COMMENT_CHARS // max(1, len(score.comments))
+    comments = {name: comment[:max_chars] for name, comment in score.comments.items()}
+    return score.model_copy(update={"marks": score.marks[:MAX_MARKS], "comments": comments})

@@ -1,4 +1,4 @@
-"""One piece of work for all who ask for the same at the same time."""
+"""Runs equal work once for all callers that wait for it at the same time."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ T = TypeVar("T")
 
 
 @dataclass
-class _UnderWay(Generic[T]):
+class _Shared(Generic[T]):
     task: asyncio.Task[T]
-    waiting: int = 0
+    num_callers: int = 0
 
 
 class SharedWork(Generic[T]):
-    """Work is given up when the last one who waits for it is cancelled."""
+    """Work is cancelled with its last caller."""
 
     def __init__(self) -> None:
-        self._under_way: dict[Hashable, _UnderWay[T]] = {}
+        self._shared: dict[Hashable, _Shared[T]] = {}
 
-    async def once(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What ``work`` returns or raises, begun here or by whoever came first."""
-        if key not in self._under_way:
-            self._under_way[key] = _UnderWay(asyncio.create_task(work()))
-        shared = self._under_way[key]
-        shared.waiting += 1
+    async def run_once(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return or raise the result of ``work``, which the first caller of this key starts."""
+        if key not in self._shared:
+            self._shared[key] = _Shared(asyncio.create_task(work()))
+        shared = self._shared[key]
+        shared.num_callers += 1
         try:
             return await asyncio.shield(shared.task)
         finally:
-            shared.waiting -= 1
-            if not shared.waiting:
-                del self._under_way[key]
+            shared.num_callers -= 1
+            if not shared.num_callers:
+                del self._shared[key]
                 shared.task.cancel()
 
     async def close(self) -> None:
-        tasks = [shared.task for shared in self._under_way.values()]
+        tasks = [shared.task for shared in self._shared.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,13 +1,13 @@
-"""How alike two texts are, in [0, 1]. Runs in the pool: time grows with the product of lengths.
+"""The similarity of two texts, in [0, 1]. It runs in the pool: time is quadratic in the length.
 
-Tokens of BLEU and GLEU are those of mteval-v13a; those of ROUGE are words in small letters.
+BLEU and GLEU use the tokens of mteval-v13a; ROUGE uses words in lower case.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from rapidfuzz import fuzz
@@ -21,35 +21,40 @@ _TOKENIZE = Tokenizer13a()
 
 
 def similarity(metric: str, text: str, reference: str) -> float | None:
-    """In [0, 1]; None if the reference has no n-gram, so that nothing is like it."""
+    """Return a value in [0, 1], or None if the reference has no n-gram to compare."""
     measure = METRICS[metric]
     value = min(1.0, measure(text, reference))
-    return value if value > 0 or measure(reference, reference) > 0 else None
+    if value > 0 or measure(reference, reference) > 0:
+        return value
+    return None
 
 
 def fuzzy_match(text: str, reference: str) -> float:
-    """1 - indel distance / sum of lengths: rapidfuzz's ``ratio``, of the texts as they are."""
+    """Return 1 - indel distance / sum of lengths, as rapidfuzz's ``ratio`` does."""
     return fuzz.ratio(text, reference) / 100
 
 
 def bleu(text: str, reference: str) -> float:
-    """Sentence BLEU of sacrebleu: up to 4-grams, as many as the text has; exponential smoothing."""
+    """Return sacrebleu's sentence BLEU: n-grams up to 4 or the text's length, smoothed."""
     return _BLEU.sentence_score(text, [reference]).score / 100
 
 
 def gleu(text: str, reference: str) -> float:
-    """Google-BLEU, arXiv:1609.08144, section 4.4: the smaller of precision and recall."""
-    ours, theirs = (_ngrams(_TOKENIZE(each).split(), 1, 2, 3, 4) for each in (text, reference))
+    """Return Google-BLEU (arXiv:1609.08144, section 4.4): the lower of precision and recall."""
+    ours = _count_ngrams(_TOKENIZE(text).split(), range(1, 5))
+    theirs = _count_ngrams(_TOKENIZE(reference).split(), range(1, 5))
     return (ours & theirs).total() / max(ours.total(), theirs.total(), 1)
 
 
 def rouge_n(order: int, text: str, reference: str) -> float:
-    ours, theirs = (_ngrams(_words(each), order) for each in (text, reference))
+    ours = _count_ngrams(_split_words(text), [order])
+    theirs = _count_ngrams(_split_words(reference), [order])
     return _f_measure((ours & theirs).total(), ours.total(), theirs.total())
 
 
 def rouge_l(text: str, reference: str) -> float:
-    ours, theirs = _words(text), _words(reference)
+    ours = _split_words(text)
+    theirs = _split_words(reference)
     return _f_measure(int(LCSseq.similarity(ours, theirs)), len(ours), len(theirs))
 
 
@@ -62,14 +67,17 @@ METRICS: Mapping[str, Callable[[str, str], float]] = {
 }
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _ngrams(tokens: Sequence[str], *orders: int) -> Counter[tuple[str, ...]]:
-    shifted = ([tokens[start:] for start in range(order)] for order in orders)
-    return Counter(ngram for each in shifted for ngram in zip(*each, strict=False))
+def _count_ngrams(tokens: Sequence[str], orders: Iterable[int]) -> Counter[tuple[str, ...]]:
+    counts = Counter[tuple[str, ...]]()
+    for order in orders:
+        shifted = [tokens[start:] for start in range(order)]
+        counts.update(zip(*shifted, strict=False))
+    return counts
 
 
-def _f_measure(in_common: int, ours: int, theirs: int) -> float:
-    return 2 * in_common / (ours + theirs) if in_common else 0.0
+def _f_measure(common: int, ours: int, theirs: int) -> float:
+    return 2 * common / (ours + theirs) if common else 0.0

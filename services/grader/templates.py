@@ -1,6 +1,6 @@
-"""What a check is told: its templates filled in, and a response without its thinking.
+"""Fills in the templates of checks, and removes the thinking of responses.
 
-What is filled in is never read as a template again, so no response can ask for the answer.
+Inserted text is never read as a template, so no response can ask for the answer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from pydantic import JsonValue
 
 from services.grader.trial_record import record_failure
 
-_PLACE = re.compile(r"\{\{\s*([A-Za-z_]\w*(?:\.\w+|\[\d+\])*)\s*\}\}")
-_STEP = re.compile(r"\w+")  # of a place: a key, or the number of an entry of a list
-_TEXT, _JSON = "sample.output_text", "output_json"
-MAX_CHARS = 500_000  # of a response whose text is compared or given to a client's function
+_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*(?:\.\w+|\[\d+\])*)\s*\}\}")
+_PATH_STEP = re.compile(r"\w+")  # a key of an object, or an index of a list
+_TEXT = "sample.output_text"
+_JSON = "output_json"
+# The longest response that is compared, or given to a client's function.
+MAX_CHARS = 500_000
 
 
-def without_thinking(text: str) -> str:
-    """The text without ``<think>…</think>``, which the prompt may have opened."""
+def remove_thinking(text: str) -> str:
+    """Return the text without ``<think>…</think>``, which the prompt may have opened."""
     before, closes, after = text.partition(CLOSES_THINKING)
     if closes and OPENS_THINKING not in before:
         text = after
@@ -41,33 +43,34 @@ def without_thinking(text: str) -> str:
 
 
 def final_text(text: str) -> str:
-    """What a response says after its thinking; one that does not think stays as it is."""
-    output = without_thinking(text)
+    """Return the part after the thinking; a response without thinking is unchanged."""
+    output = remove_thinking(text)
     return text if output == text else output.strip()
 
 
-class NotGiven(KeyError):
-    """A template names what there is not; ``score`` is what becomes of the response."""
+class MissingField(KeyError):
+    """A template names a field that does not exist; ``score`` is the consequence."""
 
     score: Score
 
 
-class UnknownField(NotGiven):
+class UnknownField(MissingField):
     score = Ungradable(reason="unknown_field")
 
 
-class NoOutput(NotGiven):
+class NoOutput(MissingField):
     score = Graded(value=0, reason="no_output")
 
 
-def fill(template: str, task: Task, text: str, quoted: Callable[[str], str] = str) -> str:
-    """The template with the fields and metadata of ``item``, the task, and the response, quoted.
+def fill(template: str, task: Task, text: str, quote: Callable[[str], str] = str) -> str:
+    """Fill in fields and metadata of the task, ``item``, and the response, each through ``quote``.
 
-    Raises `UnknownField`, or `NoOutput` if it names a part of ``sample.output_json`` that is not
-    there.
+    Raises:
+        UnknownField: if the task has no such field.
+        NoOutput: if ``sample.output_json`` has no such part.
     """
     try:
-        return _PLACE.sub(lambda place: quoted(_value(place[1], task, text)), template)
+        return _PLACEHOLDER.sub(lambda match: quote(_look_up(match[1], task, text)), template)
     except UnknownField as error:
         record_failure("unknown_field", f"there is no {error.args[0]}")
         raise
@@ -78,55 +81,60 @@ class FilledTexts(NamedTuple):
     reference: str
 
 
-def filled_texts(check: StringCheck | TextSimilarity, task: Task, text: str) -> FilledTexts | Score:
+def fill_texts(check: StringCheck | TextSimilarity, task: Task, text: str) -> FilledTexts | Score:
     if len(text) > MAX_CHARS:
         return Graded(value=0, reason="too_long")
     output = final_text(text)
     try:
         return FilledTexts(fill(check.input, task, output), fill(check.reference, task, output))
-    except NotGiven as missing:
-        return missing.score
+    except MissingField as error:
+        return error.score
 
 
-def useless(check: StringCheck | TextSimilarity, reason: str, of_response: str) -> Score:
-    """A reference of no use is the task's fault, unless the response is a part of it."""
+def score_bad_reference(
+    check: StringCheck | TextSimilarity, task_reason: str, response_reason: str
+) -> Score:
+    """Blame the task for an unusable reference, unless the reference contains the response."""
     if _TEXT in check.reference:
-        return Graded(value=0, reason=of_response)
-    return Ungradable(reason=reason)
+        return Graded(value=0, reason=response_reason)
+    return Ungradable(reason=task_reason)
 
 
-def columns_of(task: Task) -> dict[str, JsonValue]:
-    """The task as its data set has it: what its metadata holds stands beside its own fields."""
-    own = {
+def to_columns(task: Task) -> dict[str, JsonValue]:
+    """Return a task as in its data set: metadata next to the fields, which take precedence."""
+    fields = {
         "id": task.id,
         "prompt": task.problem,
         "answer": task.answer,
         "solution": task.solution,
         "metadata": dict(task.metadata),
     }
-    given = {name: value for name, value in own.items() if value not in (None, NOT_GIVEN)}
-    return {name: value for name, value in task.metadata.items() if name not in own} | given
+    columns = {name: value for name, value in task.metadata.items() if name not in fields}
+    for name, value in fields.items():
+        if value not in (None, NOT_GIVEN):
+            columns[name] = value
+    return columns
 
 
-def output_json(text: str) -> JsonValue:
+def parse_output(text: str) -> JsonValue:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise NoOutput(_JSON) from error
 
 
-def _value(name: str, task: Task, text: str) -> str:
+def _look_up(name: str, task: Task, text: str) -> str:
     if name == _TEXT:
         return text
-    space, *path = _STEP.findall(name)
-    if space == "sample" and path[:1] == [_JSON]:
-        return _looked_up(output_json(text), path[1:], NoOutput(name))
-    if space == "item" and path:
-        return _looked_up(columns_of(task), path, UnknownField(name))
+    root, *path = _PATH_STEP.findall(name)
+    if root == "sample" and path[:1] == [_JSON]:
+        return _follow(path[1:], parse_output(text), NoOutput(name))
+    if root == "item" and path:
+        return _follow(path, to_columns(task), UnknownField(name))
     raise UnknownField(name)
 
 
-def _looked_up(value: Any, path: list[str], missing: KeyError) -> str:
+def _follow(path: list[str], value: Any, missing: KeyError) -> str:
     for step in path:
         try:
             value = value[int(step)] if isinstance(value, list) else value[step]

@@ -1,4 +1,4 @@
-"""What verifiers work with beyond the text itself, and the grader's variables."""
+"""The resources of verifiers, and the grader's settings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from services.chassis.pool import Pool
 from services.chassis.security import is_allowed
 from services.grader.judge.judge import Judge
 from services.grader.shared_work import SharedWork
+from services.grader.timeouts import COMPARISON_S, QUICK_COMPARISON_S
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,19 @@ class Tools:
     pool: Pool
     judge: Judge | None = None
     other_judges: Mapping[str, Judge] = field(default_factory=dict)  # by the deployment's names
-    sandbox: Pool | None = None  # for clients' code; none: it is not run
-    episode: Episode | None = None  # of the response in hand, if it is one
-    quick_deadline_s: float = 0.3  # for the first try of a comparison
-    compare_deadline_s: float = 0.7  # for the second, in a fresh worker
-    comparisons: SharedWork[Score] = field(default_factory=SharedWork, compare=False)  # in the pool
+    sandbox: Pool | None = None  # runs clients' code; None: it is not allowed
+    episode: Episode | None = None  # of the current response
+    quick_deadline_s: float = QUICK_COMPARISON_S
+    compare_deadline_s: float = COMPARISON_S
+    comparisons: SharedWork[Score] = field(default_factory=SharedWork, compare=False)
     examinations: SharedWork[Ungradable | None] = field(default_factory=SharedWork, compare=False)
 
     @property
     def named_judges(self) -> dict[str, Judge]:
-        own = {JUDGE: self.judge, self.judge.settings.model: self.judge} if self.judge else {}
-        return {**own, **self.other_judges}
+        judges: dict[str, Judge] = {}
+        if self.judge:
+            judges = {JUDGE: self.judge, self.judge.settings.model: self.judge}
+        return judges | dict(self.other_judges)
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Settings:
     groups_in_flight: int
     workers: int
     extensions: tuple[str, ...] = ()
-    python: bool = False  # whether clients' code is run
+    python: bool = False  # whether clients' code may run
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -1,4 +1,4 @@
-"""What a trial of a grader tells besides scores: tokens spent, and failures in words."""
+"""The record of a trial, for the client that tests a reward: spent tokens, and error messages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ class TrialRecord:
     details: dict[str, str] = field(default_factory=dict)  # by the reason of a score
 
 
-_OF_JOBS = TrialRecord()  # which nobody reads: metrics and log have that
-_RECORD = ContextVar("record", default=_OF_JOBS)
+# Jobs share a record that is never read: they have metrics and the log.
+_RECORD = ContextVar("record", default=TrialRecord())  # noqa: B039
 
 
-def recorded() -> TrialRecord:
-    """The record of what happens from here on in this task, and in those that it starts."""
-    _RECORD.set(record := TrialRecord())
+def start_record() -> TrialRecord:
+    """Start a record for this task and the tasks that it starts."""
+    record = TrialRecord()
+    _RECORD.set(record)
     return record
 
 
@@ -31,5 +32,5 @@ def record_tokens(model: str, count: int) -> None:
     _RECORD.get().tokens[model] += count
 
 
-def record_failure(reason: str, words: str) -> None:
-    _RECORD.get().details[reason] = shown(words)[:_MAX_CHARS]
+def record_failure(reason: str, message: str) -> None:
+    _RECORD.get().details[reason] = shown(message)[:_MAX_CHARS]

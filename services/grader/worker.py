@@ -1,6 +1,6 @@
-"""The grader as a stage of the line: a rollout group comes in, a graded group goes out.
+"""The grader's worker: it turns rollout groups into graded groups, and answers trials.
 
-Trials of graders, of one response each, are done beside the line.
+A trial scores one response for a client that tests its rewards.
 """
 
 from __future__ import annotations
@@ -37,21 +37,19 @@ from services.chassis.service import Service
 from services.grader import client_code, grading
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
+from services.grader.timeouts import ADMISSION_TIMEOUT_S, POLL_S, TRIAL_READ_S, TRIAL_TIMEOUT_S
 from services.grader.tools import Settings, Tools
-from services.grader.trial_record import recorded
+from services.grader.trial_record import start_record
 from services.grader.verifiers import VERIFIERS, equation_steps, math_answer
 
 log = logging.getLogger(__name__)
 
-_LOOK_AGAIN_S = 0.5
-_PATIENCE_S = 20.0
-TRIALS_AT_ONCE = 4  # each in one place of the pool or judges that the job waits for, too
-_TRIAL_LIMIT_S = 120.0
-_TRIAL_LOOK_S = 5.0
+# A trial takes one worker of the pool or one call of a judge at a time from the active job.
+MAX_TRIALS = 4
 
 
 async def run(service: Service) -> None:
-    """Consumes rollout groups, and trials of graders; produces graded groups, and results.
+    """Consumes rollout groups and trials; produces graded groups and the trials' results.
 
     Waits for: the pool to warm up, a judge that passes its self-test if there is one, then groups.
     Unblocked by: those, and the service stopping.
@@ -59,39 +57,39 @@ async def run(service: Service) -> None:
     PHASES.name("grading", idle="idle")
     settings = Settings.from_environment()
     import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
-    await asyncio.to_thread(read_unit, "cm")  # the table of units takes half a second to load
-    judges = {name: Judge(each) for name, each in deployed_judges().items()}
-    async with opened(settings, judges) as tools, asyncio.TaskGroup() as beside:
-        service.activity.capabilities = capabilities(tools)
-        telling = beside.create_task(tell_forever(service, tools))
-        trying = beside.create_task(try_forever(service, tools))
-        await work_forever(service, stage(tools, settings.groups_in_flight))
-        telling.cancel()
-        trying.cancel()
+    await asyncio.to_thread(read_unit, "cm")  # loads the table of units, which takes 0.5 s
+    judges = {name: Judge(judge) for name, judge in deployed_judges().items()}
+    async with open_tools(settings, judges) as tools, asyncio.TaskGroup() as tasks:
+        service.activity.capabilities = find_capabilities(tools)
+        reporting = tasks.create_task(report_forever(service, tools))
+        answering = tasks.create_task(answer_trials_forever(service, tools))
+        await work_forever(service, make_consumer(tools, settings.groups_in_flight))
+        reporting.cancel()
+        answering.cancel()
 
 
 @asynccontextmanager
-async def opened(settings: Settings, judges: Mapping[str, Judge]) -> AsyncIterator[Tools]:
-    """All that a grader works with; each judge, the first one under "", watches over itself."""
+async def open_tools(settings: Settings, judges: Mapping[str, Judge]) -> AsyncIterator[Tools]:
+    """Start the pools and judges. The name of the judge of ``WEIR_JUDGE_URL`` is ""."""
     async with AsyncExitStack() as stack:
         warm_ups = [math_answer.WARM_UP, equation_steps.WARM_UP]
         pool = await stack.enter_async_context(Pool(settings.workers, warm_ups=warm_ups))
-        confined = None
+        confined_pool = None
         if settings.python:
             sandbox.keep_memory_private()
-            clients = Pool(settings.workers, warm_ups=[client_code.WARM_UP], confined=True)
-            confined = await stack.enter_async_context(clients)
+            confined_pool = Pool(settings.workers, warm_ups=[client_code.WARM_UP], confined=True)
+            await stack.enter_async_context(confined_pool)
         for judge in judges.values():
             await stack.enter_async_context(judge)
-        others = {name: judge for name, judge in judges.items() if name}
-        yield Tools(pool, judges.get(""), others, confined)
+        named_judges = {name: judge for name, judge in judges.items() if name}
+        yield Tools(pool, judges.get(""), named_judges, confined_pool)
 
 
-def stage(tools: Tools, capacity: int) -> Consumer[RolloutGroup, GradedGroup]:
+def make_consumer(tools: Tools, capacity: int) -> Consumer[RolloutGroup, GradedGroup]:
     admission = Admission(tools)
 
     async def handle(job: ActiveJob, group: RolloutGroup) -> GradedGroup:
-        admission.admit(job)
+        admission.check(job)
         return await grade_group(job, group, tools)
 
     return Consumer(
@@ -118,80 +116,95 @@ async def grade_group(job: ActiveJob, group: RolloutGroup, tools: Tools) -> Grad
     )
 
 
-def capabilities(tools: Tools) -> Capabilities:
-    known = [name for name in VERIFIERS if name != "python" or tools.sandbox is not None]
-    return Capabilities(verifiers=tuple(known), judges=tuple(tools.named_judges))
+def find_capabilities(tools: Tools) -> Capabilities:
+    names = [name for name in VERIFIERS if name != "python" or tools.sandbox is not None]
+    return Capabilities(verifiers=tuple(names), judges=tuple(tools.named_judges))
 
 
-def what_is_missing(reward: Reward, tools: Tools) -> str | None:
-    own = capabilities(tools)
-    found = (own.lacking(check) for check in (*reward.outcome, *reward.process))
-    return next(filter(None, found), None)
+def find_missing(reward: Reward, tools: Tools) -> str | None:
+    """Return which verifier or judge of a reward this grader lacks, as a sentence."""
+    capabilities = find_capabilities(tools)
+    problems = (capabilities.lacking(check) for check in (*reward.outcome, *reward.process))
+    return next(filter(None, problems), None)
 
 
-def what_is_in_the_way(reward: Reward, tools: Tools, *, for_good: bool = False) -> str | None:
-    """Why groups with this reward must wait, in words; None if they can be graded.
+def find_obstacle(reward: Reward, tools: Tools, *, permanent: bool = False) -> str | None:
+    """Return why groups with this reward must wait, as a sentence.
 
-    ``for_good`` leaves out a judge that may come up: it has not refused every call.
+    A judge that is down is a ``permanent`` obstacle only if it has refused every call.
     """
-    judges = (tools.named_judges[check.model] for check in reward.checks_of_a_judge)
-    down = (_trouble_of(judge) for judge in judges if judge.refuses_all or not for_good)
-    return what_is_missing(reward, tools) or next(filter(None, down), None)
+    missing = find_missing(reward, tools)
+    if missing:
+        return missing
+    for check in reward.checks_of_a_judge:
+        judge = tools.named_judges[check.model]
+        if not judge.is_up and (judge.refuses_all or not permanent):
+            return _describe_outage(judge)
+    return None
 
 
-def _trouble_of(judge: Judge) -> str | None:
-    return None if judge.is_up else f"the judge is not up: {judge.why_down}"
+def _describe_outage(judge: Judge | None) -> str | None:
+    return f"the judge is not up: {judge.why_down}" if judge and not judge.is_up else None
 
 
 class Admission:
-    """Lets a job's groups in once they can be graded, or have waited for what will not come.
+    """Admits the groups of a job once they can be graded, or have waited long enough.
 
-    The latter are not graded: a grader that is started meanwhile may have what this one lacks. If
-    none has it, the groups are handed on as unworkable.
+    The latter are refused: a grader that starts meanwhile may have what this one lacks. If no
+    grader has it, the groups are handed on as unworkable.
     """
 
-    def __init__(self, tools: Tools, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, tools: Tools, timeout_s: float = ADMISSION_TIMEOUT_S) -> None:
         self._tools = tools
-        self._patience_s = patience_s
-        self._job_id = ""
-        self._since = 0.0  # this job lacks something here
+        self._timeout_s = timeout_s
+        self._job_id = ""  # of the job with a permanent obstacle
+        self._since = 0.0
 
     def is_open(self, job: ActiveJob) -> bool:
         reward = job.recipe.reward
-        if what_is_in_the_way(reward, self._tools, for_good=True) is None:
+        if find_obstacle(reward, self._tools, permanent=True) is None:
             self._job_id = ""
-            return what_is_in_the_way(reward, self._tools) is None
+            return find_obstacle(reward, self._tools) is None
         if self._job_id != job.job_id:
-            self._job_id, self._since = job.job_id, time.monotonic()
-        return time.monotonic() - self._since >= self._patience_s
+            self._job_id = job.job_id
+            self._since = time.monotonic()
+        return time.monotonic() - self._since >= self._timeout_s
 
-    def admit(self, job: ActiveJob) -> None:
+    def check(self, job: ActiveJob) -> None:
         """Raise `UnsupportedEntry` if this grader lacks something for the job."""
-        if why := what_is_in_the_way(job.recipe.reward, self._tools, for_good=True):
-            raise UnsupportedEntry(why)
+        obstacle = find_obstacle(job.recipe.reward, self._tools, permanent=True)
+        if obstacle:
+            raise UnsupportedEntry(obstacle)
 
 
-async def tell_forever(service: Service, tools: Tools) -> None:
-    """Consumes the judge's state and the active job; produces readiness and the job's events.
+async def report_forever(service: Service, tools: Tools) -> None:
+    """Consumes the judges' state and the active job; produces readiness and the job's events.
 
     Waits for: the next look. Unblocked by: time.
     """
-    job_id, told = "", None  # what this job was told to wait for
+    job_id = ""
+    reported: str | None = None  # the last event's obstacle
     numbers = itertools.count()
     while True:
         job = await service.exchange.active()
-        obstacle = tools.judge and _trouble_of(tools.judge)
-        if job:
-            obstacle = what_is_in_the_way(job.recipe.reward, tools)
-            if obstacle != (told if job.job_id == job_id else None):
-                await service.exchange.record_event(_event(service, job, obstacle, next(numbers)))
-        job_id, told = (job.job_id, obstacle) if job else ("", None)
+        if job is None:
+            obstacle = _describe_outage(tools.judge)
+            job_id = ""
+        else:
+            obstacle = find_obstacle(job.recipe.reward, tools)
+            if job.job_id != job_id:
+                job_id = job.job_id
+                reported = None
+            if obstacle != reported:
+                event = _make_event(service, job, obstacle, next(numbers))
+                await service.exchange.record_event(event)
+            reported = obstacle
         service.readiness.set(obstacle is None, obstacle or "")
-        await asyncio.sleep(_LOOK_AGAIN_S)
+        await asyncio.sleep(POLL_S)
 
 
-def _event(service: Service, job: ActiveJob, obstacle: str | None, number: int) -> JobEvent:
-    """Every grader tells for itself: they need not see the judge come and go in the same order."""
+def _make_event(service: Service, job: ActiveJob, obstacle: str | None, number: int) -> JobEvent:
+    """Every grader reports its own view of the judge, so its id is part of the event's."""
     return JobEvent(
         id=f"gate:{'closed' if obstacle else 'open'}:{service.exchange.me}:{number}",
         job_id=job.job_id,
@@ -201,58 +214,63 @@ def _event(service: Service, job: ActiveJob, obstacle: str | None, number: int) 
     )
 
 
-async def try_forever(service: Service, tools: Tools, limit_s: float = _TRIAL_LIMIT_S) -> None:
+async def answer_trials_forever(
+    service: Service, tools: Tools, timeout_s: float = TRIAL_TIMEOUT_S
+) -> None:
     """Consumes trials; produces their results.
 
-    Waits for: a free place, a trial. Unblocked by: ``limit_s`` of each trial, somebody asking.
+    Waits for: a free slot, a trial. Unblocked by: the end of a trial, which has ``timeout_s``.
     """
-    free = asyncio.Semaphore(TRIALS_AT_ONCE)
-    async with asyncio.TaskGroup() as under_way:
+    slots = asyncio.Semaphore(MAX_TRIALS)
+    async with asyncio.TaskGroup() as tasks:
         while True:
-            await free.acquire()
+            await slots.acquire()
             trial = await _next_trial(service.exchange)
-            answer = under_way.create_task(_answer_trial(service.exchange, trial, tools, limit_s))
-            answer.add_done_callback(lambda _: free.release())
+            task = tasks.create_task(_answer_trial(service.exchange, trial, tools, timeout_s))
+            task.add_done_callback(lambda _: slots.release())
 
 
-async def tried(trial: Trial, tools: Tools, limit_s: float = _TRIAL_LIMIT_S) -> TrialResult:
-    if missing := what_is_missing(trial.reward, tools):
+async def run_trial(trial: Trial, tools: Tools, timeout_s: float = TRIAL_TIMEOUT_S) -> TrialResult:
+    missing = find_missing(trial.reward, tools)
+    if missing:
         return TrialResult(missing=missing)
-    if trouble := what_is_in_the_way(trial.reward, tools):
-        down = Ungradable(reason="judge_failed")
-        return TrialResult(outcome=down, details={down.reason: trouble})
+    outage = find_obstacle(trial.reward, tools)
+    if outage:
+        outcome = Ungradable(reason="judge_failed")
+        return TrialResult(outcome=outcome, details={outcome.reason: outage})
     if trial.text is None:
         return TrialResult(outcome=await math_answer.examine(trial.task.answer or "", tools))
-    began, record = time.monotonic(), recorded()
+    started = time.monotonic()
+    record = start_record()
+    response = (trial.task, trial.text, tools)
     try:
-        async with asyncio.timeout(limit_s):
-            outcome, parts = await grading.grade_outcome(
-                trial.reward, trial.task, trial.text, tools, at_once=False
-            )
-            process = await grading.grade_process(
-                trial.reward, outcome, trial.task, trial.text, tools
-            )
+        async with asyncio.timeout(timeout_s):
+            outcome, parts = await grading.grade_outcome(trial.reward, *response, at_once=False)
+            process = await grading.grade_process(trial.reward, outcome, *response)
     except TimeoutError:
-        outcome, process, parts = Ungradable(reason="not_in_time"), None, ()
+        outcome = Ungradable(reason="not_in_time")
+        process = None
+        parts = ()
     return TrialResult(
         outcome=outcome,
         process=process,
         scores={part.check.label: part.score for part in parts},
         details=record.details,
         tokens=record.tokens,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started,
     )
 
 
 async def _next_trial(exchange: Exchange) -> Trial:
-    while (trial := await exchange.take_trial(_TRIAL_LOOK_S)) is None:
-        pass
-    return trial
+    while True:
+        trial = await exchange.take_trial(TRIAL_READ_S)
+        if trial is not None:
+            return trial
 
 
-async def _answer_trial(exchange: Exchange, trial: Trial, tools: Tools, limit_s: float) -> None:
+async def _answer_trial(exchange: Exchange, trial: Trial, tools: Tools, timeout_s: float) -> None:
     try:
-        result = await tried(trial, tools, limit_s)
+        result = await run_trial(trial, tools, timeout_s)
     except Exception:
         log.exception("a trial failed")
         result = TrialResult(outcome=Ungradable(reason="verifier_failed"))

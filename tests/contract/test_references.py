@@ -25,7 +25,7 @@ from protocol.messages import (
 )
 
 from services.chassis.service import Service
-from services.grader.worker import try_forever
+from services.grader.worker import answer_trials_forever
 from services.learner.attempt import Attempt, JobFault, MachineFault
 from services.learner.job import assembly
 from services.learner.job.references import readable_tasks
@@ -52,7 +52,7 @@ async def grader(server: Server) -> AsyncIterator[None]:
     """A grader that answers trials beside the body, as its own user of the server."""
     async with connect(server.url_of("grader"), me="grader-1") as exchange:
         service = cast(Service, SimpleNamespace(exchange=exchange))
-        task = asyncio.create_task(try_forever(service, inline_tools()))
+        task = asyncio.create_task(answer_trials_forever(service, inline_tools()))
         try:
             yield
         finally:

@@ -26,7 +26,14 @@ from deploy.launches import judge_options
 from services.chassis.pool import Pool
 from services.grader.judge.chat import Chat, ChatError
 from services.grader.judge.judge import Judge
-from services.grader.judge.question import Form, NoVerdict, Question, number_within, one_of, words
+from services.grader.judge.question import (
+    Form,
+    NoVerdict,
+    Question,
+    choice_field,
+    number_field,
+    text_field,
+)
 from services.grader.judge.settings import JudgeSettings
 from services.grader.tools import Tools
 from services.grader.verifiers.judges import model_judge
@@ -131,7 +138,7 @@ async def chat(url: str) -> AsyncIterator[Chat]:
 
 
 def a_question(**changes: Any) -> Question:
-    form = Form({name: one_of(LETTERS) for name in ("first", "second", "third", "fourth")})
+    form = Form({name: choice_field(LETTERS) for name in ("first", "second", "third", "fourth")})
     messages = ({"role": "user", "content": "Grade 1+1=2."},)
     return Question(**{"messages": messages, "form": form, "max_tokens": 100, **changes})
 
@@ -141,14 +148,14 @@ async def test_a_reply_follows_the_schema_whatever_the_model_would_say(chat: Cha
         verdict = await chat.ask(a_question(temperature=1.0, seed=seed))
         assert list(verdict) == ["first", "second", "third", "fourth"]
         assert set(verdict.values()) <= set(LETTERS)
-    number = await chat.ask(a_question(form=Form({"result": number_within(2, 5)})))
+    number = await chat.ask(a_question(form=Form({"result": number_field(2, 5)})))
     assert 2 <= float(number["result"]) <= 5
     long = ({"role": "user", "content": "1" * (CONTEXT - 40)},)
     with pytest.raises(ChatError, match=r"left [123]. tokens"):
         await chat.ask(a_question(messages=long))
     with pytest.raises(ChatError, match="as it was told"):
         await chat.ask(a_question(template_options={"refuses": True}))
-    endless = Form({"analysis": words("your reasons"), "grade": one_of(LETTERS)})
+    endless = Form({"analysis": text_field("your reasons"), "grade": choice_field(LETTERS)})
     with pytest.raises(NoVerdict, match="length"):
         await chat.ask(a_question(form=endless, max_tokens=30))
 

@@ -1,7 +1,7 @@
-"""The judge, as verifiers know it: a question in, a verdict out, or why there is none.
+"""The judge as verifiers see it: they ask a question and get a verdict, or the reason without one.
 
-Whether it is up is one state, which one watcher changes between two awaits: no call can miss a
-change. Any number of calls may doubt it: they share the next self-test that ends.
+Whether it is up is one state, which one task changes between two awaits, so no call misses a
+change. Calls that doubt it share the next self-test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protocol.messages import Task, Ungradable
 from services.chassis.faults import WorkerFault
 from services.grader.judge.chat import FAILED, OVER_CONTEXT, Chat, ChatError
 from services.grader.judge.prompt import load_rubric, rubric_form, rubric_messages
-from services.grader.judge.question import NoVerdict, Question, Verdict, as_json
+from services.grader.judge.question import NoVerdict, Question, Verdict, encode_json
 from services.grader.judge.settings import MODEL, URL, JudgeSettings
 from services.grader.shared_work import SharedWork
 from services.grader.trial_record import record_failure
@@ -36,9 +36,9 @@ CANARIES = Counter(
     ["level", "judged"],
 )
 CANARY_EVERY = 200  # questions
-_CANARIES_TEXT = Path(__file__).with_name("canaries.jsonl").read_text("utf-8")
-_CANARIES = list(map(json.loads, _CANARIES_TEXT.splitlines()))
-_UNTESTED = "starting"
+_CANARY_FILE = Path(__file__).with_name("canaries.jsonl")
+_CANARIES = [json.loads(line) for line in _CANARY_FILE.read_text("utf-8").splitlines()]
+_NOT_TESTED = "starting"
 _RUBRIC = load_rubric("holistic")
 _TASK = Task(
     id="self-test",
@@ -52,22 +52,25 @@ m + n = (2j + 1) + (2k + 1) = 2j + 2k + 2 = 2(j + k + 1). As j + k + 1 is an int
 multiple of 2, which means that it is even."""
 WRONG = """Let m and n be odd. Then m = 2j and n = 2k for some integers j and k, so m + n is
 2(j - k). Since odd numbers are prime, j - k is odd. For example 3 + 4 = 7. Hence the sum is odd."""
-_CALLS_AT_FIRST, _FEWEST_CALLS = 32, 8  # at once; any server answers the latter in good time
-_OUTAGES = 2  # under one question, first among others, any of which may have done it, then alone
+_INITIAL_CALLS = 32
+_MIN_CALLS = 8  # any server answers this many calls at once in good time
+# Another question may cause an outage, so a question is asked again after the first. Then it is
+# asked alone.
+_MAX_OUTAGES = 2
 
 Answer = Verdict | Ungradable
 
 
 class JudgeDown(WorkerFault):
-    """The judge is down, and whoever asks does not wait; the text says why."""
+    """The judge is down, and its questions do not wait; the text says why."""
 
 
 class Health:
     def __init__(self, settings: JudgeSettings, test: Callable[[], Awaitable[str | None]]) -> None:
         self.settings = settings
         self.is_up = False
-        self.why_down = _UNTESTED
-        self.outages = 0  # tests failed so far
+        self.why_down = _NOT_TESTED
+        self.outages = 0  # failed tests so far
         self._test = test
         self._doubted = asyncio.Event()
         self._next_test = asyncio.Event()  # set, and replaced, when a test has ended
@@ -75,43 +78,44 @@ class Health:
     async def watch_forever(self) -> None:
         """Consumes doubts; produces the state.
 
-        Waits for: a doubt, or a pause if it is down. Unblocked by: deadlines, `clears`, time.
+        Waits for: a doubt, or a pause if it is down. Unblocked by: deadlines, `passes_test`, time.
         """
-        shortest_s, longest_s = self.settings.retest_s
-        pause_s = shortest_s
+        min_pause_s, max_pause_s = self.settings.retest_s
+        pause_s = min_pause_s
         while True:
-            self._conclude(await self._test())
+            self._update(await self._test())
             if self.is_up:
-                pause_s = shortest_s
+                pause_s = min_pause_s
                 await self._doubted.wait()
             else:
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, longest_s)
+                pause_s = min(2 * pause_s, max_pause_s)
 
-    async def until_up(self) -> int:
-        """The count of outages; `JudgeDown` if the judge is down and not patient."""
+    async def wait_until_up(self) -> int:
+        """Return the number of outages; raise `JudgeDown` if it is down and not patient."""
         with WAITING.track_inprogress():
             while not self.is_up:
-                if not self.settings.patient and self.why_down != _UNTESTED:
-                    what = f"the judge is not up: {self.why_down}"
-                    raise JudgeDown(f"{what}; start it, or unset {URL}")
+                if not self.settings.patient and self.why_down != _NOT_TESTED:
+                    problem = f"the judge is not up: {self.why_down}"
+                    raise JudgeDown(f"{problem}; start it, or unset {URL}")
                 await self._next_test.wait()
         return self.outages
 
-    async def clears(self, outages: int) -> bool:
-        """Whether a test passes now, with no outage since ``outages`` were counted."""
+    async def passes_test(self, outages: int) -> bool:
+        """Return whether a test passes now, without an outage since ``outages`` were counted."""
         if outages == self.outages:
             self._doubted.set()
             await self._next_test.wait()
         return outages == self.outages
 
-    def _conclude(self, why_down: str | None) -> None:
+    def _update(self, why_down: str | None) -> None:
         model = self.settings.model
         if why_down is None and not self.is_up:
             log.info("the judge is up", extra={"model": model})
         elif why_down is not None and why_down != self.why_down:
             log.warning("the judge is down", extra={"model": model, "why": why_down})
-        self.is_up, self.why_down = why_down is None, why_down or ""
+        self.is_up = why_down is None
+        self.why_down = why_down or ""
         self.outages += not self.is_up
         UP.labels(model).set(self.is_up)
         self._doubted.clear()
@@ -122,157 +126,154 @@ class Health:
 class Judge(Health):
     """A model that grades. While it is down, questions wait, or raise `JudgeDown` if not patient.
 
-    Ungradable are ``no_verdict`` (no attempt gave a form filled in), ``verdict_cut`` (the last one
-    used up its tokens), ``over_judge_context``, ``judge_refused``, ``judge_failed`` and
+    Reasons for ungradable: ``no_verdict`` (no attempt filled in the form), ``verdict_cut`` (the
+    last one used up its tokens), ``over_judge_context``, ``judge_refused``, ``judge_failed`` and
     ``judge_timeout``. Every attempt has the question's effort, temperature and tokens.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
         super().__init__(settings, self._examine)
-        self.refuses_all = False  # it takes no call, as one of another name or key, and never has
+        # It has refused all calls from the start, as with a wrong model name or key.
+        self.refuses_all = False
         self._chat = Chat(settings)
         self._has_passed = False
-        self._num_examinations = 0  # each has another seed, so that none is told what was cached
+        self._num_examinations = 0  # the seed, so that no reply comes from a cache
         self._slots = Slots(settings.concurrency)
         self._pace = Pace(settings.concurrency, settings.timeout_s)
-        self._sharing: SharedWork[Answer] = SharedWork()
-        self._beside = asyncio.TaskGroup()
+        self._shared: SharedWork[Answer] = SharedWork()
+        self._tasks = asyncio.TaskGroup()
         self._num_questions = 0
 
     async def __aenter__(self) -> Self:
-        await self._beside.__aenter__()
-        self._watching = self._beside.create_task(self.watch_forever())
+        await self._tasks.__aenter__()
+        self._watching = self._tasks.create_task(self.watch_forever())
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         self._watching.cancel()
-        await self._sharing.close()
+        await self._shared.close()
         await self._chat.__aexit__()
-        await self._beside.__aexit__(None, None, None)  # which wraps no error of its user's
+        await self._tasks.__aexit__(None, None, None)  # the body's own error is not wrapped
 
     async def ask(self, question: Question, samples: int = 1) -> list[Answer]:
-        """Verdicts of so many samples, or why there is none; `JudgeDown` if that is not waited for.
+        """Return a verdict, or the reason without one, for each sample.
 
         Waits for: the judge to be up, a free slot, its answers. Unblocked by: those; deadlines.
+
+        Raises:
+            JudgeDown: if the judge is down and not patient.
         """
         self._num_questions += 1
-        turn, questions_since = divmod(self._num_questions, CANARY_EVERY)
-        canary = None if questions_since else _CANARIES[turn % len(_CANARIES)]
-        asked = [question.sample(number) for number in range(samples)]
+        round_number, remainder = divmod(self._num_questions, CANARY_EVERY)
+        canary = None if remainder else _CANARIES[round_number % len(_CANARIES)]
+        questions = [question.for_sample(number) for number in range(samples)]
         if canary:
-            task, response = Task(**canary["task"]), canary["response"]
-            asked.append(
-                replace(
-                    question,
-                    messages=rubric_messages(_RUBRIC, task, response),
-                    form=rubric_form(_RUBRIC),
-                )
-            )
-        answers = await asyncio.gather(*map(self._shared, asked))
+            messages = rubric_messages(_RUBRIC, Task(**canary["task"]), canary["response"])
+            questions.append(replace(question, messages=messages, form=rubric_form(_RUBRIC)))
+        answers = await asyncio.gather(*map(self._ask_once, questions))
         if canary:
             answer = answers.pop()
             judged = "none" if isinstance(answer, Ungradable) else str(answer["solution"])
             CANARIES.labels(canary["level"], judged).inc()
         return answers
 
-    async def _shared(self, question: Question) -> Answer:
-        """Equal questions at one time are one call."""
-        return await self._sharing.once(as_json(question.request), lambda: self._asked(question))
+    async def _ask_once(self, question: Question) -> Answer:
+        """Make one call for equal questions at the same time."""
+        key = encode_json(question.request)
+        return await self._shared.run_once(key, lambda: self._ask(question))
 
-    async def _asked(self, question: Question) -> Answer:
-        """Ask among others; if the judge goes down under it again and again, alone.
+    async def _ask(self, question: Question) -> Answer:
+        """Ask next to other questions; if the judge goes down repeatedly, ask alone.
 
-        The slots are kept until there is an answer: whoever tries again does not queue again.
+        A question keeps its slots until it has an answer, so that a retry does not queue again.
         """
         for alone in (False, True):
-            async with self._slots.taken(alone=alone):
-                for _ in range(_OUTAGES):
-                    answer = await self._asked_while_up(question)
+            async with self._slots.take(alone=alone):
+                for _ in range(_MAX_OUTAGES):
+                    answer = await self._ask_while_up(question)
                     if answer is not None:
                         return answer
-        log.error("the judge went down again and again under one question that it had alone")
+        log.error("the judge went down repeatedly under one question that was asked alone")
         return Ungradable(reason=FAILED)
 
-    async def _asked_while_up(self, question: Question) -> Answer | None:
-        """Ask while the judge is up; None if it goes down meanwhile.
+    async def _ask_while_up(self, question: Question) -> Answer | None:
+        """Ask while the judge is up; return None if it goes down meanwhile.
 
-        If it passes its self-test after attempts that all failed, one attempt more decides: the
-        failures may be those of an outage that nobody else saw.
+        If all attempts fail and the judge then passes its self-test, one more attempt decides: an
+        outage that nothing else noticed may have caused the failures.
         """
         pauses_s = (0.0, *self.settings.pauses_s)
-        outages = await self.until_up()
-        outcome = await self._attempted(question, pauses_s)
-        if isinstance(outcome, ChatError) and await self.clears(outages):
-            outcome = await self._attempted(question.attempt(len(pauses_s)), (0.0,))
+        outages = await self.wait_until_up()
+        outcome = await self._attempt(question, pauses_s)
+        if isinstance(outcome, ChatError) and await self.passes_test(outages):
+            outcome = await self._attempt(question.for_attempt(len(pauses_s)), (0.0,))
         if not isinstance(outcome, ChatError):
             return outcome
-        return _ungradable(outcome) if await self.clears(outages) else None
+        return _to_ungradable(outcome) if await self.passes_test(outages) else None
 
-    async def _attempted(
-        self, question: Question, pauses_s: tuple[float, ...]
-    ) -> Answer | ChatError:
-        """The first answer of several attempts, or how the last failed that says nothing of it."""
+    async def _attempt(self, question: Question, pauses_s: tuple[float, ...]) -> Answer | ChatError:
+        """Return the first answer, or the last error if that is not the question's fault."""
         failure: Answer | ChatError = Ungradable(reason="no_verdict")
         for number, pause_s in enumerate(pauses_s):
             await asyncio.sleep(pause_s)
             try:
-                async with self._pace.call():
-                    return await self._chat.ask(question.attempt(number))
+                async with self._pace.limit():
+                    return await self._chat.ask(question.for_attempt(number))
             except NoVerdict as error:
                 failure = Ungradable(reason=error.reason)
             except ChatError as error:
                 failure = error
                 if error.is_of_request:
-                    return _ungradable(error)
-                if not error.may_pass:
+                    return _to_ungradable(error)
+                if not error.is_temporary:
                     break
         return failure
 
     async def _examine(self) -> str | None:
         self._num_examinations += 1
         try:
-            why = await examine(self._chat, seed=self._num_examinations)
+            problem = await examine(self._chat, seed=self._num_examinations)
         except ChatError as error:
-            self.refuses_all = not (self._has_passed or error.may_pass)
+            self.refuses_all = not (self._has_passed or error.is_temporary)
             return str(error)
         self.refuses_all = False
-        self._has_passed |= why is None
-        return why
+        self._has_passed |= problem is None
+        return problem
 
 
-def _ungradable(error: ChatError) -> Ungradable:
-    if not error.may_pass and error.reason != OVER_CONTEXT:
+def _to_ungradable(error: ChatError) -> Ungradable:
+    if not error.is_temporary and error.reason != OVER_CONTEXT:
         log.error("the judge refused a request", extra={"answer": str(error)})
     record_failure(error.reason, str(error))
     return Ungradable(reason=error.reason)
 
 
 class Slots:
-    """Who comes first is let in first: nobody passes one who waits to be alone."""
+    """Slots in order of arrival: no question overtakes one that waits to be alone."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._free = asyncio.Semaphore(number)
 
     @asynccontextmanager
-    async def taken(self, *, alone: bool = False) -> AsyncIterator[None]:
-        """A slot among others, or all slots; unblocked by whoever leaves.
+    async def take(self, *, alone: bool = False) -> AsyncIterator[None]:
+        """Take one slot, or all of them; unblocked by other questions that leave.
 
-        Two who wait to be alone with one slot each would wait for ever.
+        All are requested at once: two questions with half of the slots each would deadlock.
         """
-        async with AsyncExitStack() as held:
-            wanted = self._number if alone else 1
-            with WAITING.track_inprogress():  # all side by side in the semaphore's queue
-                entering = (held.enter_async_context(self._free) for _ in range(wanted))
+        count = self._number if alone else 1
+        async with AsyncExitStack() as stack:
+            with WAITING.track_inprogress():
+                entering = (stack.enter_async_context(self._free) for _ in range(count))
                 await asyncio.gather(*entering)
             yield
 
 
-def calls_after(calls: int, seconds: float, timeout_s: float, *, has_failed: bool) -> int:
-    """How many calls a judge gets at once, after one that took so long while it had so many.
+def adjust_calls(calls: int, seconds: float, timeout_s: float, *, has_failed: bool) -> int:
+    """Return how many calls to allow at once, after a call that took so long among ``calls``.
 
-    One more if that is a quarter of the time limit or less. While a server's speed is the same,
-    growth then ends before calls take half of the limit, however many graders ask it.
+    One more if it took at most a quarter of the timeout. At a constant server speed growth then
+    ends before calls take half of the timeout, with any number of graders.
     """
     if has_failed:
         return calls - max(1, calls // 8)
@@ -280,34 +281,36 @@ def calls_after(calls: int, seconds: float, timeout_s: float, *, has_failed: boo
 
 
 class Pace:
-    """Lets as many calls through at once as the judge answers in good time."""
+    """Limits the calls at once to the number that the judge answers in good time."""
 
-    def __init__(self, most: int, timeout_s: float) -> None:
-        self.calls = min(_CALLS_AT_FIRST, most)
-        self._fewest, self._most = min(_FEWEST_CALLS, most), most
+    def __init__(self, max_calls: int, timeout_s: float) -> None:
+        self.calls = min(_INITIAL_CALLS, max_calls)
+        self._min_calls = min(_MIN_CALLS, max_calls)
+        self._max_calls = max_calls
         self._timeout_s = timeout_s
         self._free = asyncio.Semaphore(self.calls)
-        self._withheld = 0  # of those that leave, so many make no room
+        self._withheld = 0  # this many calls free no slot when they end
 
     @asynccontextmanager
-    async def call(self) -> AsyncIterator[None]:
+    async def limit(self) -> AsyncIterator[None]:
         with WAITING.track_inprogress():
             await self._free.acquire()
-        began, has_failed = time.monotonic(), False
+        started = time.monotonic()
+        has_failed = False
         try:
             yield
         except ChatError as error:
-            has_failed = error.may_pass
+            has_failed = error.is_temporary
             raise
-        except asyncio.CancelledError:  # which says nothing of the judge
-            began = float("-inf")
+        except asyncio.CancelledError:
+            started = float("-inf")  # the time of a cancelled call proves nothing
             raise
         finally:
-            seconds = time.monotonic() - began
-            calls = calls_after(self.calls, seconds, self._timeout_s, has_failed=has_failed)
-            if not self._free.locked():  # fewer than may be were on their way: no reason for more
+            seconds = time.monotonic() - started
+            calls = adjust_calls(self.calls, seconds, self._timeout_s, has_failed=has_failed)
+            if not self._free.locked():  # unused slots are no reason for more
                 calls = min(calls, self.calls)
-            calls = max(self._fewest, min(calls, self._most))
+            calls = max(self._min_calls, min(calls, self._max_calls))
             self._withheld += self.calls - calls - 1
             self.calls = calls
             while self._withheld < 0:
@@ -316,19 +319,20 @@ class Pace:
 
 
 async def examine(chat: Chat, seed: int) -> str | None:
-    """Why the judge is of no use, or None if it tells right from wrong."""
+    """Return why the judge is unusable, or None if it tells right from wrong."""
     try:
-        right, wrong = await _grade(chat, RIGHT, seed), await _grade(chat, WRONG, seed)
+        right = await _score_solution(chat, RIGHT, seed)
+        wrong = await _score_solution(chat, WRONG, seed)
     except NoVerdict as error:
-        why = f"gives no verdict on a solution known to be right or wrong: {error}"
+        problem = f"gives no verdict on a solution known to be right or wrong: {error}"
     else:
         if right > wrong:
             return None
-        why = f"gave {wrong:g} to a wrong solution and {right:g} to a right one: it cannot judge"
-    return f"{why}; check {MODEL}"
+        problem = f"gave {wrong:g} to a wrong solution and {right:g} to a right one"
+    return f"{problem}; check {MODEL}"
 
 
-async def _grade(chat: Chat, solution: str, seed: int) -> float:
+async def _score_solution(chat: Chat, solution: str, seed: int) -> float:
     question = Question(
         rubric_messages(_RUBRIC, _TASK, solution),
         rubric_form(_RUBRIC),
@@ -339,5 +343,5 @@ async def _grade(chat: Chat, solution: str, seed: int) -> float:
     try:
         verdict = await chat.ask(question)
     except NoVerdict:
-        verdict = await chat.ask(question.attempt(1))
+        verdict = await chat.ask(question.for_attempt(1))
     return _RUBRIC.score({name: str(value) for name, value in verdict.items()})

@@ -1,4 +1,4 @@
-"""Where the judge's model is served: the ``WEIR_JUDGE_*`` variables of the environment."""
+"""The servers of judges, from the environment variables ``WEIR_JUDGE_*``."""
 
 from __future__ import annotations
 
@@ -18,68 +18,73 @@ from services.chassis.deployment import (
     read_variable,
 )
 
-URL, MODEL, API_KEY = "WEIR_JUDGE_URL", "WEIR_JUDGE_MODEL", "WEIR_JUDGE_API_KEY"
-OTHERS = "WEIR_JUDGES"
+URL = "WEIR_JUDGE_URL"
+MODEL = "WEIR_JUDGE_MODEL"
+API_KEY = "WEIR_JUDGE_API_KEY"
+NAMED_JUDGES = "WEIR_JUDGES"
 _EXAMPLE_URL = "http://127.0.0.1:8000/v1"
 _EXAMPLE = '{"strict": {"url": "http://127.0.0.1:8000/v1", "model": "gpt-oss-120b"}}'
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """The server, the model on it, and how it is called. Times are in seconds."""
+    """The server of a judge, its model, and how it is called."""
 
     url: str
     model: str
     api_key: str | None = field(default=None, repr=False)
-    concurrency: int = 512  # calls in flight at once, of this process, at most
-    timeout_s: float = 480.0  # of one attempt, from the first byte sent to the last one read
-    pauses_s: tuple[float, ...] = (1.0, 4.0)  # before the second attempt, and so on
-    retest_s: tuple[float, float] = (1.0, 30.0)  # the first and the longest pause of a judge down
+    concurrency: int = 512  # the maximum of calls in flight, of this process
+    timeout_s: float = 480.0  # of one attempt: a long answer of a reasoning model
+    pauses_s: tuple[float, ...] = (1.0, 4.0)  # before the second and the third attempt
+    retest_s: tuple[float, float] = (1.0, 30.0)  # the first and the longest pause of a self-test
     patient: bool = True  # whether questions wait for a judge that is down
 
 
 def deployed_judges(environment: Mapping[str, str] = os.environ) -> dict[str, JudgeSettings]:
-    """The judge of ``WEIR_JUDGE_URL``, under "", and those of ``WEIR_JUDGES`` by their names.
+    """Return the judge of ``WEIR_JUDGE_URL`` as "", and those of ``WEIR_JUDGES`` by name.
 
-    What is not given for one of these is as for the first.
+    The latter have the limits of the first.
     """
-    found = {"": _first(environment)} if environment.get(URL) else {}
-    for name, given in _others(read_variable(environment, OTHERS) or "{}").items():
-        own = {URL: given.url, MODEL: given.model or name, API_KEY: given.api_key}
+    judges = {"": _read_judge(environment)} if environment.get(URL) else {}
+    for name, server in _parse_servers(read_variable(environment, NAMED_JUDGES) or "{}").items():
+        variables = {URL: server.url, MODEL: server.model or name, API_KEY: server.api_key}
         try:
-            found[name] = _first({**environment, **own, f"{API_KEY}_FILE": ""})
+            judges[name] = _read_judge({**environment, **variables, f"{API_KEY}_FILE": ""})
         except DeploymentError as error:
-            raise DeploymentError(f"{OTHERS}.{name}: {error}") from error
-    return found
+            raise DeploymentError(f"{NAMED_JUDGES}.{name}: {error}") from error
+    return judges
 
 
-class _Other(BaseModel, extra="forbid", hide_input_in_errors=True):
+class _Server(BaseModel, extra="forbid", hide_input_in_errors=True):
     url: str = Field(min_length=1)
     model: str = ""
     api_key: str = ""
 
 
-def _others(text: str) -> dict[str, _Other]:
+def _parse_servers(text: str) -> dict[str, _Server]:
     try:
-        given = TypeAdapter(dict[str, _Other]).validate_json(text)
+        servers = TypeAdapter(dict[str, _Server]).validate_json(text)
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
-        place = ".".join(map(str, (OTHERS, *problem["loc"])))
+        place = ".".join(map(str, (NAMED_JUDGES, *problem["loc"])))
         raise DeploymentError(f"{place}: {problem['msg']}; give JSON such as {_EXAMPLE}") from None
-    if {JUDGE, ""} & given.keys():
-        raise DeploymentError(f"{OTHERS}: {JUDGE!r} is the one of {URL}; give each another name")
-    return given
+    if {JUDGE, ""} & servers.keys():
+        raise DeploymentError(
+            f"{NAMED_JUDGES}: {JUDGE!r} is the judge of {URL}; choose another name"
+        )
+    return servers
 
 
-def _first(environment: Mapping[str, str]) -> JudgeSettings:
+def _read_judge(environment: Mapping[str, str]) -> JudgeSettings:
     read = Reader(environment)
-    if not (model := environment.get(MODEL)):
+    model = environment.get(MODEL)
+    if not model:
         raise DeploymentError(f"{MODEL} is not set, but {URL} is; name the model it serves")
     key = read_variable(environment, API_KEY)
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise DeploymentError(f"{API_KEY} holds more than ASCII characters; fix it")
+        raise DeploymentError(f"{API_KEY} has characters that are not ASCII; fix it")
     return JudgeSettings(
-        _base(environment[URL]),
+        _parse_url(environment[URL]),
         model,
         key,
         concurrency=read("WEIR_JUDGE_CONCURRENCY", parse_count, str(JudgeSettings.concurrency)),
@@ -87,19 +92,19 @@ def _first(environment: Mapping[str, str]) -> JudgeSettings:
     )
 
 
-def _base(text: str) -> str:
+def _parse_url(text: str) -> str:
     remedy = f"give a base such as {_EXAMPLE_URL}"
     if "@" in text:
         raise DeploymentError(
-            f"{URL} holds an '@', and messages would show the password: {remedy}, and "
-            f"what the server asks for as {API_KEY}"
+            f"{URL} contains '@', and messages would show the password: {remedy}, and the "
+            f"server's key as {API_KEY}"
         )
     try:
         parts = httpx.URL(text)
     except httpx.InvalidURL as error:
         raise DeploymentError(f"{URL}={text!r}: {error}; {remedy}") from error
-    is_place = parts.scheme in {"http", "https"} and bool(parts.host)
-    is_port = parts.port is None or 0 < parts.port < 2**16
-    if not (is_place and is_port) or parts.query or parts.fragment:
+    has_host = parts.scheme in {"http", "https"} and bool(parts.host)
+    has_valid_port = parts.port is None or 0 < parts.port < 2**16
+    if not has_host or not has_valid_port or parts.query or parts.fragment:
         raise DeploymentError(f"{URL}={text!r}: {remedy}")
     return text.rstrip("/")

@@ -1,7 +1,7 @@
-"""``weir grade``: grade the responses of a file, or measure the graders by labelled solutions.
+"""``weir grade``: grade the responses of a file, or compare verifiers with a person's grades.
 
 Exit status: 0 every line was read, or the report was made; 2 anything else; 130 Ctrl-C; 141 the
-reader of standard output went away.
+reader of standard output is gone.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from protocol.recipe import explain
 from protocol.tasks import raw_lines
 from pydantic import ValidationError
 
+from services.chassis.command import INTERRUPTED, OUTPUT_CLOSED
 from services.chassis.deployment import DeploymentError
 from services.chassis.faults import WorkerFault
 from services.chassis.pool import Pool
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import URL, deployed_judges
-from services.grader.offline.calibration import CALIBRATED, Labelled, cases_of, summary
+from services.grader.offline.calibration import CALIBRATED, Labelled, score_cases, summarize
 from services.grader.tools import Settings, Tools
 from services.grader.verifiers.math_answer import WARM_UP, decide_response
-from services.grader.worker import opened
+from services.grader.worker import open_tools
 
 MAX_LINE_BYTES = 64 << 20
-DONE, NOT_DONE, INTERRUPTED, NOBODY_READS = 0, 2, 130, 141
+DONE = 0
+NOT_DONE = 2
 _UNREADABLE = {"verdict": None, "reason": "unreadable_line", "path": None, "ms": 0.0}
-_LINES_AT_ONCE = 32
+_BATCH_LINES = 32
 
 
 class UnreadableLine(ValueError):
@@ -42,18 +44,18 @@ class UnreadableLine(ValueError):
 
 
 class ReaderGone(RuntimeError):
-    """Whoever read standard output has closed it: `head` does that."""
+    """The reader of standard output, for example `head`, has closed it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
+    options = _make_parser().parse_args(arguments)
     try:
-        file = _opened(given.file)
-        return asyncio.run(_calibrate(read_labelled(file))) if given.calibrate else _grade(file)
+        file = _open_file(options.file)
+        return asyncio.run(_calibrate(read_labelled(file))) if options.calibrate else _grade(file)
     except KeyboardInterrupt:
         return INTERRUPTED
     except ReaderGone:
-        return NOBODY_READS
+        return OUTPUT_CLOSED
     except OSError as error:
         _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (DeploymentError, WorkerFault, UnreadableLine) as error:
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return NOT_DONE
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="weir grade",
         description='Grade lines {"response": ..., "answer": ...}, perhaps with a "problem": one '
@@ -76,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _opened(name: str) -> BinaryIO:
-    """The file; the process closes it by ending, since closing waits for a read under way."""
+def _open_file(name: str) -> BinaryIO:
+    """Open a file that only the end of the process closes: closing would wait for a read."""
     return open(sys.stdin.fileno() if name == "-" else name, "rb", closefd=name != "-")
 
 
@@ -87,25 +89,28 @@ def _complain(text: str) -> None:
 
 
 def _grade(file: BinaryIO) -> int:
-    """Verdicts on some lines at a time; lines are read while nothing is under way."""
-    settings, status = Settings.from_environment(), DONE
-    pool, places = Pool(settings.workers, warm_ups=[WARM_UP]), asyncio.Semaphore(settings.workers)
+    """Grade lines in batches; the next batch is read when the last one is done."""
+    settings = Settings.from_environment()
+    status = DONE
+    pool = Pool(settings.workers, warm_ups=[WARM_UP])
+    slots = asyncio.Semaphore(settings.workers)
     tools = Tools(pool)
 
-    async def verdicts(lines: Iterable[bytes]) -> list[dict[str, Any] | BaseException]:
-        asked = (_verdict(line, tools, places) for line in lines)
-        return await asyncio.gather(*asked, return_exceptions=True)
+    async def grade_lines(lines: Iterable[bytes]) -> list[dict[str, Any] | BaseException]:
+        verdicts = (_grade_line(line, tools, slots) for line in lines)
+        return await asyncio.gather(*verdicts, return_exceptions=True)
 
     with asyncio.Runner() as runner:
         runner.run(pool.__aenter__())
         try:
             lines = enumerate(raw_lines(file, MAX_LINE_BYTES), start=1)
-            while some := dict(islice(lines, _LINES_AT_ONCE)):
-                found = runner.run(verdicts(some.values()))
-                for number, verdict in zip(some, found, strict=True):
+            while batch := dict(islice(lines, _BATCH_LINES)):
+                verdicts = runner.run(grade_lines(batch.values()))
+                for number, verdict in zip(batch, verdicts, strict=True):
                     if isinstance(verdict, UnreadableLine):
                         _complain(f"line {number}: {verdict}")
-                        status, verdict = NOT_DONE, _UNREADABLE
+                        status = NOT_DONE
+                        verdict = _UNREADABLE
                     if isinstance(verdict, BaseException):
                         raise verdict
                     _write(verdict)
@@ -114,22 +119,19 @@ def _grade(file: BinaryIO) -> int:
     return status
 
 
-async def _verdict(line: bytes, tools: Tools, places: asyncio.Semaphore) -> dict[str, Any]:
-    """On the response of a line; None for what could not be graded.
-
-    ``path`` names what decided; ``ms`` is the time that it took, in milliseconds.
-    """
-    response, answer, problem = _texts(line)
-    async with places:
-        began = time.perf_counter()
+async def _grade_line(line: bytes, tools: Tools, slots: asyncio.Semaphore) -> dict[str, Any]:
+    """Return the verdict on a line, None if ungradable, the rule that decided, and the time."""
+    response, answer, problem = _parse_texts(line)
+    async with slots:
+        started = time.perf_counter()
         score, path = await decide_response(response, answer, tools, problem=problem)
-        ms = round(1000 * (time.perf_counter() - began), 3)
+        ms = round(1000 * (time.perf_counter() - started), 3)
     verdict = is_right(score.value) if isinstance(score, Graded) else None
     return {"verdict": verdict, "reason": score.reason, "path": path, "ms": ms}
 
 
-def _texts(line: bytes) -> list[str]:
-    fields = {"problem": "", **_json_object(line)}
+def _parse_texts(line: bytes) -> list[str]:
+    fields = {"problem": "", **_parse_object(line)}
     names = ("response", "answer", "problem")
     for name in names:
         if name not in fields:
@@ -139,7 +141,7 @@ def _texts(line: bytes) -> list[str]:
     return [fields[name] for name in names]
 
 
-def _json_object(line: bytes) -> dict[str, Any]:
+def _parse_object(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_LINE_BYTES:
         raise UnreadableLine(f"longer than {MAX_LINE_BYTES >> 20} MiB")
     try:
@@ -152,30 +154,30 @@ def _json_object(line: bytes) -> dict[str, Any]:
 
 
 def read_labelled(file: BinaryIO) -> list[Labelled]:
-    found: list[Labelled] = []
+    solutions: list[Labelled] = []
     for number, line in enumerate(raw_lines(file, MAX_LINE_BYTES), start=1):
         try:
             if line.strip():
-                found.append(Labelled.model_validate(_json_object(line)))
+                solutions.append(Labelled.model_validate(_parse_object(line)))
         except (UnreadableLine, ValidationError) as error:
-            why = explain(error) if isinstance(error, ValidationError) else error
-            raise UnreadableLine(f"line {number}: {why}") from error
-    if not found:
-        raise UnreadableLine("line 1: the file holds no labelled solution")
-    return found
+            problem = explain(error) if isinstance(error, ValidationError) else error
+            raise UnreadableLine(f"line {number}: {problem}") from error
+    if not solutions:
+        raise UnreadableLine("line 1: the file has no labelled solution")
+    return solutions
 
 
 async def _calibrate(solutions: Sequence[Labelled]) -> int:
-    own = deployed_judges().get("")
-    judges = {"": Judge(replace(own, patient=False))} if own else {}
-    settings = replace(Settings.from_environment(), python=False)  # nothing here runs clients' code
-    async with opened(settings, judges) as tools:
+    judge = deployed_judges().get("")
+    judges = {"": Judge(replace(judge, patient=False))} if judge else {}
+    settings = replace(Settings.from_environment(), python=False)
+    async with open_tools(settings, judges) as tools:
         for check, label in CALIBRATED:
             if check.verifier == "model_judge" and not judges:
                 _complain(f"model_judge was not asked: {URL} is not set")
                 continue
-            cases = await cases_of(check, label, solutions, tools)
-            _write({"verifier": check.verifier, "label": label, **summary(cases)})
+            cases = await score_cases(check, label, solutions, tools)
+            _write({"verifier": check.verifier, "label": label, **summarize(cases)})
     return DONE
 
 

@@ -1,4 +1,4 @@
-"""How far verifiers agree with a person: their scores of solutions that a person has graded."""
+"""Measures how far verifiers agree with a person who graded the same solutions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALIBRATED: tuple[tuple[Check, Label], ...] = (
 
 
 class Labelled(BaseModel):
-    """What a person says of a response; ``process`` is the worth of the reasoning, in [0, 1]."""
+    """A person's verdict on a response; ``process`` grades the reasoning, in [0, 1]."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -46,51 +46,60 @@ class Labelled(BaseModel):
 
 @dataclass(frozen=True)
 class Case:
-    """What a person and a verifier say, in [0, 1]; None: ungradable, for a reason."""
+    """The scores by a person and a verifier, in [0, 1]; None if ungradable."""
 
     kind: str
     is_right: bool
     label: float
-    given: float | None
+    score: float | None
     reason: str | None = None
 
 
-async def cases_of(
+async def score_cases(
     check: Check, label: Label, solutions: Sequence[Labelled], tools: Tools
 ) -> list[Case]:
 
-    async def case_of(solution: Labelled) -> Case:
+    async def score_case(solution: Labelled) -> Case:
         score = await VERIFIERS[check.verifier](solution.task, solution.response, check, tools)
-        given = score.value if isinstance(score, Graded) else None
-        labelled = float(getattr(solution, label))
-        return Case(solution.kind, solution.outcome, labelled, given, score.reason)
+        value = score.value if isinstance(score, Graded) else None
+        person = float(getattr(solution, label))
+        return Case(solution.kind, solution.outcome, person, value, score.reason)
 
-    return await asyncio.gather(*map(case_of, solutions))
+    return await asyncio.gather(*map(score_case, solutions))
 
 
-def summary(cases: Sequence[Case]) -> dict[str, Any]:
-    """The agreement over all cases, over those with a right answer, and over each kind.
+def summarize(cases: Sequence[Case]) -> dict[str, Any]:
+    """Return the agreement over all cases, over those with a right answer, and over each kind.
 
-    ``confusion`` says how often each labelled level was given as which level.
+    ``confusion`` counts the verifier's levels for each level of the person.
     """
     confusion: dict[str, Counter[str]] = {}
+    reasons = Counter[str]()
+    kinds: dict[str, list[Case]] = {}
     for case in cases:
-        given = "ungradable" if case.given is None else f"{level_of(case.given):g}"
-        confusion.setdefault(f"{level_of(case.label):g}", Counter())[given] += 1
-    kinds = dict.fromkeys(case.kind for case in cases)
+        level = "ungradable"
+        if case.score is None:
+            reasons[str(case.reason)] += 1
+        else:
+            level = f"{round_level(case.score):g}"
+        confusion.setdefault(f"{round_level(case.label):g}", Counter())[level] += 1
+        kinds.setdefault(case.kind, []).append(case)
     return {
         "all": agreement(cases),
         "right_outcome": agreement([case for case in cases if case.is_right]),
-        "ungradable": Counter(str(case.reason) for case in cases if case.given is None),
+        "ungradable": reasons,
         "confusion": confusion,
-        "kinds": {kind: agreement([case for case in cases if case.kind == kind]) for kind in kinds},
+        "kinds": {kind: agreement(group) for kind, group in kinds.items()},
     }
 
 
 def agreement(cases: Sequence[Case]) -> dict[str, float | None]:
-    """The share of equal levels, and Cohen's linearly weighted kappa, of what was graded."""
-    pairs = [(level_of(c.label), level_of(c.given)) for c in cases if c.given is not None]
-    same = sum(label == given for label, given in pairs)
+    """Return the share of equal levels, and Cohen's linearly weighted kappa, of graded cases."""
+    pairs: list[tuple[float, float]] = []
+    for case in cases:
+        if case.score is not None:
+            pairs.append((round_level(case.label), round_level(case.score)))
+    same = sum(label == level for label, level in pairs)
     return {
         "n": len(cases),
         "graded": len(pairs),
@@ -99,16 +108,16 @@ def agreement(cases: Sequence[Case]) -> dict[str, float | None]:
     }
 
 
-def level_of(score: float) -> float:
-    """The nearest of 0, 0.5 and 1; the upper one of two that are as near."""
+def round_level(score: float) -> float:
+    """Round to 0, 0.5 or 1, and up in the middle."""
     return math.floor(2 * score + 0.5) / 2
 
 
 def _kappa(pairs: Sequence[tuple[float, float]]) -> float | None:
-    observed = sum(abs(label - given) for label, given in pairs)
-    labels, answers = Counter(label for label, _ in pairs), Counter(given for _, given in pairs)
-    by_chance = sum(
-        labels[label] * answers[given] * abs(label - given)
-        for label, given in product(labels, answers)
-    )
-    return round(1 - observed * len(pairs) / by_chance, 4) if by_chance else None
+    observed = sum(abs(label - level) for label, level in pairs)
+    labels = Counter(label for label, _ in pairs)
+    levels = Counter(level for _, level in pairs)
+    expected = 0.0
+    for label, level in product(labels, levels):
+        expected += labels[label] * levels[level] * abs(label - level)
+    return round(1 - observed * len(pairs) / expected, 4) if expected else None

@@ -1,4 +1,4 @@
-"""Grade groups again: what `services.learner.replay` starts, ``python -m`` with this module.
+"""Grades groups again, for `services.learner.replay`, which runs this module.
 
 Standard input: a packed ActiveJob with the recipe, and packed RolloutGroups. Standard output: a
 packed GradedGroup for each, in their order. Exit status: 0, or 2 if they cannot be graded.
@@ -21,7 +21,7 @@ from services.chassis.faults import WorkerFault
 from services.grader.judge.judge import Judge
 from services.grader.judge.settings import deployed_judges
 from services.grader.tools import Settings
-from services.grader.worker import grade_group, opened, what_is_missing
+from services.grader.worker import find_missing, grade_group, open_tools
 
 
 def main() -> int:
@@ -33,35 +33,38 @@ def main() -> int:
     return 0
 
 
-async def _grade(asked: BinaryIO, answers: BinaryIO) -> None:
+async def _grade(requests: BinaryIO, results: BinaryIO) -> None:
     settings = Settings.from_environment()
     import_extensions("WEIR_GRADER_EXTENSIONS", settings.extensions)
-    records = unpack_all(asked)
-    job = decode(ActiveJob, next(records, {}))  # whose error names the missing header
+    records = unpack_all(requests)
+    job = decode(ActiveJob, next(records, {}))  # an empty input raises an error
     reward = job.recipe.reward
-    async with opened(settings, _judges_for(reward)) as tools:
-        if missing := what_is_missing(reward, tools):
+    async with open_tools(settings, _open_judges(reward)) as tools:
+        missing = find_missing(reward, tools)
+        if missing:
             raise DeploymentError(missing)
-        places = asyncio.Semaphore(settings.groups_in_flight)
+        slots = asyncio.Semaphore(settings.groups_in_flight)
 
-        async def graded(group: RolloutGroup) -> bytes:
-            async with places:
+        async def grade(group: RolloutGroup) -> bytes:
+            async with slots:
                 return pack(encode(await grade_group(job, group, tools)))
 
         groups = [decode(RolloutGroup, fields) for fields in records]
-        answers.writelines(await asyncio.gather(*map(graded, groups)))
-    answers.flush()
+        results.writelines(await asyncio.gather(*map(grade, groups)))
+    results.flush()
 
 
-def _judges_for(reward: Reward) -> dict[str, Judge]:
-    """Those that the recipe asks; none waits for one that is down: here somebody is told."""
-    known = deployed_judges()
-    asked = {check.model for check in reward.checks_of_a_judge}
-    if asked - known.keys():  # by the first one's other names
-        asked.add("")
-    return {
-        name: Judge(replace(each, patient=False)) for name, each in known.items() if name in asked
-    }
+def _open_judges(reward: Reward) -> dict[str, Judge]:
+    """Return the judges of a reward, which do not wait while they are down."""
+    deployed = deployed_judges()
+    names = {check.model for check in reward.checks_of_a_judge}
+    if names - deployed.keys():  # the judge of WEIR_JUDGE_URL has other names
+        names.add("")
+    judges: dict[str, Judge] = {}
+    for name, settings in deployed.items():
+        if name in names:
+            judges[name] = Judge(replace(settings, patient=False))
+    return judges
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The table of verifiers: a recipe's checks name one each.
+"""The table of verifiers, by the names in a recipe's checks.
 
-Each is asked for one response at a time, thousands at once: it awaits what takes long.
+A verifier scores one response a call, and thousands of calls run at once, so it must not block.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from protocol.names import VerifierName
 from services.grader.tools import Tools
 from services.grader.verifiers import environment, equation_steps, judges, math_answer, openai
 
-# (task, text of the response, the recipe's settings of this check, tools); each verifier takes the
-# class of checks that `protocol.rewards` makes of its name.
+# (task, text of the response, check, tools); the check is of the verifier's class in
+# `protocol.rewards`.
 Verifier = Callable[[Task, str, Any, Tools], Awaitable[Score]]
 
 VERIFIERS: dict[VerifierName, Verifier] = {

@@ -1,4 +1,4 @@
-"""The reward of an episode: what its environment gave."""
+"""The reward that an environment gave to an episode."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from services.grader.trial_record import record_failure
 
 
 async def verify(task: Task, text: str, check: EnvironmentReward, tools: Tools) -> Score:
-    episode, (lowest, highest) = tools.episode, check.range
+    episode = tools.episode
+    low, high = check.range
     if episode is None or episode.reward is None:
-        record_failure("no_episode", "only a job's environment gives this reward")
+        record_failure("no_episode", "only the environment of a job gives this reward")
         return Ungradable(reason="no_episode")
-    if not lowest <= episode.reward <= highest:
+    if not low <= episode.reward <= high:
         return Ungradable(reason="reward_out_of_range")
-    return Graded(value=(episode.reward - lowest) / (highest - lowest))
+    value = (episode.reward - low) / (high - low)
+    return Graded(value=value)

@@ -1,4 +1,4 @@
-"""Graded by a model: what a judge is asked about a response, and what its verdicts come to."""
+"""Verifiers that ask a judge about a response, and combine its verdicts into a score."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from services.grader.judge.chat import OVER_CONTEXT
 from services.grader.judge.judge import Answer
 from services.grader.judge.prompt import (
     load_rubric,
-    quoted,
+    quote,
     rubric_form,
     rubric_messages,
-    shortened,
+    shorten,
 )
 from services.grader.judge.question import (
     ANALYSIS,
@@ -25,66 +25,76 @@ from services.grader.judge.question import (
     Question,
     Turn,
     Verdict,
-    number_within,
-    one_of,
-    words,
+    choice_field,
+    number_field,
+    text_field,
 )
-from services.grader.templates import NotGiven, fill, without_thinking
+from services.grader.templates import MissingField, fill, remove_thinking
 from services.grader.tools import Tools
 
 _LOW = 0.5  # a score below has a reason
-_MOST = 200_000  # characters: far above what a judge's context takes
-# Characters told of the reference and the problem, one pair after the other while the judge's
-# context is too short.
-_TRIES = ((_MOST, _MOST), (4000, _MOST), (1000, _MOST), (1000, 2000))
-_REASONS = words("your reasons, in at most 1500 characters")
+_MAX_CHARS = 200_000  # far beyond the context of a judge
+# The characters of reference and problem: the next pair is tried if the judge's context is short.
+_CHAR_LIMITS = ((_MAX_CHARS, _MAX_CHARS), (4000, _MAX_CHARS), (1000, _MAX_CHARS), (1000, 2000))
+_REASONS = text_field("your reasons, in at most 1500 characters")
 
-Worth = Callable[[Verdict], tuple[float, Mapping[str, float]]]  # a value, and its breakdown
+# Returns the value of a verdict, and its breakdown.
+Evaluate = Callable[[Verdict], tuple[float, Mapping[str, float]]]
 
 
 async def model_judge(task: Task, text: str, check: ModelJudge, tools: Tools) -> Score:
-    rubric = load_rubric(check.rubric) if isinstance(check.rubric, str) else check.rubric
+    rubric = check.rubric
+    if isinstance(rubric, str):
+        rubric = load_rubric(rubric)
     if rubric.needs_solution and not (task.solution or "").strip():
         return Ungradable(reason="no_reference")
 
-    def worth(verdict: Verdict) -> tuple[float, dict[str, float]]:
-        levels = {each.name: str(verdict[each.name]) for each in rubric.criteria}
-        parts = {each.name: each.score_of(levels[each.name]) for each in rubric.criteria}
-        return rubric.score(levels), parts
+    def evaluate(verdict: Verdict) -> tuple[float, dict[str, float]]:
+        levels: dict[str, str] = {}
+        breakdown: dict[str, float] = {}
+        for criterion in rubric.criteria:
+            level = str(verdict[criterion.name])
+            levels[criterion.name] = level
+            breakdown[criterion.name] = criterion.score_of(level)
+        return rubric.score(levels), breakdown
 
-    form, messages = rubric_form(rubric), partial(rubric_messages, rubric)
-    return await _judged(task, text, check, tools, form, messages, worth)
+    form = rubric_form(rubric)
+    messages = partial(rubric_messages, rubric)
+    return await _judge(task, text, check, tools, form, messages, evaluate)
 
 
 async def score_model(task: Task, text: str, check: ScoreModel, tools: Tools) -> Score:
-    """The mean of the numbers that the model gives, moved from the check's range to [0, 1]."""
-    lowest, highest = check.range
+    """Return the mean of the judge's numbers, scaled from the check's range to [0, 1]."""
+    low, high = check.range
 
-    def worth(verdict: Verdict) -> tuple[float, dict[str, float]]:
-        value = min(1.0, (float(verdict["result"]) - lowest) / (highest - lowest))
+    def evaluate(verdict: Verdict) -> tuple[float, dict[str, float]]:
+        value = min(1.0, (float(verdict["result"]) - low) / (high - low))
         return value, {"result": value}
 
-    form = Form({ANALYSIS: _REASONS, "result": number_within(lowest, highest)})
-    return await _judged(task, text, check, tools, form, partial(_filled, check, form), worth)
+    form = Form({ANALYSIS: _REASONS, "result": number_field(low, high)})
+    messages = partial(_fill_messages, check, form)
+    return await _judge(task, text, check, tools, form, messages, evaluate)
 
 
 async def label_model(task: Task, text: str, check: LabelModel, tools: Tools) -> Score:
-    """The share of samples whose label is one of those that pass."""
+    """Return the share of samples with a passing label."""
 
-    def worth(verdict: Verdict) -> tuple[float, dict[str, float]]:
-        found = {name: float(name == verdict["label"]) for name in check.labels}
-        return float(verdict["label"] in check.passing_labels), found
+    def evaluate(verdict: Verdict) -> tuple[float, dict[str, float]]:
+        label = verdict["label"]
+        breakdown = {name: float(name == label) for name in check.labels}
+        return float(label in check.passing_labels), breakdown
 
-    form = Form({ANALYSIS: _REASONS, "label": one_of(check.labels)})
-    return await _judged(task, text, check, tools, form, partial(_filled, check, form), worth)
+    form = Form({ANALYSIS: _REASONS, "label": choice_field(check.labels)})
+    messages = partial(_fill_messages, check, form)
+    return await _judge(task, text, check, tools, form, messages, evaluate)
 
 
-def _filled(
+def _fill_messages(
     check: ScoreModel | LabelModel, form: Form, task: Task, solution: str
 ) -> tuple[Turn, ...]:
-    """The check's messages filled in; the first one, of the system, also says how to answer."""
+    """Fill in the check's messages; the system's message also says how to answer."""
     turns = [
-        {"role": turn.role, "content": fill(turn.content, task, solution, quoted)}
+        {"role": turn.role, "content": fill(turn.content, task, solution, quote)}
         for turn in check.input
     ]
     if turns[0]["role"] not in {"system", "developer"}:
@@ -93,35 +103,35 @@ def _filled(
     return tuple(turns)
 
 
-async def _judged(
+async def _judge(
     task: Task,
     text: str,
     check: AskedOfAJudge,
     tools: Tools,
     form: Form,
     messages: Callable[[Task, str], tuple[Turn, ...]],
-    worth: Worth,
+    evaluate: Evaluate,
 ) -> Score:
-    """The mean of what a judge's verdicts on a response, without its thinking, are worth.
+    """Ask a judge about a response without its thinking, and combine the verdicts.
 
-    What the judge's context does not hold of the task is left out, and told; the response is never
-    cut.
+    Parts of the task that do not fit the judge's context are left out, and the breakdown says so.
+    The response is never cut.
     """
     judge = tools.named_judges.get(check.model)
     if judge is None:
         return Ungradable(reason="no_judge")
-    solution = without_thinking(text).strip()
-    if len(solution) > _MOST:
+    solution = remove_thinking(text).strip()
+    if len(solution) > _MAX_CHARS:
         return Graded(value=0, reason="too_long")
     if not solution:
         return Graded(value=0, reason="no_solution")
-    asked = None
-    for kept_chars in _TRIES:
-        told, left_out = shortened(task, *kept_chars)
+    last_question = None
+    for limits in _CHAR_LIMITS:
+        short_task, left_out = shorten(task, *limits)
         try:
-            turns = messages(told, solution)
-        except NotGiven as missing:
-            return missing.score
+            turns = messages(short_task, solution)
+        except MissingField as error:
+            return error.score
         question = Question(
             turns,
             form,
@@ -131,26 +141,35 @@ async def _judged(
             temperature=check.temperature,
             seed=check.seed,
         )
-        if question != asked:
-            asked = question
-            score = mean_score(await judge.ask(question, check.samples), worth, left_out)
-            if score.reason != OVER_CONTEXT:
-                return score
+        if question == last_question:
+            continue
+        last_question = question
+        answers = await judge.ask(question, check.samples)
+        score = combine_verdicts(answers, evaluate, left_out)
+        if score.reason != OVER_CONTEXT:
+            return score
     return Ungradable(reason=OVER_CONTEXT)
 
 
-def mean_score(answers: Sequence[Answer], worth: Worth, left_out: Mapping[str, int]) -> Score:
-    """At least half of the samples must have a verdict; the others are left out.
+def combine_verdicts(
+    answers: Sequence[Answer], evaluate: Evaluate, left_out: Mapping[str, int]
+) -> Score:
+    """Return the mean of the verdicts, if at least half of the samples have one.
 
-    Where most are without, what remains would be chance: ungradable for their commonest reason.
+    Fewer verdicts would be chance: the score is ungradable for the most common reason.
     """
-    verdicts = [answer for answer in answers if not isinstance(answer, Ungradable)]
+    verdicts: list[Verdict] = []
+    reasons = Counter[str]()
+    for answer in answers:
+        if isinstance(answer, Ungradable):
+            reasons[answer.reason] += 1
+        else:
+            verdicts.append(answer)
     if not verdicts or 2 * len(verdicts) < len(answers):
-        reasons = Counter(each.reason for each in answers if isinstance(each, Ungradable))
         return Ungradable(reason=reasons.most_common(1)[0][0])
-    values, parts = zip(*map(worth, verdicts), strict=True)
+    values, breakdowns = zip(*map(evaluate, verdicts), strict=True)
     value = fmean(values)
-    means = {name: fmean(part[name] for part in parts) for name in parts[0]}
+    means = {name: fmean(part[name] for part in breakdowns) for name in breakdowns[0]}
     return Graded(
         value=value,
         reason="judged_low" if value < _LOW else None,
@@ -160,9 +179,9 @@ def mean_score(answers: Sequence[Answer], worth: Worth, left_out: Mapping[str, i
 
 
 def _comments(analyses: Sequence[str]) -> dict[str, str]:
-    several = len(analyses) > 1
-    return {
-        f"{ANALYSIS} {number}" if several else ANALYSIS: words.encode(errors="replace").decode()
-        for number, words in enumerate(analyses, start=1)
-        if words.strip()
-    }
+    comments: dict[str, str] = {}
+    for number, analysis in enumerate(analyses, start=1):
+        name = f"{ANALYSIS} {number}" if len(analyses) > 1 else ANALYSIS
+        if analysis.strip():
+            comments[name] = analysis.encode(errors="replace").decode()
+    return comments

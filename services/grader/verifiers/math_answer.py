@@ -1,8 +1,9 @@
-r"""Outcome by rule: is the last ``\boxed{}`` the task's answer?
+r"""Scores the outcome by rules: whether the last ``\boxed{}`` is the task's answer.
 
-The library `answers` decides on nearly all answers, in microseconds; the rest is decided in the
-pool. What hangs or crashes there twice is wrong, not ungradable, or a policy could learn to hide
-there. Ungradable is a gold answer that fails, and a machine that gave the comparison no time.
+The rules of the library `answers` decide nearly all answers in microseconds; its algebra decides
+the others in the pool. An answer that hangs or crashes there twice is wrong, not ungradable, since
+a policy could learn to write such answers. The score is ungradable if the gold answer fails, or if
+the machine gives the comparison no time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ EXAMINE = "answers.algebra.equivalence:examine"
 
 _COMPARE = "answers.algebra.equivalence:compare"
 _MAX_TEXT_CHARS = 1_000_000
-_MAX_CHARS_HERE = 100_000  # longer texts are scanned beside the event loop
+_MAX_CHARS_INLINE = 100_000  # a thread scans longer texts
 
 _RIGHT = Graded(value=1)
 _WRONG = Graded(value=0, reason="wrong")
@@ -39,7 +40,7 @@ _NOT_PARSABLE = Graded(value=0, reason="not_parsable")
 _TOO_HARD = Graded(value=0, reason="too_hard")
 _GOLD_NOT_PARSABLE = Ungradable(reason="gold_not_parsable")
 _STARVED = Ungradable(reason="starved")
-# What nothing settles, where the check lets it be wrong.
+# Neither rules nor algebra decide; the check says what follows.
 _UNKNOWN = Graded(value=0, reason="unknown")
 _JUDGE = ModelJudge()
 _SCORES: dict[object, Score] = {
@@ -49,14 +50,13 @@ _SCORES: dict[object, Score] = {
 
 
 class Decision(NamedTuple):
-    """A score, and the way it was found: by which rule, or by ``algebra``."""
+    """A score, and the rule that decided, or "algebra"."""
 
     score: Score
     path: str
 
 
 async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Score:
-    """What nothing settles is wrong, ungradable or up to the judge, as the check says."""
     if task.answer is None:
         return Ungradable(reason="no_reference")
     score = (await decide_response(text, task.answer, tools, problem=task.problem)).score
@@ -79,9 +79,10 @@ async def decide_response(
 ) -> Decision:
     if len(text) > _MAX_TEXT_CHARS:
         return Decision(_fault("too_long"), "box")
-    is_short = len(text) <= _MAX_CHARS_HERE
+    is_short = len(text) <= _MAX_CHARS_INLINE
     place = last_box(text) if is_short else await asyncio.to_thread(last_box, text)
-    if place is None or not (boxed := text[slice(*place)]).strip():
+    boxed = text[slice(*place)] if place else ""
+    if place is None or not boxed.strip():
         return Decision(_fault("no_answer"), "box")
     if len(boxed) > MAX_ANSWER_CHARS:
         return Decision(_marked(_fault("too_long"), *place), "box")
@@ -105,40 +106,43 @@ async def compare(gold: str, answer: str, tools: Tools) -> Score:
 
 
 async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> Decision:
-    r"""The problem's text tells whether it asks for a percentage, when 12% is right for a gold 12.
+    r"""Compare two answers; the problem tells whether it asks for a percentage: 12% for a gold 12.
 
-    It also tells what the answer may be called, as in ``\text{Area} = 12``, and of what there are
-    12.
+    It also has the names of quantities, as in ``\text{Area} = 12``, and of counted things.
     """
     problem = problem[-MAX_PROBLEM_CHARS:]
     if len(answer) <= MAX_RULE_CHARS and len(gold) <= MAX_ANSWER_CHARS:
         verdict = compare_by_rules(gold, answer, problem)
         if verdict.equal is not None:
             return Decision(_RIGHT if verdict.equal else _WRONG, verdict.path)
-    score = await tools.comparisons.once(
-        (gold, answer, problem), lambda: _by_algebra(gold, answer, problem, tools)
+    score = await tools.comparisons.run_once(
+        (gold, answer, problem), lambda: _compare_by_algebra(gold, answer, problem, tools)
     )
     return Decision(score, "algebra")
 
 
-async def _by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Score:
+async def _compare_by_algebra(gold: str, answer: str, problem: str, tools: Tools) -> Score:
     outcome = await _run_twice(_COMPARE, gold, answer, problem, tools=tools)
     if isinstance(outcome, Value):
         return _SCORES[outcome.value]
     if outcome.is_machine_fault:
         return _STARVED
-    if fault := await tools.examinations.once(gold, lambda: _fault_of_gold(gold, tools)):
-        return fault
+    problem_of_gold = await _examine_once(gold, tools)
+    if problem_of_gold:
+        return problem_of_gold
     return _NOT_PARSABLE if outcome.cause is Cause.ERROR else _TOO_HARD
 
 
 async def examine(gold: str, tools: Tools) -> Score:
-    """Ungradable if a gold answer cannot be read, else right."""
-    fault = await tools.examinations.once(gold, lambda: _fault_of_gold(gold, tools))
-    return fault or _RIGHT
+    """Return an ungradable score if a gold answer cannot be read, else a right one."""
+    return await _examine_once(gold, tools) or _RIGHT
 
 
-async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
+async def _examine_once(gold: str, tools: Tools) -> Ungradable | None:
+    return await tools.examinations.run_once(gold, lambda: _examine(gold, tools))
+
+
+async def _examine(gold: str, tools: Tools) -> Ungradable | None:
     outcome = await _run_twice(EXAMINE, gold, tools=tools)
     if isinstance(outcome, Failed):
         return _STARVED if outcome.is_machine_fault else _GOLD_NOT_PARSABLE
@@ -146,7 +150,7 @@ async def _fault_of_gold(gold: str, tools: Tools) -> Ungradable | None:
 
 
 async def _run_twice(function: str, *args: str, tools: Tools) -> Value | Failed:
-    """Quickly; again in a fresh worker if it hangs or crashes, and then if it was starved."""
+    """Run quickly; then in a new worker if it hung or crashed; then again if it was starved."""
     outcome = await tools.pool.run(function, *args, deadline_s=tools.quick_deadline_s)
     for _ in range(2):
         if isinstance(outcome, Value) or outcome.cause is Cause.ERROR:

@@ -13,7 +13,7 @@ from protocol.messages import Graded, Score, Task
 from protocol.rewards import ModelJudge
 
 from services.grader.judge.judge import RIGHT, WRONG, Answer, Judge
-from services.grader.judge.question import Form, Question, one_of, words
+from services.grader.judge.question import Form, Question, choice_field, text_field
 from services.grader.judge.settings import JudgeSettings
 from services.grader.tools import Tools
 from services.grader.verifiers.judges import model_judge
@@ -216,7 +216,7 @@ PERFECT = Graded(
     comments={"analysis": "I have looked."},
 )
 WELL = '{"analysis": "sound", "solution": "complete"}'
-FORM = Form({"analysis": words("your reasons"), "verdict": one_of(("yes", "no"))})
+FORM = Form({"analysis": text_field("your reasons"), "verdict": choice_field(("yes", "no"))})
 YES: Answer = {"analysis": "I have looked.", "verdict": "yes"}
 
 

@@ -75,8 +75,8 @@ async def test_the_process_is_asked_about_the_responses_that_the_recipe_says(
 
 def test_weights_that_add_up_to_1_but_for_rounding_make_a_right_response() -> None:
     reward = Reward.model_validate({"process": "equation_steps"})
-    assert grading.process_checks(reward, Graded(value=0.7 + 0.2 + 0.1)) == reward.process
-    assert grading.process_checks(reward, Graded(value=1 - 1e-8)) == ()
+    assert grading.select_process_checks(reward, Graded(value=0.7 + 0.2 + 0.1)) == reward.process
+    assert grading.select_process_checks(reward, Graded(value=1 - 1e-8)) == ()
 
 
 @pytest.mark.anyio
@@ -170,7 +170,7 @@ def part(name: str, score: Score | float, *, leave_out: bool = False, weight: fl
 
 
 def combined(*parts: Scored, formula: str | None = None) -> Score:
-    return grading.combined(parts, of=len(parts), formula=formula)
+    return grading.combine(parts, num_checks=len(parts), formula=formula)
 
 
 ODD = Graded(value=0.25, reason="wrong_equations", breakdown={"right": 1})

@@ -19,7 +19,7 @@ from protocol.rewards import PythonSource
 from services.chassis.pool import Cause, Failed, Pool, Value, sandbox
 from services.grader import client_code
 from services.grader.tools import Tools
-from services.grader.trial_record import recorded
+from services.grader.trial_record import start_record
 from services.grader.verifiers import openai
 from tests.builders import a_task
 from tests.unit.grader.pools import failing_tools
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.anyio]
 async def sandboxed(anyio_backend: str) -> AsyncIterator[Tools]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEIR_JUDGE_API_KEY", "secret")  # as the deployment has it
-        patch.setattr(openai, "PYTHON_S", 60.0)  # for the busiest machine
+        patch.setattr(openai, "CLIENT_CODE_S", 60.0)  # for the busiest machine
         async with Pool(2, warm_ups=[client_code.WARM_UP], confined=True) as pool:
             yield Tools(pool, sandbox=pool)
 
@@ -40,7 +40,7 @@ async def graded(tools: Tools, body: str) -> tuple[Score, str]:
     """The score of a function with this body, and what was noted of its failure."""
     source = PythonSource(source="def grade(sample, item):\n" + indent(body, "    "))
     task, text = a_task(metadata={"unit": "m"}), '<think>5</think> {"value": 4}'
-    notes = recorded()
+    notes = start_record()
     score = await openai.python(task, text, source, tools)
     return score, "".join(notes.details.values())
 

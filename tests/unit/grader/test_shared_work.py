@@ -37,7 +37,7 @@ class Work:
 
 
 async def under_way(shared: SharedWork[int], work: Work, number: int) -> list[asyncio.Task[int]]:
-    calls = [asyncio.create_task(shared.once("?", work)) for _ in range(number)]
+    calls = [asyncio.create_task(shared.run_once("?", work)) for _ in range(number)]
     for _ in range(3):  # they begin, and so does the work
         await asyncio.sleep(0)
     return calls
@@ -45,11 +45,11 @@ async def under_way(shared: SharedWork[int], work: Work, number: int) -> list[as
 
 async def test_all_who_ask_at_one_time_share_a_result_or_an_error() -> None:
     shared, work = SharedWork[int](), Work(1, LookupError("nothing there"), 2)
-    assert await asyncio.gather(*(shared.once("?", work) for _ in range(5))) == [1] * 5
-    asked = (shared.once("?", work) for _ in range(5))
+    assert await asyncio.gather(*(shared.run_once("?", work) for _ in range(5))) == [1] * 5
+    asked = (shared.run_once("?", work) for _ in range(5))
     errors = await asyncio.gather(*asked, return_exceptions=True)
     assert list(map(type, errors)) == [LookupError] * 5
-    assert await shared.once("?", work) == 2
+    assert await shared.run_once("?", work) == 2
 
 
 async def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
@@ -69,7 +69,7 @@ async def test_what_nobody_waits_for_is_given_up_and_nobody_joins_it() -> None:
         call.cancel()
     await asyncio.wait(calls)
     work.may.set()
-    assert await shared.once("?", work) == 2
+    assert await shared.run_once("?", work) == 2
     assert work.num_cancelled == 1
 
 

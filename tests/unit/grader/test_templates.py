@@ -7,7 +7,7 @@ import re
 import pytest
 from protocol.messages import Graded
 
-from services.grader.templates import NoOutput, UnknownField, fill, without_thinking
+from services.grader.templates import NoOutput, UnknownField, fill, remove_thinking
 from tests.builders import a_task
 
 TASK = a_task(
@@ -73,4 +73,4 @@ def test_a_conversation_is_one_problem() -> None:
     ],
 )
 def test_thinking_is_left_out(text: str, rest: str) -> None:
-    assert without_thinking(text) == rest
+    assert remove_thinking(text) == rest

@@ -22,7 +22,7 @@ from services.grader.judge.judge import Judge
 from services.grader.judge.settings import JudgeSettings
 from services.grader.tools import Settings, Tools
 from services.grader.verifiers import VERIFIERS
-from services.grader.worker import TRIALS_AT_ONCE, tried, try_forever
+from services.grader.worker import MAX_TRIALS, answer_trials_forever, run_trial
 from tests.builders import a_recipe, a_task
 from tests.contract.valkey_server import Server
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, says, settings_for, until
@@ -73,7 +73,7 @@ STARTING = "the judge is not up: starting"
 def test_what_a_grader_lacks_is_in_the_way_and_named_with_the_remedy(
     reward: Reward, tools: Tools, words: list[str] | None
 ) -> None:
-    message = worker.what_is_in_the_way(reward, tools)
+    message = worker.find_obstacle(reward, tools)
     assert (message is None) is (words is None)
     assert all(each in (message or "") for each in words or [])
 
@@ -85,19 +85,19 @@ def a_job(reward: Reward) -> ActiveJob:
 
 @pytest.mark.parametrize("reward", [BY_JUDGE, BY_ORACLE])
 def test_what_no_waiting_will_mend_is_handed_on_after_a_while(reward: Reward) -> None:
-    waiting, patient = (worker.Admission(NO_JUDGE, patience_s=each) for each in (60, 0))
+    waiting, patient = (worker.Admission(NO_JUDGE, timeout_s=each) for each in (60, 0))
     assert not waiting.is_open(a_job(reward))
     assert patient.is_open(a_job(reward))
     with pytest.raises(UnsupportedEntry, match=r"where (they|the graders) run"):
-        patient.admit(a_job(reward))
-    patient.admit(a_job(BY_RULE))
+        patient.check(a_job(reward))
+    patient.check(a_job(BY_RULE))
     assert waiting.is_open(a_job(BY_RULE))
 
 
 def test_what_waiting_may_mend_is_waited_for() -> None:
-    patient = worker.Admission(JUDGE, patience_s=0)
+    patient = worker.Admission(JUDGE, timeout_s=0)
     assert not patient.is_open(a_job(BY_JUDGE))
-    patient.admit(a_job(BY_JUDGE))  # it was claimed while the judge was up
+    patient.check(a_job(BY_JUDGE))  # it was claimed while the judge was up
 
 
 RIGHT = r"It is \boxed{2}."
@@ -110,7 +110,7 @@ def a_trial(reward: dict[str, Any] = MATHS, text: str = RIGHT, number: int = 0) 
 
 
 async def test_what_the_grader_lacks_is_told(tools: Tools) -> None:
-    result = await tried(a_trial({"outcome": "model_judge"}), tools)
+    result = await run_trial(a_trial({"outcome": "model_judge"}), tools)
     assert result.outcome is None
     assert "WEIR_JUDGE_URL" in result.missing
 
@@ -128,7 +128,7 @@ async def test_a_trial_without_a_text_says_whether_the_answer_can_be_read(
 ) -> None:
     reward = Reward.model_validate(MATHS)
     trial = Trial(id="trial", reward=reward, task=a_task(answer=answer), text=None)
-    assert (await tried(trial, tools)).outcome == score
+    assert (await run_trial(trial, tools)).outcome == score
 
 
 async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_told(
@@ -147,7 +147,7 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
 
         async def tell(limit_s: float = 60, **changes: Any) -> TrialResult:
             async with asyncio.timeout(2 * limit_s + 20):
-                return await tried(a_trial({"outcome": {**check, **changes}}), others, limit_s)
+                return await run_trial(a_trial({"outcome": {**check, **changes}}), others, limit_s)
 
         await until(lambda: judge.is_up)
         passes, fails = await tell(), await tell(passing_labels=["bad"])
@@ -171,7 +171,7 @@ async def test_every_judge_of_the_deployment_watches_over_itself(
     away = settings_for(server, url="http://127.0.0.1:1/v1")
     judges = {"strict": Judge(settings_for(server)), "away": Judge(away)}
     monkeypatch.setattr(worker, "Pool", InlinePool)
-    async with worker.opened(Settings(groups_in_flight=1, workers=1), judges) as tools:
+    async with worker.open_tools(Settings(groups_in_flight=1, workers=1), judges) as tools:
         await until(lambda: judges["strict"].is_up and "reached" in judges["away"].why_down)
         assert list(tools.other_judges) == ["strict", "away"]
 
@@ -196,10 +196,10 @@ async def test_a_trial_ends_in_time_and_has_one_check_under_way_at_a_time(
     held = Held(monkeypatch)
     checks = [{"verifier": "my_lab.held", "name": f"c{number}"} for number in range(5)]
     async with asyncio.timeout(30):
-        result = await tried(a_trial({"outcome": checks}), tools, limit_s=0.01)
+        result = await run_trial(a_trial({"outcome": checks}), tools, timeout_s=0.01)
     assert (result.outcome, held.under_way) == (Ungradable(reason="not_in_time"), 1)
     held.let_go.set()
-    result = await tried(a_trial({"outcome": checks}), tools)
+    result = await run_trial(a_trial({"outcome": checks}), tools)
     assert list(result.scores.values()) == [Graded(value=1)] * 5
 
 
@@ -209,14 +209,14 @@ async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few
 ) -> None:
     held = Held(monkeypatch)
     trials = [
-        a_trial({"outcome": "my_lab.held"}, number=number) for number in range(TRIALS_AT_ONCE + 1)
+        a_trial({"outcome": "my_lab.held"}, number=number) for number in range(MAX_TRIALS + 1)
     ]
     async with connect(valkey.url, me="test") as exchange:
         service = cast(Service, SimpleNamespace(exchange=exchange))
-        trying = asyncio.create_task(try_forever(service, tools))
+        trying = asyncio.create_task(answer_trials_forever(service, tools))
         for trial in trials:
             assert await exchange.ask_trial(trial, most=10)
-        await until(lambda: held.under_way == TRIALS_AT_ONCE)
+        await until(lambda: held.under_way == MAX_TRIALS)
         with valkey.client() as client:  # all expire
             keys = cast(list[bytes], client.keys("weir:trial*"))
             assert len(keys) == 1

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from services.grader.judge.chat import Chat, ChatError
-from services.grader.judge.question import Form, NoVerdict, Question, one_of
+from services.grader.judge.question import Form, NoVerdict, Question, choice_field
 from services.grader.judge.settings import JudgeSettings
-from services.grader.trial_record import recorded
+from services.grader.trial_record import start_record
 from tests.unit.grader.judge_server import (
     MODEL,
     Behaviour,
@@ -26,7 +26,7 @@ from tests.unit.grader.judge_server import (
 pytestmark = pytest.mark.anyio
 
 TURN = {"role": "user", "content": "half a character: \ud800"}
-QUESTION = Question((TURN,), Form({"verdict": one_of(("yes", "no"))}))
+QUESTION = Question((TURN,), Form({"verdict": choice_field(("yes", "no"))}))
 
 
 def a_chat(server: ScriptedServer, timeout_s: float = 60.0, model: str = MODEL) -> Chat:
@@ -97,7 +97,7 @@ async def test_each_failure_has_its_reason_and_its_remedy_and_no_key(
     server.script = [behaviour]
     error = await failure(server, 0.3 if reason == "judge_timeout" else 60.0)
     assert (error.reason, error.is_of_request) == (reason, is_of_request)
-    assert error.may_pass == (reason in {"judge_failed", "judge_timeout"})
+    assert error.is_temporary == (reason in {"judge_failed", "judge_timeout"})
     assert words in str(error)
     assert "secret" not in f"{error!r}"
     assert server.flooded_bytes < 20_000_000
@@ -106,7 +106,7 @@ async def test_each_failure_has_its_reason_and_its_remedy_and_no_key(
 async def test_a_server_that_nobody_started_cannot_be_reached(server: ScriptedServer) -> None:
     await server.go_away()
     error = await failure(server)
-    assert error.may_pass
+    assert error.is_temporary
     assert "WEIR_JUDGE_URL" in str(error)
 
 
@@ -115,7 +115,7 @@ async def test_odd_counts_of_tokens_spoil_no_verdict(
     odd: bytes, count: int, server: ScriptedServer
 ) -> None:
     server.script = [replies(completion('{"verdict": "yes"}').replace(b" 100", b" " + odd))]
-    record = recorded()
+    record = start_record()
     async with a_chat(server) as chat:
         assert await chat.ask(QUESTION) == {"verdict": "yes"}
     assert record.tokens == {MODEL: count}

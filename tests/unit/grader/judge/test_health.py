@@ -20,7 +20,7 @@ from services.grader.judge.judge import (
     JudgeDown,
     Pace,
     Slots,
-    calls_after,
+    adjust_calls,
 )
 from services.grader.judge.settings import JudgeSettings
 from tests.unit.grader.judge_server import (
@@ -205,14 +205,14 @@ async def test_doubts_before_a_test_has_ended_share_it_and_an_outage_clears_nobo
     weather = Weather()
     health = Health(SETTINGS, weather.test)
     watching = asyncio.create_task(health.watch_forever())
-    outages = await health.until_up()
-    assert await ended(*(health.clears(outages) for _ in range(1000))) == [True] * 1000
+    outages = await health.wait_until_up()
+    assert await ended(*(health.passes_test(outages) for _ in range(1000))) == [True] * 1000
     assert weather.num_tests == 2
     weather.is_fair = False
-    assert not await health.clears(outages)
+    assert not await health.passes_test(outages)
     weather.is_fair = True
-    assert await health.until_up() > outages
-    assert not await health.clears(outages), "it is up, but was down meanwhile"
+    assert await health.wait_until_up() > outages
+    assert not await health.passes_test(outages), "it is up, but was down meanwhile"
     watching.cancel()
 
 
@@ -226,7 +226,7 @@ async def test_who_waits_to_be_alone_is_passed_by_nobody() -> None:
             order.append(name.upper())
 
     names = ["a", "b", "alone c", "d", "e", "alone f", "g"]
-    taken = [slots.taken(alone="alone" in name) for name in names]
+    taken = [slots.take(alone="alone" in name) for name in names]
     await ended(*map(enter, names, taken))
     rounds = [["a", "b"], ["alone c"], ["d", "e"], ["alone f"], ["g"]]
     assert order == [each for names in rounds for each in (*names, *map(str.upper, names))]
@@ -239,7 +239,7 @@ async def test_as_many_calls_go_at_once_as_are_answered_in_good_time() -> None:
     async def call(error: ChatError | None = None) -> None:
         nonlocal inside
         with suppress(ChatError):
-            async with pace.call():
+            async with pace.limit():
                 inside += 1
                 await may_end.wait()
                 if error is not None:
@@ -277,5 +277,5 @@ def test_growth_lets_no_call_of_a_busy_judge_run_out_of_time(speed: int, graders
         underway[grader] -= 1
         seconds = now + 1 / speed - began
         slowest = max(slowest, seconds)
-        calls[grader] = calls_after(calls[grader], seconds, 120, has_failed=False)
+        calls[grader] = adjust_calls(calls[grader], seconds, 120, has_failed=False)
     assert 30 <= sum(calls) / speed <= slowest <= 60 + 2 * graders / speed

@@ -14,9 +14,9 @@ from protocol.messages import Grade, Graded, GradedGroup, Score, Ungradable
 from protocol.rewards import ModelJudge, ScoreModel
 
 from services.grader.judge.judge import Answer, Judge
-from services.grader.judge.question import Form, NoVerdict, number_within, one_of, words
+from services.grader.judge.question import Form, NoVerdict, choice_field, number_field, text_field
 from services.grader.tools import Tools
-from services.grader.verifiers.judges import mean_score, model_judge, score_model
+from services.grader.verifiers.judges import combine_verdicts, model_judge, score_model
 from tests.builders import a_graded_group, a_task
 from tests.unit.grader.judge_server import (
     PERFECT,
@@ -110,7 +110,7 @@ async def test_samples_count_up_their_seeds_and_are_averaged(
 @pytest.mark.parametrize("num_verdicts", [4, 2, 1, 0])
 def test_half_of_the_samples_must_have_a_verdict(num_verdicts: int) -> None:
     answers: list[Answer] = [*[YES] * num_verdicts, *[NO_VERDICT] * (4 - num_verdicts)]
-    found = mean_score(answers, lambda _: (1.0, {"solution": 1.0}), {})
+    found = combine_verdicts(answers, lambda _: (1.0, {"solution": 1.0}), {})
     if num_verdicts < 2:
         assert found == NO_VERDICT
     else:
@@ -238,8 +238,8 @@ async def test_a_number_is_moved_to_the_unit_range(
     assert graded.breakdown == {"result": value, "samples": 1}
 
 
-LEVELS = Form({"analysis": words("why"), "level": one_of(("good", "bad"))})
-RANGE = Form({"result": number_within(1, 7)})
+LEVELS = Form({"analysis": text_field("why"), "level": choice_field(("good", "bad"))})
+RANGE = Form({"result": number_field(1, 7)})
 GOOD = '{"analysis": "sound", "level": "good"}'
 NO_FORM = (
     *({"level": "good"}, None, GOOD + " and so on", "```json\n" + GOOD + "\n```"),

@@ -13,9 +13,9 @@ from protocol.names import RUBRICS
 from services.grader.judge.prompt import (
     RUBRIC_FOLDER,
     load_rubric,
-    quoted,
+    quote,
     rubric_messages,
-    shortened,
+    shorten,
 )
 from tests.builders import a_task
 
@@ -93,12 +93,12 @@ def test_an_injection_stays_between_the_marks(injection: str, place: str) -> Non
 
 @given(st.text())
 def test_any_solution_stands_between_marks_of_its_own(solution: str) -> None:
-    assert told(solution=solution)[1]["solution"] == quoted(solution)
+    assert told(solution=solution)[1]["solution"] == quote(solution)
 
 
 def test_a_conversation_is_cut_as_the_one_text_that_the_judge_is_told() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?" * 9}]
-    task, left_out = shortened(a_task(prompt=None, messages=turns, solution="It is 2."), 4, 20)
+    task, left_out = shorten(a_task(prompt=None, messages=turns, solution="It is 2."), 4, 20)
     assert task.solution == "It\n[… 4 characters left out …]\n2."
     assert task.problem == "[system]\nB\n[… 43 characters left out …]\n1?1+1?1+1?"
     assert left_out == {"reference_left_out": 4, "problem_left_out": 43}

@@ -26,9 +26,9 @@ from services.grader.offline.calibration import (
     Case,
     Labelled,
     agreement,
-    cases_of,
-    level_of,
-    summary,
+    round_level,
+    score_cases,
+    summarize,
 )
 from services.grader.tools import Tools
 from tests.architecture.project import ROOT
@@ -190,10 +190,10 @@ async def test_math_answer_agrees_with_every_label_and_equation_steps_with_some(
     solutions: list[Labelled], tools: Tools
 ) -> None:
     (outcome, outcome_label), (process, process_label), _ = CALIBRATED
-    cases = await cases_of(outcome, outcome_label, solutions, tools)
+    cases = await score_cases(outcome, outcome_label, solutions, tools)
     pairs = zip(solutions, cases, strict=True)
-    assert [solution.id for solution, case in pairs if case.given != case.label] == []
-    cases = await cases_of(process, process_label, solutions, tools)
+    assert [solution.id for solution, case in pairs if case.score != case.label] == []
+    cases = await score_cases(process, process_label, solutions, tools)
     whole = agreement(cases)
     assert (whole["graded"] or 0) > 0.75 * len(solutions)
     assert (whole["kappa"] or 0) > 0.35
@@ -290,7 +290,7 @@ def cases(pairs: Pairs, kind: str = "k") -> list[Case]:
 
 
 def test_scores_round_to_levels_and_the_upper_of_two_that_are_as_near() -> None:
-    assert list(map(level_of, (0, 0.2, 0.25, 0.74, 0.75, 1))) == [0, 0, 0.5, 0.5, 1, 1]
+    assert list(map(round_level, (0, 0.2, 0.25, 0.74, 0.75, 1))) == [0, 0, 0.5, 0.5, 1, 1]
 
 
 # Two readers of 50 proposals: 20 times yes by both, 15 times no by both (kappa 0.4).
@@ -317,7 +317,7 @@ def test_kappa_is_that_of_the_textbook(pairs: Pairs, kappa: float | None) -> Non
 
 def test_a_summary_says_it_all_of_what_was_graded() -> None:
     right = cases([(1, 1), (0, 1), (0, 0), (0.5, 0.75)], kind="right")
-    found = summary(right + cases([(1, None)], kind="empty"))
+    found = summarize(right + cases([(1, None)], kind="empty"))
     assert found["all"] == {"n": 5, "graded": 4, "same_level": 0.5, "kappa": 0.3333}
     assert found["ungradable"] == {"no_verdict": 1}
     assert found["confusion"] == {
