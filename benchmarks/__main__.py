@@ -1,7 +1,7 @@
 """``make benchmarks``: runs the benchmarks of speed, and writes `docs/performance.md`.
 
-``python -m benchmarks exchange overlap`` runs these alone, and leaves the others' tables as
-they are in the document. Each is a command of its own, too, that prints its table.
+``python -m benchmarks exchange overlap`` runs only these, and keeps the other tables of the
+document. Each benchmark is a command of its own, too.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ DOCUMENT = ROOT / "docs/performance.md"
 NAMES = ("exchange", "publish", "beside", "overlap", "pipeline", "end_to_end")
 _HEAD = """# Performance
 
-What `make benchmarks` measured, each section with its machine and date, and with the packages of
+Measurements of `make benchmarks`, each section with its machine and date, with the packages of
 `deploy/constraints.txt`. Whole stacks need an idle machine.
 """
 
 
 def main(names: list[str]) -> int:
-    """Run benchmarks and write their tables; returns how many failed."""
+    """Run benchmarks, write their tables, and return the number of failures."""
     if unknown := set(names) - set(NAMES):
         print(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
         return 2
-    sections, failed = _sections(), 0
+    sections = _sections()
+    failed = 0
     for name in names or NAMES:
         print(f"{name} ...", flush=True)
         command = [sys.executable, "-m", f"benchmarks.{name}"]
@@ -45,7 +46,7 @@ def main(names: list[str]) -> int:
 
 
 def _sections() -> dict[str, str]:
-    """What the document holds of each benchmark now."""
+    """Return the document's present section of each benchmark."""
     text = DOCUMENT.read_text() if DOCUMENT.exists() else ""
     parts = re.split(r"^## (\w+)\n", text, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))

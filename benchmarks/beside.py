@@ -1,7 +1,7 @@
-"""Do steps continue during evaluations and checkpoints? ``python -m benchmarks.beside``; 3 min.
+"""Do steps continue during evaluations and checkpoints? ``python -m benchmarks.beside``.
 
-Learner's loop, exchange and choice of versions are real; sampling, update and checkpoint only
-take time. The median step, and the longest one during an evaluation and during a checkpoint.
+Loop, exchange and choice of versions are real; sampling, update and checkpoint only take time. The
+table has the median step, and the longest one during an evaluation and during a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,22 +31,27 @@ from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
 from tests.unit.rollout.test_policy_sync import write_folder
 
-UPDATE_S, WRITE_S, GROUP_S, EVALUATED_S = 0.75, 6.0, 0.6, 1.8
+UPDATE_S = 0.75
+CHECKPOINT_S = 6.0
+TRAINING_GROUP_S = 0.6
+EVALUATION_GROUP_S = 1.8
 PLACES = 4  # groups that a rollout samples at once
-GROUPS = 3  # a step, per rollout: three quarters of what the rollouts can sample
-TASKS = 4  # held out, per rollout
-STEPS, EVALUATE_EVERY, SAVE_EVERY = 40, 15, 10
+GROUPS = 3  # groups of a step per rollout: three quarters of a rollout's capacity
+TASKS = 4  # held-out tasks per rollout
+STEPS = 40
+EVALUATE_EVERY = 15
+SAVE_EVERY = 10
 
 
 class Paced(FakeTeam):
-    """Ranks that take their time, and no more."""
+    """Ranks that only take time."""
 
     async def train(self, samples: Sequence[Sample]) -> Measured:
         await asyncio.sleep(UPDATE_S)
         return await super().train(samples)
 
     async def written(self, folder: Path) -> None:
-        await asyncio.sleep(WRITE_S)
+        await asyncio.sleep(CHECKPOINT_S)
         await super().written(folder)
 
     async def export(self, folder: Path) -> None:
@@ -66,7 +71,7 @@ class PacedEngine:
 
 
 async def roll_out(service: Service) -> None:
-    """A rollout that samples nothing, for as long as sampling takes."""
+    """Run a rollout that waits instead of sampling."""
 
     async def start_engine(*_: object) -> Any:
         return PacedEngine()
@@ -77,7 +82,8 @@ async def roll_out(service: Service) -> None:
         async with follower.engine_for(request):
             assert follower.serving is not None
             version = follower.serving.policy.number
-            await asyncio.sleep(EVALUATED_S if request.purpose is Purpose.EVAL else GROUP_S)
+            is_evaluation = request.purpose is Purpose.EVAL
+            await asyncio.sleep(EVALUATION_GROUP_S if is_evaluation else TRAINING_GROUP_S)
             group = a_group(request, [2] * request.group_size, version=version)
             return a_graded_group(group, [1.0, *[0.0] * (request.group_size - 1)])
 
@@ -96,7 +102,7 @@ async def roll_out(service: Service) -> None:
 
 
 async def measure(server: Server, folder: Path, rollouts: int, staleness: int) -> list[JobEvent]:
-    """The events of one job."""
+    """Return the events of one job."""
     async with AsyncExitStack() as stack:
         exchange = await stack.enter_async_context(connect(server.url, me="learner-1.1"))
         learner = Learner(exchange, folder, make_team=Paced)
@@ -108,11 +114,15 @@ async def measure(server: Server, folder: Path, rollouts: int, staleness: int) -
         lines = (task.model_dump_json(exclude_none=True) for task in tasks)
         (folder / "files" / "train.jsonl").write_text("\n".join(lines))
         for number in range(rollouts):
-            place = {"WEIR_DATA_DIR": str(folder), "WEIR_HEARTBEAT_S": "0.1"}
-            environment = {"WEIR_REDIS_URL": server.url, "WEIR_PORT": "0", **place}
-            me = f"rollout-machine-{number}.1"
-            own = await stack.enter_async_context(connect(server.url, me=me))
-            service = Service("rollout", Deployment.from_environment(environment), own)
+            environment = {
+                "WEIR_DATA_DIR": str(folder),
+                "WEIR_HEARTBEAT_S": "0.1",
+                "WEIR_REDIS_URL": server.url,
+                "WEIR_PORT": "0",
+            }
+            name = f"rollout-machine-{number}.1"
+            connection = await stack.enter_async_context(connect(server.url, me=name))
+            service = Service("rollout", Deployment.from_environment(environment), connection)
             task = asyncio.create_task(roll_out(service))
             stack.callback(task.cancel)
         async with asyncio.timeout(600):
@@ -123,30 +133,36 @@ async def measure(server: Server, folder: Path, rollouts: int, staleness: int) -
 
 
 def row(events: Sequence[JobEvent]) -> str:
-    """Steps by what went on beside them, as cells of the table."""
-    told = {event.id: event.created_at for event in events}
-    steps = [told[f"step:{number}"] for number in range(1, STEPS + 1)]
-    evaluated = [
-        (steps[number - 1], told[f"evaluation:{number}"])
+    """Return the median step and the longest ones as cells of the table."""
+    times = {event.id: event.created_at for event in events}
+    steps = [times[f"step:{number}"] for number in range(1, STEPS + 1)]
+    evaluations = [
+        (steps[number - 1], times[f"evaluation:{number}"])
         for number in range(EVALUATE_EVERY, STEPS, EVALUATE_EVERY)
     ]
-    written = [
-        (steps[number - 1], steps[number - 1] + WRITE_S)
+    checkpoints = [
+        (steps[number - 1], steps[number - 1] + CHECKPOINT_S)
         for number in range(SAVE_EVERY, STEPS, SAVE_EVERY)
     ]
-    beside: dict[str, list[float]] = {"evaluation": [], "checkpoint": [], "neither": []}
+    during_evaluation: list[float] = []
+    during_checkpoint: list[float] = []
+    undisturbed: list[float] = []
     for before, after in pairwise(steps):
-        is_evaluated, is_written = (
-            any(begin < after and before < end for begin, end in spans)
-            for spans in (evaluated, written)
-        )
-        beside["evaluation"] += [after - before] * is_evaluated
-        beside["checkpoint"] += [after - before] * (is_written and not is_evaluated)
-        beside["neither"] += [after - before] * (not is_evaluated and not is_written)
-    median = statistics.median(beside["neither"])
-    longest = [max(beside[name]) for name in ("evaluation", "checkpoint")]
-    cells = [median, *(value for each in longest for value in (each, each / median))]
+        if _overlaps(evaluations, before, after):
+            during_evaluation.append(after - before)
+        elif _overlaps(checkpoints, before, after):
+            during_checkpoint.append(after - before)
+        else:
+            undisturbed.append(after - before)
+    median = statistics.median(undisturbed)
+    cells = [median]
+    for seconds in (max(during_evaluation), max(during_checkpoint)):
+        cells += [seconds, seconds / median]
     return " | ".join(f"{value:.2f}" for value in cells)
+
+
+def _overlaps(spans: Sequence[tuple[float, float]], start: float, end: float) -> bool:
+    return any(first < end and start < last for first, last in spans)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""What the exchange costs against pickled lists: ``python -m benchmarks.exchange``.
+"""The exchange against pickled entries: ``python -m benchmarks.exchange``.
 
 Groups of 8 responses travel one by one from a sampler over a grader to a learner. The pickled way
-is PipelineRL's: Redis lists of pickled dicts, without acknowledgement. Weir acknowledges each step,
-which is what small groups cost. A second is one of processor time, of process and server together.
+is PipelineRL's, without acknowledgement. Weir acknowledges each step, which costs most for small
+groups. A second is one of processor time, of process and server together.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.contract.valkey_server import Server
 GROUP_SIZE = 8
 PROMPT = 100
 VOCABULARY = 150_000
-GROUPS = {40: 200, 500: 100, 2000: 40, 8000: 12}  # how many, by tokens of a response
+GROUPS = {40: 200, 500: 100, 2000: 40, 8000: 12}  # tokens of a response: number of groups
 ROUNDS = 3
 CHARACTERS_PER_TOKEN = 4
 TEXT = Path(__file__).read_text()
 
 
 class Pickled(BaseModel):
-    """One response, as the pickled way has it."""
+    """One response, as PipelineRL stores it."""
 
     text: str
     n_predicted: int
@@ -54,43 +54,44 @@ class Pickled(BaseModel):
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Processor time, and bytes that the server received and sent."""
+class Cost:
+    """Processor seconds, and bytes that the server received and sent."""
 
     seconds: float
     bytes: float
 
     @classmethod
-    def until_now(cls, client: redis.Redis) -> Spent:
+    def total(cls, client: redis.Redis) -> Cost:
         info: dict[str, Any] = client.info()  # type: ignore[assignment]
-        of_server = info["used_cpu_sys"] + info["used_cpu_user"]
-        moved = info["total_net_input_bytes"] + info["total_net_output_bytes"]
-        return cls(time.process_time() + of_server, moved)
+        server_seconds = info["used_cpu_sys"] + info["used_cpu_user"]
+        moved_bytes = info["total_net_input_bytes"] + info["total_net_output_bytes"]
+        return cls(time.process_time() + server_seconds, moved_bytes)
 
-    def of_one(self, before: Spent, count: int) -> Spent:
-        return Spent((self.seconds - before.seconds) / count, (self.bytes - before.bytes) / count)
+    def per_group(self, before: Cost, count: int) -> Cost:
+        return Cost((self.seconds - before.seconds) / count, (self.bytes - before.bytes) / count)
 
 
 def main() -> None:
     """Print the table."""
-    heads = ["tokens of a group"]
-    for way in ("pickled", "Weir"):
-        heads += [f"{way}: groups a second", "MB a second", "bytes a token"]
-    print("|", " | ".join([*heads, "groups a second", "bytes"]), "|\n" + "|---" * 9 + "|")
+    print(
+        "| tokens of a group | pickled: groups a second | bytes a token"
+        " | Weir: groups a second | bytes a token | groups a second |"
+    )
+    print("|---" * 6 + "|")
     for length, count in GROUPS.items():
         pickled, weir = asyncio.run(compare(length, count))
         cells = [f"{GROUP_SIZE} × {length:,}"]
-        for way in (pickled, weir):
-            cells += [f"{1 / way.seconds:,.0f}", f"{way.bytes / way.seconds / 1e6:,.0f}"]
-            cells += [f"{way.bytes / GROUP_SIZE / length:,.0f}"]
-        cells += [f"{pickled.seconds / weir.seconds:.1f} ×", f"{weir.bytes / pickled.bytes:.2f} ×"]
+        for cost in (pickled, weir):
+            cells.append(f"{1 / cost.seconds:,.0f}")
+            cells.append(f"{cost.bytes / GROUP_SIZE / length:,.0f}")
+        cells.append(f"{pickled.seconds / weir.seconds:.1f} ×")
         print("|", " | ".join(cells), "|", flush=True)
 
 
-async def compare(length: int, count: int) -> tuple[Spent, Spent]:
-    """What one group costs either way, the least of several rounds."""
-    pickled: list[Spent] = []
-    weir: list[Spent] = []
+async def compare(length: int, count: int) -> tuple[Cost, Cost]:
+    """Return the cost of a group, pickled and through Weir: the minimum of several rounds."""
+    pickled: list[Cost] = []
+    weir: list[Cost] = []
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
         client = server.client()
         client.config_set("appendonly", "no")
@@ -99,21 +100,22 @@ async def compare(length: int, count: int) -> tuple[Spent, Spent]:
                 groups = [_group(f"job-{turn}", number, length) for number in range(count)]
                 graded = [a_graded_group(group) for group in groups]
                 attempt = await begin(exchange, f"job-{turn}")
-                before = Spent.until_now(client)
+                before = Cost.total(client)
                 for group in graded:
-                    await _through_weir(exchange, group, attempt)
-                weir.append(Spent.until_now(client).of_one(before, count))
-                lists, batches = [_lists(g) for g in groups], [_columns(g) for g in groups]
-                before = Spent.until_now(client)
-                _pickled(client, f"actor-{turn}", lists)
-                _pickled(client, f"trainer-{turn}", batches)
-                pickled.append(Spent.until_now(client).of_one(before, count))
+                    await _send_through_weir(exchange, group, attempt)
+                weir.append(Cost.total(client).per_group(before, count))
+                responses = [_responses(group) for group in groups]
+                batches = [_columns(group) for group in groups]
+                before = Cost.total(client)
+                _send_pickled(client, f"actor-{turn}", responses)
+                _send_pickled(client, f"trainer-{turn}", batches)
+                pickled.append(Cost.total(client).per_group(before, count))
         client.close()
-    return _least(pickled), _least(weir)
+    return _minimum(pickled), _minimum(weir)
 
 
-def _least(rounds: Sequence[Spent]) -> Spent:
-    return Spent(min(r.seconds for r in rounds), min(r.bytes for r in rounds))
+def _minimum(rounds: Sequence[Cost]) -> Cost:
+    return Cost(min(cost.seconds for cost in rounds), min(cost.bytes for cost in rounds))
 
 
 def _group(job_id: str, number: int, length: int) -> RolloutGroup:
@@ -132,11 +134,11 @@ def _group(job_id: str, number: int, length: int) -> RolloutGroup:
 
 
 def _ids(random: np.random.Generator, count: int) -> np.ndarray:
-    """Low numbers are frequent ones, as in the vocabularies of byte pairs."""
+    """Low ids are frequent, as in byte-pair vocabularies."""
     return (VOCABULARY ** random.random(count)).astype(np.int32)
 
 
-async def _through_weir(exchange: Exchange, graded: GradedGroup, attempt: int) -> None:
+async def _send_through_weir(exchange: Exchange, graded: GradedGroup, attempt: int) -> None:
     group = graded.group
     assert group is not None
     await exchange.ask(group.request)
@@ -155,11 +157,13 @@ async def _claim(exchange: Exchange, stream: Stream, job_id: str) -> Delivery:
     return delivery
 
 
-def _pickled(client: redis.Redis, stream: str, messages: Sequence[Any]) -> None:
-    """Every message goes into a stream and out of it."""
+def _send_pickled(client: redis.Redis, stream: str, messages: Sequence[Any]) -> None:
+    """Write every message to a stream and read it back."""
     last = "0"
     for index, message in enumerate(messages):
-        plain = [each.model_dump() for each in message] if isinstance(message, list) else message
+        plain = message
+        if isinstance(message, list):
+            plain = [response.model_dump() for response in message]
         client.xadd(stream, {"index": index, "data": pickle.dumps(plain)}, maxlen=1_000_000)
         reply: Any = client.xread({stream: last}, count=1, block=100)
         ((_, ((last, entry),)),) = reply
@@ -167,13 +171,13 @@ def _pickled(client: redis.Redis, stream: str, messages: Sequence[Any]) -> None:
     client.delete(stream)
 
 
-def _lists(group: RolloutGroup) -> list[Pickled]:
+def _responses(group: RolloutGroup) -> list[Pickled]:
     prompt = group.prompt_ids.tolist()
-    texts: list[Pickled] = []
-    for (begin_, end), response in zip(group.bounds(), group.responses, strict=True):
-        token_ids = group.token_ids[begin_:end].tolist()
-        logprobs = group.behavior_logprobs[begin_:end].tolist()
-        texts.append(
+    responses: list[Pickled] = []
+    for (start, end), response in zip(group.bounds(), group.responses, strict=True):
+        token_ids = group.token_ids[start:end].tolist()
+        logprobs = group.behavior_logprobs[start:end].tolist()
+        responses.append(
             Pickled(
                 text=response.text,
                 n_predicted=len(response.text),
@@ -189,17 +193,17 @@ def _lists(group: RolloutGroup) -> list[Pickled]:
                 metadata={"model_version": 0, "rollout_index": 0, "step_index": 0},
             )
         )
-    return texts
+    return responses
 
 
 def _columns(group: RolloutGroup) -> dict[str, np.ndarray]:
-    """The packed batch of a group: what each token is, in arrays of the types of a tensor."""
+    """Return the packed batch of a group: one value per token in each array."""
     num_tokens = len(group.token_ids) + GROUP_SIZE * len(group.prompt_ids)
     ids = ("input_ids", "labels", "attention_mask", "position_ids")
     numbers = ("rewards", "advantages", "ref_logprobs", "old_logprobs", "group_tokens")
-    return {name: np.ones(num_tokens, dtype=np.int64) for name in ids} | {
-        name: np.ones(num_tokens, dtype=np.float32) for name in (*numbers, "num_labels", "overflow")
-    }
+    numbers += ("num_labels", "overflow")
+    columns = {name: np.ones(num_tokens, dtype=np.int64) for name in ids}
+    return columns | {name: np.ones(num_tokens, dtype=np.float32) for name in numbers}
 
 
 if __name__ == "__main__":

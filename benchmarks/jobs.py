@@ -1,4 +1,4 @@
-"""Jobs on a real stack of their own, for benchmarks that take their numbers from the events."""
+"""Jobs on a real stack, for benchmarks that take their numbers from the events."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from protocol.recipe import Recipe, load_recipe, parse_recipe
 from tests.stack.conftest import ROOT, Json, Stack, start
 
 DEMO = ROOT / "recipes/demo-grpo.toml"
-WARM_UP = 5  # the first steps, which are left out
+WARM_UP = 5  # steps that are not measured
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a job's events told."""
+    """The events of a job."""
 
     steps: Sequence[Json]
     evaluations: Sequence[Json]
 
     @property
     def measured(self) -> Sequence[Json]:
-        """The steps after those that warm it up."""
+        """The steps after the warm-up."""
         return self.steps[WARM_UP:]
 
     @property
     def seconds(self) -> float:
-        """That the measured steps took, with all that was between them but evaluations."""
-        first, last = (self.steps[n]["totals"]["train_seconds"] for n in (WARM_UP - 1, -1))
-        return last - first
+        """The time of the measured steps and of everything between them but evaluations."""
+        before = self.steps[WARM_UP - 1]["totals"]["train_seconds"]
+        return self.steps[-1]["totals"]["train_seconds"] - before
 
     def total(self, name: str) -> float:
-        """The sum of a metric over the measured steps."""
+        """Return the sum of a metric over the measured steps."""
         return sum(step[name] for step in self.measured)
 
     def phase(self, name: str) -> float:
-        """Seconds that the learner spent in a phase during the measured steps."""
+        """Return the learner's seconds in a phase of the measured steps."""
         return sum(step["phase_seconds"].get(name, 0.0) for step in self.measured)
 
 
 @contextmanager
 def a_stack(**environment: str) -> Iterator[Stack]:
-    """A stack of this machine's processes, for as long as the body runs."""
+    """Run a stack of processes of this machine."""
     with tempfile.TemporaryDirectory() as folder:
         timing = {"WEIR_HEARTBEAT_S": "1", "WEIR_CLAIM_IDLE_S": "15"}
         stack = start(Path(folder) / "stack", **{**timing, **environment})
@@ -59,7 +59,7 @@ def a_stack(**environment: str) -> Iterator[Stack]:
 
 
 def a_demo_recipe(**tables: Mapping[str, Any] | None) -> Recipe:
-    """The demo's recipe for GRPO with other values in some tables, or without a table."""
+    """Return the demo's GRPO recipe with other settings in some tables, or without a table."""
     recipe = load_recipe(DEMO).model_dump(mode="json", exclude_none=True)
     for name, values in tables.items():
         if values is None:
@@ -70,18 +70,15 @@ def a_demo_recipe(**tables: Mapping[str, Any] | None) -> Recipe:
 
 
 def warm_up(stack: Stack) -> None:
-    """A few steps of the demo: an engine's first batches are slow, and other jobs find it ready."""
+    """Run a few steps of the demo, since an engine's first batches are slow."""
     training = {"steps": WARM_UP, "checkpoint_every": WARM_UP}
     run(stack, a_demo_recipe(training=training, evaluation=None))
 
 
 def run(stack: Stack, recipe: Recipe, after_step: Callable[[int], object] = int) -> Job:
-    """Let the stack do a job, whose files lie below this project.
+    """Run a job with files below this project on an idle stack.
 
-    Args:
-        stack: that has nothing else to do.
-        recipe: the job.
-        after_step: is called with the number of steps that have been made.
+    ``after_step`` is called with the number of finished steps.
     """
     steps: list[Json] = []
     evaluations: list[Json] = []

@@ -1,7 +1,7 @@
-"""Tasks whose responses have a heavy tail of lengths, and a model that answers so.
+"""Tasks with a heavy tail of response lengths, and a model for them.
 
-They are the demo's; where a prompt begins with ``#`` the solution follows hundreds of dots. The
-demo's model learns that by `weir sft`, in two minutes on one core, and is kept in ``runs/``.
+The tasks are the demo's; if a prompt begins with ``#``, hundreds of dots precede the solution. The
+demo's model learns that by `weir sft`, in two minutes on one core, and stays in ``runs/``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from tests.stack.conftest import ROOT
 
 FOLDER = ROOT / "runs/benchmarks/long-tails"
 BASE = ROOT / "examples/arithmetic/base-model"
-MAX_CONTEXT, MAX_TOKENS = 1024, 1000
-LONG = 0.1  # of the tasks
-LONG_TO_LEARN = 0.25  # of the solutions that the model learns from
+MAX_CONTEXT = 1024
+MAX_TOKENS = 1000
+LONG_TASKS = 0.1  # share of the tasks with dots
+LONG_SOLUTIONS = 0.25  # share of the solutions with dots
 MEAN_DOTS = 650
-SOLUTIONS, TASKS, BATCH = 2400, 2000, 16
+MIN_DOTS = 30
+SOLUTIONS = 2400
+TASKS = 2000
+BATCH = 16
 _SFT = """
 [model]
 path = "{folder}/start"
@@ -43,15 +47,15 @@ warmup_steps = 20
 """
 
 
-def made() -> Path:
-    """The folder with ``model`` and ``train.jsonl``, made unless it is there."""
+def prepare() -> Path:
+    """Return the folder with ``model`` and ``train.jsonl``, and make it if it is missing."""
     if not (FOLDER / "model").exists():
         shutil.rmtree(FOLDER, ignore_errors=True)
         FOLDER.mkdir(parents=True)
         _write_start(FOLDER / "start")
         rng = random.Random(0)
-        _write(FOLDER / "solutions.jsonl", islice(_records(rng, LONG_TO_LEARN), SOLUTIONS))
-        _write(FOLDER / "train.jsonl", islice(_records(rng, LONG), TASKS))
+        _write(FOLDER / "solutions.jsonl", islice(_records(rng, LONG_SOLUTIONS), SOLUTIONS))
+        _write(FOLDER / "train.jsonl", islice(_records(rng, LONG_TASKS), TASKS))
         text = _SFT.format(folder=FOLDER, max_context=MAX_CONTEXT, batch=BATCH)
         (FOLDER / "sft.toml").write_text(text)
         command = ("-m", "services.learner.sft", str(FOLDER / "sft.toml"), str(FOLDER / "learned"))
@@ -61,7 +65,7 @@ def made() -> Path:
 
 
 def _write_start(folder: Path) -> None:
-    """The demo's model, of which more positions are allowed."""
+    """Copy the demo's model with more positions."""
     shutil.copytree(BASE, folder)
     for name, key in (
         ("config.json", "max_position_embeddings"),
@@ -79,7 +83,7 @@ def _records(rng: random.Random, long: float) -> Iterator[dict[str, str]]:
 def _record(task: ArithmeticTask, rng: random.Random, *, is_long: bool) -> dict[str, str]:
     if not is_long:
         return task.record
-    dots = min(int(rng.expovariate(1 / MEAN_DOTS)) + 30, MAX_TOKENS - 50)
+    dots = min(int(rng.expovariate(1 / MEAN_DOTS)) + MIN_DOTS, MAX_TOKENS - 50)
     return task.record | {
         "prompt": f"#{task.prompt}",
         "solution": "." * dots + task.solution,
@@ -91,4 +95,4 @@ def _write(path: Path, records: Iterator[dict[str, str]]) -> None:
 
 
 if __name__ == "__main__":
-    made()
+    prepare()

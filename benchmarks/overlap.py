@@ -18,13 +18,19 @@ from tests.stack.conftest import Stack
 
 # One GPU reads 15.2 GB of weights for a token, and for each response 57 KB of keys and values of
 # each of some 4,000 tokens, at 60 % of 3.35 TB/s; a version is loaded from memory in about 1 s.
-H100_7B = Costs(token=7.6e-3, response=0.11e-3, at_once=256, trained_token=0.0, step=1.0, pause=1.0)
+H100_7B = Costs(token=7.6e-3, response=0.11e-3, places=256, trained_token=0.0, step=1.0, pause=1.0)
 STALENESS = (0, 1, 2, 4)
-GROUPS, GROUP_SIZE = 32, 16  # of a step with one rollout
-STEPS, FIRST_STEPS = 24, 8  # of which so many are left out
-STACK_STEPS, STACK_GROUPS, STACK_GROUP_SIZE = 30, 16, 8
+# Rollouts, groups of a step, and staleness.
+SIMULATED = ((1, 32, 0), (1, 32, 2), (8, 256, 0), (8, 256, 2), (8, 32, 0), (8, 32, 2), (8, 32, 4))
+GROUPS = 32  # of a step with one rollout
+GROUP_SIZE = 16
+STEPS = 24
+WARM_UP_STEPS = 8
+STACK_STEPS = 30
+STACK_GROUPS = 16
+STACK_GROUP_SIZE = 8
 STACK_SAMPLING = {"temperature": 1.3, "max_tokens": 48}
-AT_ONCE = 256  # responses of an engine
+PLACES = 256  # responses that an engine samples at once
 
 
 def main() -> None:
@@ -35,28 +41,28 @@ def main() -> None:
     if not parser.parse_args().simulate:
         with a_stack() as stack:
             warm_up(stack)
-            _show_calibration({staleness: _demo(stack, staleness) for staleness in (0, 1, 2, 4)})
-    _show_foretold()
+            _show_calibration({staleness: _demo(stack, staleness) for staleness in STALENESS})
+    _show_simulation()
 
 
-def _show_foretold() -> None:
-    heads = ("rollouts", "responses a step", "staleness", "learner idle", "rollouts idle")
-    heads += ("tokens a second", "of linear scaling", "learner idle, rollouts a quarter faster")
-    print("\n|", " | ".join(heads), "|\n" + "|---" * len(heads) + "|")
-    alone: dict[int, float] = {}
-    for rollouts, groups in ((1, GROUPS), (8, 8 * GROUPS), (8, GROUPS)):
-        for staleness in STALENESS:
-            even, spare = (_foretold(rollouts, staleness, groups, s) for s in (1.0, 1.25))
-            ideal = rollouts * alone.setdefault(staleness, even.tokens_per_second)
-            cells = [f"{rollouts}", f"{groups * GROUP_SIZE:,}", f"{staleness}"]
-            cells += [f"{even.learner_idle:.0%}", f"{even.rollouts_idle:.0%}"]
-            cells += [f"{even.tokens_per_second:,.0f}", f"{even.tokens_per_second / ideal:.2f}"]
-            print("|", " | ".join([*cells, f"{spare.learner_idle:.0%}"]), "|", flush=True)
+def _show_simulation() -> None:
+    print(
+        "\n| rollouts | responses a step | staleness | both idle | tokens a second"
+        " | of linear scaling |\n" + "|---" * 6 + "|"
+    )
+    one_rollout = {staleness: _simulate_h100(1, staleness, GROUPS) for staleness in STALENESS}
+    for rollouts, groups, staleness in SIMULATED:
+        outcome = _simulate_h100(rollouts, staleness, groups)
+        linear = rollouts * one_rollout[staleness].tokens_per_second
+        print(
+            f"| {rollouts} | {groups * GROUP_SIZE:,} | {staleness} | {outcome.learner_idle:.0%}"
+            f" | {outcome.tokens_per_second:,.0f} | {outcome.tokens_per_second / linear:.2f} |"
+        )
 
 
-def _foretold(rollouts: int, staleness: int, groups: int, spare: float) -> Outcome:
-    """Of a learner that is as fast as its rollouts when they are full, over ``spare``."""
-    costs = replace(H100_7B, trained_token=spare / H100_7B.fastest / rollouts)
+def _simulate_h100(rollouts: int, staleness: int, groups: int) -> Outcome:
+    """Simulate a learner that is as fast as its rollouts with full engines."""
+    costs = replace(H100_7B, trained_token=1 / H100_7B.max_rate / rollouts)
     random = np.random.default_rng(0)
     lengths = random.lognormal(8.0, 0.9, (STEPS * groups, GROUP_SIZE)).clip(30, 20_000).astype(int)
     return simulate(
@@ -65,7 +71,7 @@ def _foretold(rollouts: int, staleness: int, groups: int, spare: float) -> Outco
         groups_per_step=groups,
         max_staleness=staleness,
         num_rollouts=rollouts,
-        warm_up=FIRST_STEPS,
+        warm_up=WARM_UP_STEPS,
     )
 
 
@@ -86,38 +92,44 @@ def _demo(stack: Stack, staleness: int) -> Job:
 
 def _show_calibration(jobs: dict[int, Job]) -> None:
     costs = _costs(jobs[0])
-    heads = ("staleness", "seconds a step", "foretold", "learner idle", "foretold")
-    print("|", " | ".join(heads), "|\n" + "|---" * len(heads) + "|")
+    print("| staleness | seconds a step | simulated | learner idle | simulated |")
+    print("|---|---|---|---|---|")
     for staleness, job in jobs.items():
         seconds = job.seconds / len(job.measured)
         idle = job.phase("wait_for_groups") / job.seconds
-        said = _simulated(costs, jobs[0], staleness)
-        cells = [f"{staleness}", f"{seconds:.2f}", f"{said.step_seconds:.2f}"]
-        print("|", " | ".join([*cells, f"{idle:.0%}", f"{said.learner_idle:.0%}"]), "|", flush=True)
+        outcome = _simulate_demo(costs, jobs[0], staleness)
+        print(
+            f"| {staleness} | {seconds:.2f} | {outcome.step_seconds:.2f} | {idle:.0%}"
+            f" | {outcome.learner_idle:.0%} |",
+            flush=True,
+        )
 
 
 def _costs(job: Job) -> Costs:
-    """What makes the simulation of a job without staleness take as long as the job took."""
+    """Return the costs with which a simulation without staleness takes as long as the job."""
     tokens = job.evaluations[0]["evaluation"]["samples"] * _mean_length(job)
-    evaluating = job.evaluations[0]["evaluation"]["seconds"]
-    full = AT_ONCE * evaluating / tokens  # seconds of a token when the engine is full
+    evaluation_s = job.evaluations[0]["evaluation"]["seconds"]
+    full_period = PLACES * evaluation_s / tokens
     trained = job.phase("train") / job.total("tokens")
     other = (job.seconds - job.phase("train") - job.phase("wait_for_groups")) / len(job.measured)
-    low, high = 0.0, full  # how much of it there is however few the responses are
+    # Bisection: the part of a full engine's period that does not depend on its responses.
+    low = 0.0
+    high = full_period
     for _ in range(20):
-        costs = _split(full, (low + high) / 2, trained, other)
-        if _simulated(costs, job, 0).step_seconds * len(job.measured) > job.seconds:
-            high = costs.token
+        middle = (low + high) / 2
+        costs = _divide(full_period, middle, trained, other)
+        if _simulate_demo(costs, job, 0).step_seconds * len(job.measured) > job.seconds:
+            high = middle
         else:
-            low = costs.token
-    return _split(full, low, trained, other)
+            low = middle
+    return _divide(full_period, low, trained, other)
 
 
-def _split(full: float, token: float, trained: float, other: float) -> Costs:
-    return Costs(token, (full - token) / AT_ONCE, AT_ONCE, trained, other)
+def _divide(full_period: float, token: float, trained: float, other: float) -> Costs:
+    return Costs(token, (full_period - token) / PLACES, PLACES, trained, other)
 
 
-def _simulated(costs: Costs, job: Job, staleness: int) -> Outcome:
+def _simulate_demo(costs: Costs, job: Job, staleness: int) -> Outcome:
     random = np.random.default_rng(0)
     mean = _mean_length(job)
     shape = (STACK_STEPS * STACK_GROUPS, STACK_GROUP_SIZE)

@@ -38,16 +38,18 @@ from tests.inline_prompts import InlinePrompts
 
 PHASES = {
     "the learner waits": ["write"],
-    "behind its next step": ["announce"],
+    "during its next step": ["announce"],
     "fetched and verified while the engine samples": ["fetch"],
     "requests wait": ["load"],
     "until the new policy samples": ["write", "announce", "fetch", "load"],
 }
-WIDTH, INNER = 1024, 4096
+WIDTH = 1024
+INNER = 4096
+WARM_UP = 2  # rounds of each way that allocate memory and are not measured
 
 
 def write_model(folder: Path, gigabytes: float) -> None:
-    """A random model in bfloat16, of about so many bytes."""
+    """Write a random bfloat16 model of about this size."""
     layer_bytes = 2 * (4 * WIDTH**2 + 3 * WIDTH * INNER)
     config = Qwen2Config(
         vocab_size=64,
@@ -63,25 +65,28 @@ def write_model(folder: Path, gigabytes: float) -> None:
 
 
 class Bench:
-    """One model, its learner and its engine, and what each phase of each way took."""
+    """One model, its learner and its engine, and the seconds of each phase of each way."""
 
     def __init__(self, root: Path, memory: Path) -> None:
-        self.root, self.memory, self.disk = root, memory, root / "disk"
+        self.root = root
+        self.memory = memory
+        self.disk = root / "disk"
         self.team = Team()
         self.engine: Engine | None = None
-        self.slots, self.chain = Slots(memory / "learner"), Chain(self.disk)
+        self.slots = Slots(memory / "learner")
+        self.chain = Chain(self.disk)
         self.seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
         self.megabytes: dict[str, float] = {}
 
     @contextmanager
     def timed(self, way: str, phase: str) -> Iterator[None]:
-        """Note how long a phase takes."""
-        began = time.monotonic()
+        """Measure a phase."""
+        start = time.monotonic()
         yield
-        self.seconds[way, phase].append(time.monotonic() - began)
+        self.seconds[way, phase].append(time.monotonic() - start)
 
     async def compare(self, gigabytes: float, rounds: int) -> None:
-        """Publish by each way in turn; the first rounds, which find memory, do not count."""
+        """Publish in each way."""
         model = self.root / "model"
         write_model(model, gigabytes)
         await self.team.open(model, a_recipe(model={"path": str(model), "dtype": "bfloat16"}))
@@ -92,26 +97,26 @@ class Bench:
         }
         for attempt, (way, nearby) in enumerate(roots.items(), start=1):
             fetcher = Fetcher(self.disk, nearby)
-            for number in range(rounds + 2):
+            for number in range(WARM_UP + rounds):
                 self.step()
                 folder = weights.version_folder("job", attempt, number)
-                publish = self.by_folder if way == "folder" else self.by_slot
-                await self.take(way, fetcher, await publish(way, folder))
+                publish = self.publish_folder if way == "folder" else self.publish_slot
+                await self.load(way, fetcher, await publish(way, folder))
             fetcher.close()
         assert self.engine is not None
         self.engine.shut_down()
         await self.team.leave()
 
     def step(self) -> None:
-        """What a step does to bfloat16 weights: a hundredth of them changes."""
+        """Change a hundredth of the weights, like a step in bfloat16."""
         trainer = self.team._rank.trainer
         assert trainer is not None
         with torch.no_grad():
             for parameter in trainer.models.policy.module.parameters():
                 parameter.view(-1)[::100] += 0.25
 
-    async def by_folder(self, way: str, folder: str) -> PolicyVersion:
-        """All of it holds up the next step."""
+    async def publish_folder(self, way: str, folder: str) -> PolicyVersion:
+        """Publish before the next step."""
         staging = self.disk / "staging"
         with self.timed(way, "write"):
             await self.team.export(staging)
@@ -120,8 +125,8 @@ class Bench:
         self.megabytes[way] = _megabytes(self.disk / folder)
         return _version(folder, digest)
 
-    async def by_slot(self, way: str, folder: str) -> PolicyVersion:
-        """Only the copy into memory holds up the next step."""
+    async def publish_slot(self, way: str, folder: str) -> PolicyVersion:
+        """Copy into memory before the next step, and publish during it."""
         before = self.slots.newest
         with self.timed(way, "write"):
             slot = self.slots.take(folder)
@@ -134,8 +139,8 @@ class Bench:
         self.megabytes[way] = _megabytes(self.disk / links[-1] if links else slot.path)
         return _version(folder, digest, links)
 
-    async def take(self, way: str, fetcher: Fetcher, policy: PolicyVersion) -> None:
-        """The rollout's half."""
+    async def load(self, way: str, fetcher: Fetcher, policy: PolicyVersion) -> None:
+        """Fetch a version and load it into the engine."""
         with ExitStack() as reading:
             with self.timed(way, "fetch"):
                 folder = reading.enter_context(fetcher.fetched(policy))
@@ -147,8 +152,8 @@ class Bench:
                 await self.engine.load(folder, f"1.{policy.number}", keep_kv=False)
 
     def median(self, way: str, phases: list[str]) -> float:
-        """Of the sum of some phases, in seconds."""
-        rounds = zip(*(self.seconds[way, phase][2:] for phase in phases), strict=True)
+        """Return the median seconds of all these phases together."""
+        rounds = zip(*(self.seconds[way, phase][WARM_UP:] for phase in phases), strict=True)
         return statistics.median(map(sum, rounds))
 
 
@@ -169,7 +174,8 @@ def _megabytes(folder: Path) -> float:
 
 
 def _row(name: str, value: Callable[[str], str]) -> str:
-    return f"| {name} | " + " | ".join(value(way) for way in ("folder", "memory", "delta")) + " |"
+    cells = [value(way) for way in ("folder", "memory", "delta")]
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -182,7 +188,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     init_ranks()
     with (
-        redirect_stdout(sys.stderr),  # what DeepSpeed prints is no part of the table
+        redirect_stdout(sys.stderr),  # DeepSpeed prints to standard output
         tempfile.TemporaryDirectory() as root,
         tempfile.TemporaryDirectory(dir=options.memory) as memory,
     ):

@@ -25,16 +25,18 @@ from services.learner.planning.footprint import Item, learner_footprint, total
 from services.learner.planning.shapes import ModelShape
 from services.learner.training import engine as engines
 
-_KEPT: list[engines.Engine] = []  # what is freed later is not freed while the next is measured
+# Engines stay, so that none is freed while the next one is measured.
+_ENGINES: list[engines.Engine] = []
 _ADAMW = torch.optim.AdamW
-WIDTH, LAYERS = 256, 16
+WIDTH = 256
+LAYERS = 16
 PARAMETERS = LAYERS * WIDTH * WIDTH
 COMBINATIONS = [
     *((stage, "none", dtype) for stage in (0, 1, 2, 3) for dtype in ("bfloat16", "float32")),
     *((stage, "optimizer", "bfloat16") for stage in (1, 2, 3)),
     (3, "all", "bfloat16"),
 ]
-GLOO = 4  # bytes per parameter that gloo alone copies to scatter a bucket, under ZeRO-3
+GLOO_BYTES = 4  # per parameter: a copy that only gloo makes to scatter a bucket, under ZeRO-3
 
 
 def main() -> None:
@@ -46,7 +48,7 @@ def main() -> None:
     chosen = range(len(COMBINATIONS)) if options.only is None else options.only
     torch.optim.AdamW = _fused  # type: ignore[misc]
     engines.init_ranks()
-    rows = [row_of(*COMBINATIONS[number]) for number in chosen]
+    rows = [make_row(*COMBINATIONS[number]) for number in chosen]
     engines.leave_ranks()
     if options.json:
         print(json.dumps(rows))
@@ -60,16 +62,16 @@ def _fused(*parameters: Any, **settings: Any) -> torch.optim.Optimizer:
     return _ADAMW(*parameters, **settings | {"fused": True})
 
 
-def row_of(stage: int, offload: str, dtype: str) -> dict[str, str | float]:
-    """What is planned and what is measured, in bytes per parameter."""
+def make_row(stage: int, offload: str, dtype: str) -> dict[str, str | float]:
+    """Return planned and measured bytes per parameter."""
     recipe = _recipe(stage, offload, dtype)
-    measured = _measured(recipe.optimizer, recipe.model) / PARAMETERS
+    measured = _peak_bytes(recipe.optimizer, recipe.model) / PARAMETERS
     return {
         "stage": stage,
         "offload": offload,
         "dtype": dtype,
-        "planned": _planned(recipe) / PARAMETERS,
-        "measured": measured - (GLOO if stage == 3 else 0),
+        "planned": _planned_bytes(recipe) / PARAMETERS,
+        "measured": measured - (GLOO_BYTES if stage == 3 else 0),
     }
 
 
@@ -87,11 +89,11 @@ def _recipe(stage: int, offload: str, dtype: str) -> Recipe:
     )
 
 
-def _planned(recipe: Recipe) -> int:
-    """Of a model of so many parameters, without what samples, loading and publishing take."""
+def _planned_bytes(recipe: Recipe) -> int:
+    """Return the plan's bytes without those of samples, loading and publishing."""
     shape = ModelShape(1, 0, 1, 1, 1, 1, PARAMETERS - 1, 1, tied=True)
     footprint = learner_footprint(recipe, shape, None, 1)
-    used = max(total(_of_weights(footprint.backward)), total(footprint.step))
+    used = max(total(_exclude_samples(footprint.backward)), total(footprint.step))
     _, _, *host = footprint.host  # a whole model, and the published versions
     gathered = PARAMETERS * 2 if recipe.optimizer.zero_stage == 3 else 0
     if recipe.model.dtype == "float32":
@@ -99,23 +101,24 @@ def _planned(recipe: Recipe) -> int:
     return total(footprint.resident) + used + total(host) - gathered
 
 
-def _of_weights(items: tuple[Item, ...]) -> list[Item]:
-    of_samples = ("policy: activations", "policy: log-probs of a chunk")
-    return [item for item in items if item.what not in of_samples]
+def _exclude_samples(items: tuple[Item, ...]) -> list[Item]:
+    sample_items = ("policy: activations", "policy: log-probs of a chunk")
+    return [item for item in items if item.what not in sample_items]
 
 
-def _measured(settings: Optimizer, model: Model) -> int:
-    """Bytes at the fullest moment of three updates of two micro-batches each."""
-    gc.collect()  # what the row before has left, or it would be freed here
+def _peak_bytes(settings: Optimizer, model: Model) -> int:
+    """Return the peak of three updates of two micro-batches each."""
+    gc.collect()  # garbage of the previous row would be freed during the measurement
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         _train(settings, model)
     events: Any = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    now = most = 0
+    current = 0
+    peak = 0
     for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
+        current += change
+        peak = max(peak, current)
+    return peak
 
 
 def _train(settings: Optimizer, model: Model) -> None:
@@ -125,13 +128,13 @@ def _train(settings: Optimizer, model: Model) -> None:
     engine = engines.Engine(nn.Sequential(*layers), settings, model)
     part = torch.ones(1, WIDTH, dtype=dtype)
 
-    def loss_of(part: Tensor) -> Tensor:
-        gc.collect()  # cycles that DeepSpeed leaves would be counted until Python finds them
+    def compute_loss(part: Tensor) -> Tensor:
+        gc.collect()  # DeepSpeed's reference cycles would be counted until Python finds them
         return engine(part).float().sum()
 
-    _KEPT.append(engine)
+    _ENGINES.append(engine)
     for _ in range(3):
-        engine.update([part, part], loss_of)
+        engine.update([part, part], compute_loss)
 
 
 if __name__ == "__main__":

@@ -25,20 +25,20 @@ _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
 class Clock(TrainerCallback):
-    """Notes what the time and the processor time were after each batch of samples."""
+    """Notes time and processor time after each batch of samples."""
 
     def __init__(self, updates_per_batch: int) -> None:
         self.updates_per_batch = updates_per_batch
         self.batches: list[Json] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """One optimizer update has been made."""
+        """Note the times after the last update of a batch."""
         if state.global_step % self.updates_per_batch == 0:
             self.batches.append({"time": time.time(), "core_seconds": time.process_time()})
 
 
 def main(settings: Json) -> Json:
-    """Train as the settings say; returns the times of each batch, and its mean reward."""
+    """Train, and return the times of each batch and its mean reward."""
     torch.set_num_threads(settings["threads"])
     model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
     clock = Clock(settings["updates_per_batch"])
@@ -57,7 +57,7 @@ def main(settings: Json) -> Json:
 
 
 def _arguments(settings: Json, folder: str) -> GRPOConfig:
-    samples, updates = settings["samples"], settings["updates_per_batch"]
+    updates = settings["updates_per_batch"]
     return GRPOConfig(
         output_dir=folder,
         use_cpu=True,
@@ -69,7 +69,7 @@ def _arguments(settings: Json, folder: str) -> GRPOConfig:
         logging_steps=updates,
         seed=settings["seed"],
         max_steps=settings["steps"] * updates,
-        per_device_train_batch_size=samples // updates,
+        per_device_train_batch_size=settings["samples"] // updates,
         steps_per_generation=updates,
         num_generations=settings["group_size"],
         max_completion_length=settings["max_tokens"],
@@ -99,9 +99,9 @@ def _tasks(settings: Json) -> list[Json]:
 
 
 def _rewards(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """1 where the last boxed answer is the wanted number."""
-    found = [_BOXED.findall(completion)[-1:] for completion in completions]
-    return [float(boxed == [wanted]) for boxed, wanted in zip(found, answer, strict=True)]
+    """Return 1 for each completion with the gold answer in its last box, else 0."""
+    boxes = [_BOXED.findall(completion)[-1:] for completion in completions]
+    return [float(box == [gold]) for box, gold in zip(boxes, answer, strict=True)]
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def written_files() -> Iterator[Fault]:
     runs, index = json.loads((ROOT / methods.RESULTS).read_text()), INDEX.read_text()
     if not (demo := methods.demo_table(runs)) or demo not in README.read_text():
         yield README, 1, "not the demo's table as python -m benchmarks.methods prints it"
-    for twin, accuracy in methods.intervals(runs, "accuracy", "{:.3f}".format).items():
+    for twin, accuracy in methods.intervals(runs, "accuracy", "{:.3f}").items():
         if not re.search(rf"^\| `{twin}` \| .* \| {accuracy} \|$", index, re.M):
             yield INDEX, 1, f"{twin} has another accuracy than python -m benchmarks.methods prints"
 
