@@ -1,7 +1,7 @@
-"""Every error of the REST surface: problem details (RFC 9457) that also carry OpenAI's ``error``.
+"""Errors of the REST API: problem details (RFC 9457) that also have OpenAI's ``error``.
 
-The OpenAI SDK reads ``error{message,type,code,param}`` and raises its own typed exceptions; any
-other client reads ``title``, ``status``, ``detail``. Both are in one body.
+The OpenAI SDK reads ``error{message,type,code,param}`` and raises typed exceptions; other clients
+read ``title``, ``status`` and ``detail``.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 T = TypeVar("T")
-PATIENCE_S = 3.0
-_RETRY_AFTER_S = 2
-NO_RETRY = {"x-should-retry": "false"}  # for the OpenAI SDK, which tries a 409 again by itself
-_MAX_DETAIL_CHARS = 10_000  # it may quote what was sent
-_PLACES = ("body.", "query.", "header.", "path.")
-# Parts of OpenAI's API that are not here, and what to do instead.
-_FEATURES = {
-    "chat/completions": "an answer is given once and not kept; POST /v1/chat/completions asks",
+EXCHANGE_TIMEOUT_S = 3.0
+RETRY_AFTER_S = 2
+MAX_DETAIL_CHARS = 10_000  # a message may quote the request
+NO_RETRY = {"x-should-retry": "false"}  # the OpenAI SDK would retry a 409 by itself
+_LOCATIONS = ("body.", "query.", "header.", "path.")
+# Parts of OpenAI's API that Weir lacks, and the remedies.
+_UNSUPPORTED = {
+    "chat/completions": "completions are not stored; use POST /v1/chat/completions",
     "responses": "use POST /v1/chat/completions",
-    "embeddings": "no model of embeddings is trained here; use a server that has one",
+    "embeddings": "Weir trains no embedding models; use a server that has one",
     "uploads": "a file has at most 100 MiB; send it whole with POST /v1/files",
-    "batches": "each request is answered at once; send them one by one",
+    "batches": "send the requests one by one",
     "evals": "give the job a validation_file; its evaluations are among its events",
-    "fine_tuning/checkpoints": "a gateway has no projects to share one with; each of its keys "
-    "reads every checkpoint",
+    "fine_tuning/checkpoints": "there are no projects to share a checkpoint with; every key of "
+    "the gateway reads every checkpoint",
 }
 _SCHEMAS = "#/components/schemas/"
 _CONTENT = {"application/problem+json": {"schema": {"$ref": f"{_SCHEMAS}ProblemDetails"}}}
-RESPONSES: dict[int | str, dict[str, Any]] = {  # of every route, at /openapi.json
+RESPONSES: dict[int | str, dict[str, Any]] = {  # of every route, in /openapi.json
     "4XX": {"description": "The request is wrong", "content": _CONTENT},
-    "5XX": {"description": "The gateway cannot answer", "content": _CONTENT},
+    "5XX": {"description": "The gateway cannot respond", "content": _CONTENT},
 }
 
 
 class OpenAIError(BaseModel):
-    """What the OpenAI SDK reads of an error."""
+    """The part of an error that the OpenAI SDK reads."""
 
     message: str
     type: str
@@ -67,7 +67,7 @@ class ProblemDetails(BaseModel):
 
 
 class Problem(HTTPException):
-    """A request that cannot be served: the message says what to do, ``param`` names the field."""
+    """An error response: ``param`` names the field, the message says what to do."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class Problem(HTTPException):
         self.code = code
 
 
-def wrong(param: str, why: str, *, code: str = "invalid_value") -> Problem:
+def wrong(param: str, reason: str, *, code: str = "invalid_value") -> Problem:
     """400 for one field."""
-    return Problem(400, f"{param}: {why}", param=param, code=code)
+    return Problem(400, f"{param}: {reason}", param=param, code=code)
 
 
 def not_found(kind: str, name: str) -> Problem:
@@ -93,7 +93,7 @@ def not_found(kind: str, name: str) -> Problem:
 
 
 def too_large(param: str, max_bytes: int) -> Problem:
-    message = f"{param}: larger than the limit of {max_bytes:,} bytes; split it or leave tasks out"
+    message = f"{param}: must have at most {max_bytes:,} bytes; split it or leave tasks out"
     return Problem(413, message, param=param, code="too_large")
 
 
@@ -106,37 +106,37 @@ def conflict(message: str, *, param: str) -> Problem:
 
 
 def from_lines(lines: list[str], *, code: str, param: str | None = None) -> Problem:
-    """400 for problems written as ``field: what is wrong``; the first one names ``param``."""
+    """400 for lines ``field: problem``; the first one names ``param``."""
     return Problem(400, "\n".join(lines), param=param or lines[0].partition(":")[0], code=code)
 
 
-async def in_time(work: Awaitable[T], wait_s: float = 0.0) -> T:
-    """Wait for the exchange, and ``wait_s`` more that it may itself wait for an answer to be there.
+async def await_exchange(work: Awaitable[T], wait_s: float = 0.0) -> T:
+    """Return the result of a request to the exchange, which may itself wait for ``wait_s``.
 
     Raises:
-        Problem: 503 with Retry-After, after ``PATIENCE_S`` without an answer.
+        Problem: 503 with Retry-After, if no response comes ``EXCHANGE_TIMEOUT_S`` after that.
     """
     try:
-        async with asyncio.timeout(wait_s + PATIENCE_S):
+        async with asyncio.timeout(wait_s + EXCHANGE_TIMEOUT_S):
             return await work
     except TimeoutError as error:
         raise Problem(
             503,
-            f"Redis did not answer within {PATIENCE_S:g} s: it is away, or its memory or its "
-            "disk is full; the request may be repeated",
+            f"Redis did not respond within {EXCHANGE_TIMEOUT_S:g} s: it is down, or its memory or "
+            "its disk is full; retry the request",
             code="exchange_unavailable",
-            headers={"Retry-After": str(_RETRY_AFTER_S)},
+            headers={"Retry-After": str(RETRY_AFTER_S)},
         ) from error
 
 
-def own_fault(error: Exception) -> Problem:
-    """500 for what nobody expected, 507 for a disk that is full or broken."""
+def internal_problem(error: Exception) -> Problem:
+    """500 for an unexpected error, 507 for a full or broken disk."""
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        message = "the disk below WEIR_DATA_DIR is full; make room there, and repeat the request"
+        message = "the disk below WEIR_DATA_DIR is full; free some space, and retry the request"
         return Problem(507, message, code="disk_full")
     if isinstance(error, OSError) and error.errno in {errno.EROFS, errno.EIO, errno.ESTALE}:
-        why = f"the disk below WEIR_DATA_DIR does not work: {error.strerror}"
-        return Problem(507, f"{why}; mend it, and repeat the request", code="disk_broken")
+        reason = f"the disk below WEIR_DATA_DIR is broken: {error.strerror}"
+        return Problem(507, f"{reason}; repair it, and retry the request", code="disk_broken")
     if isinstance(error, DamagedFile):
         return Problem(500, str(error), code="damaged_file")
     message = f"the gateway failed: {type(error).__name__}; its log has the details"
@@ -145,15 +145,16 @@ def own_fault(error: Exception) -> Problem:
 
 def openai_error(problem: Problem) -> OpenAIError:
     return OpenAIError(
-        message=shown(problem.detail[:_MAX_DETAIL_CHARS]),
+        message=shown(problem.detail[:MAX_DETAIL_CHARS]),
         type="invalid_request_error" if problem.status_code < 500 else "server_error",
         code=problem.code,
-        param=problem.param and shown(problem.param[:_MAX_DETAIL_CHARS]),
+        param=problem.param and shown(problem.param[:MAX_DETAIL_CHARS]),
     )
 
 
 def respond(problem: Problem) -> JSONResponse:
-    status, error = problem.status_code, openai_error(problem)
+    status = problem.status_code
+    error = openai_error(problem)
     body = ProblemDetails(
         title=HTTPStatus(status).phrase, status=status, detail=error.message, error=error
     )
@@ -163,27 +164,28 @@ def respond(problem: Problem) -> JSONResponse:
 
 
 async def refuse_unknown_query(request: Request) -> None:
-    """400 for a name in the query that /openapi.json does not have for the route."""
-    known = _query_names(request.app)
+    """400 for a query parameter that the route does not have in /openapi.json."""
     route = f"{request.method.lower()} {request.scope['route'].path}"
-    for name in request.query_params:
-        if name.partition("[")[0] not in known.get(route, {name.partition("[")[0]}):
-            raise wrong(name, "unknown; remove it from the query or check its spelling")
+    known = _query_names(request.app).get(route)
+    for param in request.query_params:
+        if known is not None and param.partition("[")[0] not in known:
+            raise wrong(param, "unknown; remove it from the query or check its spelling")
 
 
 @lru_cache(maxsize=1)
 def _query_names(app: FastAPI) -> dict[str, set[str]]:
-    return {
-        f"{method} {path}": {
-            each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"
-        }
-        for path, operations in app.openapi()["paths"].items()
-        for method, operation in operations.items()
-    }
+    names = {}
+    for path, operations in app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            params = operation.get("parameters", ())
+            names[f"{method} {path}"] = {
+                param["name"] for param in params if param["in"] == "query"
+            }
+    return names
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of ``app`` in that shape; ``Measured`` answers the unexpected ones."""
+    """Respond to every error of ``app`` in that shape. ``Measured`` handles unexpected errors."""
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
 
@@ -202,13 +204,13 @@ def describe(app: FastAPI) -> None:
 
 
 def explain_body(error: ValidationError | RequestValidationError) -> list[str]:
-    """One line per problem, ``field: what is wrong``, with the field's dotted name in the body."""
+    """Return one line per problem, ``field: problem``, with the field's dotted name."""
     if any(problem["type"] == "json_invalid" for problem in error.errors()):
         return ["body: not valid JSON"]
     lines = []
     for line in explain(error).splitlines():  # type: ignore[arg-type]  (both have .errors())
-        place = next((place for place in _PLACES if line.startswith(place)), "")
-        lines.append(line.removeprefix(place))
+        location = next((prefix for prefix in _LOCATIONS if line.startswith(prefix)), "")
+        lines.append(line.removeprefix(location))
     if lines[0].startswith("body: Input should be"):
         return ["body: must be a JSON object, sent with Content-Type: application/json"]
     return lines
@@ -219,11 +221,15 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
         return respond(error)
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    param = "body" if error.status_code == HTTPStatus.BAD_REQUEST else None  # it was not readable
+    # FastAPI raises 400 if it cannot read the body.
+    param = "body" if error.status_code == HTTPStatus.BAD_REQUEST else None
     headers = dict(error.headers or {})
     message = str(error.detail)
-    if error.status_code == HTTPStatus.NOT_FOUND and (remedy := _remedy_for(request.url.path)):
-        message, code = remedy, "not_supported"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        remedy = _find_remedy(request.url.path)
+        if remedy is not None:
+            message = remedy
+            code = "not_supported"
     return respond(Problem(error.status_code, message, param=param, code=code, headers=headers))
 
 
@@ -232,9 +238,10 @@ async def _on_invalid_request(_: Request, error: Exception) -> JSONResponse:
     return respond(from_lines(explain_body(error), code="invalid_request"))
 
 
-def _remedy_for(path: str) -> str | None:
-    """What to do instead, for a path below /v1 of OpenAI's API that has no route; else None."""
-    own = path.removeprefix("/v1/")
-    features = (name for name in _FEATURES if own == name or own.startswith(f"{name}/"))
-    feature = next(features, None)
-    return f"{feature} is not supported: {_FEATURES[feature]}" if feature else None
+def _find_remedy(path: str) -> str | None:
+    """Return the remedy for a path of OpenAI's API that has no route; None for another path."""
+    name = path.removeprefix("/v1/")
+    for feature, remedy in _UNSUPPORTED.items():
+        if name == feature or name.startswith(f"{feature}/"):
+            return f"{feature} is not supported: {remedy}"
+    return None

@@ -11,8 +11,8 @@ from protocol.exchange import Exchange
 from protocol.messages import JobEvent, JobState
 
 from services.chassis.service import Service
+from services.gateway.api.openai.events import follow_until_ended
 from services.gateway.core.files.store import FileStore
-from services.gateway.core.jobs.events import follow_until_ended
 from services.gateway.core.jobs.service import JobService
 from tests.builders import a_job_record
 from tests.contract.test_work_loop import DEPLOYMENT

@@ -16,11 +16,13 @@ from protocol.messages import JobRecord, JobState, Requested, Trial, TrialResult
 
 from services.chassis.deployment import Deployment
 from services.chassis.service import Service
-from services.gateway.api.openai.graders import GraderToRun, run_trial
+from services.gateway.api.graders import GraderToRun
 from services.gateway.api.openai.submission import JobRequest
 from services.gateway.core.files.store import FileStore
-from services.gateway.core.jobs.folders import put_aside
 from services.gateway.core.jobs.service import JobService, Repeat
+from services.gateway.core.jobs.submission import Submission
+from services.gateway.core.jobs.trials import run_trial
+from services.gateway.core.models.folders import move_aside
 from services.gateway.core.watch.fleet import tidy_forever
 from services.gateway.errors import Problem
 from tests.builders import a_job_record, an_event
@@ -29,14 +31,14 @@ from tests.contract.gateway.stack import EXACT
 from tests.contract.valkey_server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
-REQUEST = JobRequest(model="tiny", training_file="file-1")
+SUBMISSION = JobRequest(model="tiny", training_file="file-1").to_submission("tiny", {})
 
 
 class Jobs(JobService):
     """It has drawn up the record already, from files and models that are not there."""
 
-    async def _draw_up(self, request: JobRequest, job_id: str) -> JobRecord:
-        return a_job_record(job_id, request=request.as_sent())
+    async def _draw_up(self, submission: Submission, job_id: str) -> JobRecord:
+        return a_job_record(job_id, request=submission.request)
 
 
 class FallsSilent:
@@ -111,7 +113,7 @@ async def test_the_oldest_jobs_that_have_ended_are_forgotten_and_no_other(
 async def test_what_a_gateway_had_no_time_to_remove_goes_later(jobs: JobService) -> None:
     job_dir = jobs.service.deployment.job_dir("job")
     (job_dir / "samples").mkdir(parents=True)
-    put_aside(job_dir)
+    move_aside(job_dir)
     tidying = asyncio.create_task(tidy_forever(jobs.service, jobs))
     async with asyncio.timeout(60):
         while list(job_dir.parent.iterdir()):
@@ -151,11 +153,11 @@ async def test_a_search_looks_at_all_jobs_a_thousand_at_a_time(
 
 
 def a_trial() -> Trial:
-    return GraderToRun.model_validate({"grader": EXACT, "model_sample": "x"}).trial()
+    return GraderToRun.model_validate({"grader": EXACT, "model_sample": "x"}).to_trial()
 
 
 async def test_without_a_grader_a_trial_is_503_and_nothing_is_left(exchange: Exchange) -> None:
-    await refusal(run_trial(exchange, a_trial(), taken_within_s=0.05), code="no_grader")
+    await refusal(run_trial(exchange, a_trial(), pickup_timeout_s=0.05), code="no_grader")
     assert await exchange.take_trial(wait_s=0.05) is None
 
 
@@ -163,7 +165,9 @@ async def test_a_grader_that_ends_meanwhile_and_too_many_that_wait_are_503(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     trial = a_trial()
-    asked = asyncio.create_task(run_trial(exchange, trial, taken_within_s=1, done_within_s=0.05))
+    asked = asyncio.create_task(
+        run_trial(exchange, trial, pickup_timeout_s=1, result_timeout_s=0.05)
+    )
     async with open_exchange("grader") as other:
         assert await other.take_trial(wait_s=60) == trial
     await refusal(asked, code="no_grader")
@@ -187,16 +191,16 @@ async def test_who_gets_no_answer_to_a_submission_is_told_that_the_job_may_be_qu
 ) -> None:
     key = Repeat("key", "caller")
     silence.silent_after = "submit"
-    assert key.job_id in (await refusal(jobs.submit(REQUEST, key))).detail
+    assert key.job_id in (await refusal(jobs.submit(SUBMISSION, key))).detail
     silence.is_silent, silence.silent_after = False, ""
-    assert (await jobs.submit(REQUEST, key)).id == key.job_id
+    assert (await jobs.submit(SUBMISSION, key)).id == key.job_id
     assert await jobs.exchange.job_ids() == [key.job_id]
 
 
 async def test_a_request_that_waits_too_long_for_others_is_a_503(
     jobs: JobService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.core.jobs.service._LONGEST_TURN_S", 0)
+    monkeypatch.setattr("services.gateway.core.jobs.service.TURN_TIMEOUT_S", 0)
     await jobs._turn.acquire()
     await refusal(jobs.delete("nobody"), code="busy")
     monkeypatch.undo()

@@ -1,12 +1,11 @@
-"""Task files: how they come in, what is checked in them, and what the store keeps."""
+"""Task files: the store, the check, and the form of an upload."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,93 +16,87 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from services.chassis.pool import Pool
 from services.gateway import errors
-from services.gateway.core.files.check import TaskCheck
-from services.gateway.core.files.store import (
-    FileStore,
-    StoredFile,
-    Uploads,
-    copy_with_id,
-    file_name,
-)
+from services.gateway.api.files import receive_file
+from services.gateway.core.files.check import MESSAGES, check_file
+from services.gateway.core.files.store import FileStore, StoredFile, clean_filename, copy_with_id
 from services.gateway.errors import Problem
 
-HOUR = {
-    "purpose": "fine-tune",
-    "expires_after[anchor]": "created_at",
-    "expires_after[seconds]": "3600",
-}
 TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
+GOOD = {"purpose": "fine-tune"}
+HOUR = GOOD | {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+FILE = ("file", TASK)
 
 
-# ---------------------------------------------------------------------- the store
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path, max_bytes=1000)
 
 
 def put(store: FileStore, name: str, **changes: Any) -> StoredFile:
     with store.scratch() as folder:
-        (folder / "sent").write_bytes(TASK)
-        with (folder / "sent").open("rb") as sent:
-            file_id = copy_with_id(sent, name, folder / "part")
+        upload = folder / "upload"
+        upload.write_bytes(TASK)
+        with upload.open("rb") as file:
+            file_id = copy_with_id(file, name, folder / "copy")
         stored = StoredFile(id=file_id, bytes=len(TASK), created_at=1, filename=name, tasks=1)
-        return store.keep(folder / "part", stored.model_copy(update=changes))
+        return store.keep(folder / "copy", stored.model_copy(update=changes))
 
 
-def test_a_file_whose_description_was_lost_is_not_listed_until_it_is_uploaded_again(
-    tmp_path: Path,
+def test_a_damaged_description_hides_its_file_until_that_is_uploaded_again(
+    store: FileStore,
 ) -> None:
-    store = FileStore(tmp_path)
-    lost, kept = put(store, "lost.jsonl"), put(store, "kept.jsonl")
-    assert {stored.id for stored in store.all()} == {lost.id, kept.id}
-    (tmp_path / f"{lost.id}.json").write_text("")
-    assert store.all() == [kept]
-    assert store.find(lost.id) is None
-    assert put(store, "lost.jsonl").id == lost.id
-    assert {stored.id for stored in store.all()} == {lost.id, kept.id}
+    damaged = put(store, "damaged.jsonl")
+    intact = put(store, "intact.jsonl")
+    (store.folder / f"{damaged.id}.json").write_text("")
+    assert store.all() == [intact]
+    assert store.find(damaged.id) is None
+    assert put(store, "damaged.jsonl").id == damaged.id
+    assert {stored.id for stored in store.all()} == {damaged.id, intact.id}
 
 
-def test_of_two_uploads_of_a_file_the_longer_one_counts(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
-    for ends, later in ((100, 100), (50, 100), (200, 200), (None, None), (300, None)):
-        assert put(store, "a", expires_at=ends).expires_at == later
+def test_a_repeated_upload_extends_the_lifetime(store: FileStore) -> None:
+    for sent, expected in ((100, 100), (50, 100), (200, 200), (None, None), (300, None)):
+        assert put(store, "a", expires_at=sent).expires_at == expected
     assert len(store.all()) == 1
     assert store.expired() == []
 
 
-def test_files_expire_at_their_time_unless_they_are_uploaded_again(tmp_path: Path) -> None:
-    store, now = FileStore(tmp_path), int(time.time())
-    past, again = (put(store, name, expires_at=now) for name in ("past", "again"))
-    later = put(store, "later", expires_at=now + 1000)
+def test_an_expired_file_is_deleted_unless_it_is_uploaded_again(store: FileStore) -> None:
+    now = int(time.time())
+    past = put(store, "past", expires_at=now)
+    repeated = put(store, "repeated", expires_at=now)
+    future = put(store, "future", expires_at=now + 1000)
     expired = store.expired()
-    assert sorted(expired) == sorted([past.id, again.id])
-    again = put(store, "again", expires_at=now + 1000)
-    for file_id in (*expired, later.id):
+    assert sorted(expired) == sorted([past.id, repeated.id])
+    put(store, "repeated", expires_at=now + 1000)
+    for file_id in (*expired, future.id):
         store.delete_expired(file_id)
-    assert {stored.id for stored in store.all()} == {again.id, later.id}
+    assert {stored.id for stored in store.all()} == {repeated.id, future.id}
 
 
-def test_what_a_killed_gateway_left_goes(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
-    kept = put(store, "kept")
-    (tmp_path / ".upload-killed").mkdir()
+def test_the_scratch_folders_of_a_killed_gateway_are_removed(store: FileStore) -> None:
+    stored = put(store, "a")
+    (store.folder / ".upload-killed").mkdir()
     store.remove_leftovers()
-    assert not list(tmp_path.glob(".upload-*"))
-    assert store.all() == [kept]
+    assert not list(store.folder.glob(".upload-*"))
+    assert store.all() == [stored]
 
 
-@pytest.mark.parametrize("left", [None, TASK[:5]])
-def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_again(
-    tmp_path: Path, left: bytes | None
+@pytest.mark.parametrize("remaining", [None, TASK[:5]])
+def test_lost_content_is_404_until_it_is_uploaded_again(
+    store: FileStore, remaining: bytes | None
 ) -> None:
-    store = FileStore(tmp_path)
-    lost = put(store, "lost.jsonl")
-    store.path(lost.id).unlink()
-    if left is not None:
-        store.path(lost.id).write_bytes(left)
+    stored = put(store, "lost.jsonl")
+    store.path(stored.id).unlink()
+    if remaining is not None:
+        store.path(stored.id).write_bytes(remaining)
     with pytest.raises(Problem) as caught:
-        store.content(lost.id)
+        store.content(stored.id)
     assert (caught.value.status_code, caught.value.code) == (404, "content_lost")
-    assert put(store, "lost.jsonl") == lost
-    assert store.content(lost.id).read_bytes() == TASK
+    assert put(store, "lost.jsonl") == stored
+    assert store.content(stored.id).read_bytes() == TASK
 
 
 @pytest.mark.parametrize(
@@ -117,63 +110,47 @@ def test_a_file_whose_content_was_lost_is_told_as_such_until_it_is_uploaded_agai
         ("a/..", "tasks.jsonl"),
     ],
 )
-def test_a_name_is_what_can_be_shown_of_it(sent: str, name: str) -> None:
-    assert file_name(sent) == name
-
-
-# ---------------------------------------------------------------------- the check
+def test_a_filename_is_the_printable_end_of_a_path(sent: str, name: str) -> None:
+    assert clean_filename(sent) == name
 
 
 @pytest.mark.anyio
-async def test_a_check_counts_tasks_and_their_columns(tmp_path: Path) -> None:
-    second = json.loads(TASK) | {"id": "b", "solution": "1", "metadata": {"level": 1}}
-    (tmp_path / "t").write_bytes(TASK + json.dumps(second).encode())
-    contents = await TaskCheck().contents(tmp_path / "t")
+async def test_a_check_counts_tasks_and_columns_within_its_cpu_time(tmp_path: Path) -> None:
+    path = tmp_path / "tasks"
+    chat = {"id": "b", "messages": [{"role": "user", "content": "1"}], "metadata": {"level": 1}}
+    path.write_bytes(TASK + json.dumps(chat | {"solution": "1"}).encode())
+    large = tmp_path / "large"
+    large.write_bytes(b"".join(TASK.replace(b'"a"', b'"%d"' % n) for n in range(20_000)))
+    async with Pool(1) as pool:
+        with pytest.raises(TaskFileError, match="split the file"):
+            await check_file(pool, large, cpu_limit_s=0.01)
+        contents = await check_file(pool, path)
     assert contents.tasks == 2
-    assert contents.columns == {"prompt": 2, "answer": 2, "level": 1, "solution": 1}
+    assert contents.columns == {"prompt": 1, "answer": 1, "level": 1, "solution": 1, MESSAGES: 1}
 
 
-@pytest.mark.anyio
-async def test_a_check_that_takes_too_long_is_given_up_and_makes_room(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")  # who reads it waits for ever
-    (tmp_path / "t").write_bytes(TASK)
-    check = TaskCheck(longest_s=0.2)
-    endless = [check.contents(tmp_path / "pipe") for _ in range(4)]
-    async with asyncio.timeout(60):
-        found = await asyncio.gather(*endless, return_exceptions=True)
-    assert [type(each) for each in found] == [TaskFileError] * 4
-    check = TaskCheck()
-    assert (await check.contents(tmp_path / "t")).tasks == 1
-
-
-# ---------------------------------------------------------------------- the form
-
-
-async def upload(folder: Path, *files: tuple[str, bytes], **fields: str) -> httpx.Response:
-    store = FileStore(folder, max_bytes=1000)
+async def upload(store: FileStore, *files: tuple[str, bytes], **fields: str) -> httpx.Response:
+    jobs: Any = SimpleNamespace(files=store)
 
     async def receive(request: Request) -> Response:
-        return JSONResponse((await Uploads(store).receive(request)).model_dump())
+        return JSONResponse((await receive_file(request, jobs)).model_dump())
 
     app: Any = Starlette(routes=[Route("/", receive, methods=["POST"])])
     errors.install(app)
-    sent = [(name, ("../t.jsonl", content)) for name, content in files]
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://here"
-    ) as client:
-        return await client.post("/", files=sent, data=fields)
+    parts = [(name, ("../t.jsonl", content)) for name, content in files]
+    transport = httpx.ASGITransport(app)
+    async with store.check_pool, httpx.AsyncClient(transport=transport) as client:
+        return await client.post("http://gateway/", files=parts, data=fields)
 
 
 @pytest.mark.anyio
-async def test_a_file_is_kept_under_its_name_until_it_expires(tmp_path: Path) -> None:
-    stored = StoredFile.model_validate((await upload(tmp_path, ("file", TASK), **HOUR)).json())
+async def test_an_upload_is_stored_under_its_name_until_it_expires(store: FileStore) -> None:
+    stored = StoredFile.model_validate((await upload(store, FILE, **HOUR)).json())
     assert (stored.filename, stored.tasks, stored.bytes) == ("t.jsonl", 1, len(TASK))
     assert stored.expires_at == stored.created_at + 3600
-    assert FileStore(tmp_path).content(stored.id).read_bytes() == TASK
+    assert store.content(stored.id).read_bytes() == TASK
 
 
-GOOD = {"purpose": "fine-tune"}
-FILE = ("file", TASK)
 BAD_FORMS: dict[str, tuple[list[tuple[str, bytes]], dict[str, str], str]] = {
     "no purpose": ([FILE], {}, "purpose"),
     "another purpose": ([FILE], {"purpose": "batch"}, "purpose"),
@@ -193,11 +170,11 @@ BAD_FORMS: dict[str, tuple[list[tuple[str, bytes]], dict[str, str], str]] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", BAD_FORMS)
-async def test_a_bad_form_is_refused_naming_the_field_and_leaves_nothing(
-    tmp_path: Path, case: str
+async def test_a_bad_form_is_refused_by_its_field_and_leaves_no_file(
+    store: FileStore, case: str
 ) -> None:
     files, fields, param = BAD_FORMS[case]
-    reply = await upload(tmp_path, *files, **fields)
+    reply = await upload(store, *files, **fields)
     assert reply.status_code == (413 if case == "a large file" else 400)
     assert reply.json()["error"]["param"] == param
-    assert list(tmp_path.iterdir()) == []
+    assert list(store.folder.iterdir()) == []

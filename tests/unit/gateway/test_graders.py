@@ -15,7 +15,8 @@ from protocol.rewards import (
 )
 from pydantic import ValidationError
 
-from services.gateway.api.openai.graders import GraderToValidate, reward_of
+from services.gateway.api.graders import GraderToValidate
+from services.gateway.api.openai.graders import build_reward
 from services.gateway.errors import Problem, explain_body
 
 EXACT: dict[str, Any] = {
@@ -61,7 +62,7 @@ BOTH: dict[str, Any] = {
 
 
 def reward(grader: object) -> Reward:
-    return reward_of(GraderToValidate.model_validate({"grader": grader}).grader, "grader")
+    return build_reward(GraderToValidate.model_validate({"grader": grader}).grader, "grader")
 
 
 def check_of(grader: object) -> Any:

@@ -6,7 +6,7 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob
 from protocol.messages import JobRecord, JobState, Requested
 
-from services.gateway.api.openai.job_object import job_object, status_of
+from services.gateway.api.openai.job_object import job_object, job_status
 from services.gateway.core.jobs.service import Repeat
 from tests.builders import a_recipe
 
@@ -33,7 +33,7 @@ def a_record(state: JobState, requested: Requested = Requested.RUN) -> JobRecord
 def test_the_status_tells_what_is_wanted_and_not_yet_so(
     state: JobState, requested: Requested, status: str
 ) -> None:
-    assert status_of(a_record(state, requested)) == status
+    assert job_status(a_record(state, requested)) == status
 
 
 def test_a_model_is_told_only_when_the_job_succeeded() -> None:

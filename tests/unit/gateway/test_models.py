@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from services.chassis.deployment import Deployment
-from services.gateway.core.jobs.folders import with_own_models
-from services.gateway.core.models.folders import NOTHING_KNOWN, facts_of, resolve_model
+from services.gateway.core.jobs.folders import copy_models
+from services.gateway.core.models.folders import UNKNOWN_FACTS, read_facts, resolve_model
 from services.gateway.errors import Problem
 from tests.builders import a_recipe
 
@@ -112,7 +112,7 @@ def test_a_model_that_cannot_be_copied_for_a_new_job_is_a_conflict_that_leaves_n
     model, critic = a_model(jobs / "other/model"), {"path": str(jobs / "gone/model")}
     recipe = a_recipe(model={"path": str(model)}, critic=critic, algorithm={"advantage": "gae"})
     with pytest.raises(Problem) as refused:
-        with_own_models(recipe, a_deployment(data=tmp_path), "mine")
+        copy_models(recipe, a_deployment(data=tmp_path), "mine")
     assert (refused.value.status_code, refused.value.param) == (409, "critic")
     assert [folder.name for folder in jobs.iterdir()] == ["other"]
 
@@ -136,14 +136,14 @@ def test_the_context_is_read_from_the_configuration(
     tmp_path: Path, config: Any, context: int | None
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert facts_of(str(tmp_path)).context == context
+    assert read_facts(str(tmp_path)).context == context
 
 
 def test_a_chat_template_is_found_wherever_it_lies(tmp_path: Path) -> None:
     def has_template(tokenizer: dict[str, str] | None = None) -> bool | None:
         if tokenizer is not None:
             (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-        return facts_of(str(tmp_path)).has_chat_template
+        return read_facts(str(tmp_path)).has_chat_template
 
     assert has_template() is False
     assert has_template({"chat_template": "{{x}}"}) is True
@@ -152,13 +152,13 @@ def test_a_chat_template_is_found_wherever_it_lies(tmp_path: Path) -> None:
     assert has_template() is None
     (tmp_path / "chat_template.jinja").touch()
     assert has_template() is True
-    assert facts_of("Qwen/Qwen3-4B") == NOTHING_KNOWN
+    assert read_facts("Qwen/Qwen3-4B") == UNKNOWN_FACTS
 
 
 @pytest.mark.parametrize("damaged", ["{oops", "[]"])
 def test_a_configuration_that_is_damaged_is_named(tmp_path: Path, damaged: str) -> None:
     (tmp_path / "config.json").write_text(damaged)
     with pytest.raises(Problem, match="config") as caught:
-        facts_of(str(tmp_path))
+        read_facts(str(tmp_path))
     assert (caught.value.status_code, caught.value.param) == (400, "model")
     assert str(tmp_path) not in caught.value.detail

@@ -8,8 +8,8 @@ import pytest
 from protocol.capacity import worst_case_bytes
 from protocol.exchange.connection import Memory
 
-from services.gateway.core.jobs.refusals import check, check_memory, check_room
-from services.gateway.core.models.folders import NOTHING_KNOWN, ModelFacts
+from services.gateway.core.jobs.refusals import check_free_memory, check_memory_need, check_recipe
+from services.gateway.core.models.folders import UNKNOWN_FACTS, ModelFacts
 from services.gateway.errors import Problem
 from tests.builders import a_recipe
 
@@ -28,12 +28,14 @@ def critic(**values: Any) -> dict[str, Any]:
 
 def checked(
     tables: dict[str, Any],
-    facts: ModelFacts = NOTHING_KNOWN,
+    facts: ModelFacts = UNKNOWN_FACTS,
     messages: bool = False,
     has_formulas: bool = False,
 ) -> None:
     with_messages = ["training_file"] * messages
-    check(a_recipe(**tables), facts, has_formulas=has_formulas, with_messages=with_messages)
+    check_recipe(
+        a_recipe(**tables), facts, has_extensions=has_formulas, message_fields=with_messages
+    )
 
 
 BAD: dict[str, tuple[Any, ...]] = {
@@ -76,20 +78,20 @@ def test_what_just_works_is_accepted() -> None:
 def test_half_of_the_memory_limit_or_all_of_the_machine_is_allowed_and_not_a_byte_more() -> None:
     needed = worst_case_bytes(a_recipe(), {})
     for enough in (Memory(0, None), Memory(0, 2 * needed), Memory(0, None, needed)):
-        check_memory(a_recipe(), {}, enough)
+        check_memory_need(a_recipe(), {}, enough)
     for too_little in (Memory(0, 2 * needed - 1), Memory(0, None, needed - 1)):
         with pytest.raises(Problem, match="8,192 bytes") as caught:
-            check_memory(a_recipe(), {}, too_little)
+            check_memory_need(a_recipe(), {}, too_little)
         assert (caught.value.status_code, caught.value.param) == (400, "recipe.rollout")
     sampled_anew = a_recipe(training={"dynamic_sampling": True, "max_oversampling": 3.0})
     with pytest.raises(Problem, match=r"24,576 bytes .* x 3"):
-        check_memory(sampled_anew, {}, Memory(0, 2 * needed))
+        check_memory_need(sampled_anew, {}, Memory(0, 2 * needed))
 
 
 def test_a_job_is_refused_while_memory_is_nearly_full() -> None:
     for room in (Memory(10**9, None), Memory(75, 100)):
-        check_room(room)
+        check_free_memory(room)
     with pytest.raises(Problem) as caught:
-        check_room(Memory(76, 100))
+        check_free_memory(Memory(76, 100))
     assert (caught.value.status_code, caught.value.code) == (507, "no_room")
     assert caught.value.headers == {"x-should-retry": "false"}

@@ -12,13 +12,10 @@ from protocol.tasks import MAX_DEPTH
 from pydantic import ValidationError
 
 from services.chassis.deployment import DeploymentError
-from services.gateway.api.openai.body import MAX_VALUES, unusable
-from services.gateway.api.openai.submission import (
-    JobRequest,
-    build_recipe,
-    tables_of_the_deployment,
-)
-from services.gateway.core.models.folders import NOTHING_KNOWN, ModelFacts
+from services.gateway.api.openai.body import MAX_VALUES, find_problems
+from services.gateway.api.openai.submission import JobRequest, build_recipe
+from services.gateway.core.jobs.submission import load_defaults
+from services.gateway.core.models.folders import UNKNOWN_FACTS, ModelFacts
 from services.gateway.errors import Problem, explain_body
 
 EXACT = {
@@ -31,7 +28,7 @@ def the_recipe(
     tables: dict[str, Any] | None = None,
     *,
     num_tasks: int = 100,
-    facts: ModelFacts = NOTHING_KNOWN,
+    facts: ModelFacts = UNKNOWN_FACTS,
     defaults: dict[str, Any] | None = None,
     body: dict[str, Any] | None = None,
     grader: Any = EXACT,
@@ -48,7 +45,7 @@ def the_recipe(
 
 def test_the_body_is_kept_as_it_came() -> None:
     body = {"model": "tiny", "training_file": "file-1", "recipe": {"model": {}}, "seed": 3}
-    assert JobRequest.model_validate(body).as_sent() == body
+    assert JobRequest.model_validate(body).to_submission("tiny", {}).request == body
 
 
 def test_a_plain_body_is_a_whole_recipe() -> None:
@@ -194,7 +191,7 @@ def test_what_makes_no_recipe_is_refused_by_its_fields(case: str) -> None:
 def test_a_body_nests_no_deeper_and_holds_no_more_values_than_its_readers_take(
     body: Any, fits: bool
 ) -> None:
-    assert (unusable(body) == []) is fits
+    assert (find_problems(body) == []) is fits
 
 
 @pytest.mark.parametrize(
@@ -212,5 +209,5 @@ def test_a_wrong_file_is_named_with_its_field_when_the_gateway_starts(
     path = tmp_path / "defaults.toml"
     path.write_text(text)
     with pytest.raises(DeploymentError, match=r"WEIR_RECIPE_DEFAULTS=.*defaults\.toml") as caught:
-        tables_of_the_deployment({"WEIR_RECIPE_DEFAULTS": str(path)})
+        load_defaults({"WEIR_RECIPE_DEFAULTS": str(path)})
     assert named in str(caught.value)

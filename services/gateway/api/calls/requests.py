@@ -11,7 +11,7 @@ from protocol.messages import as_text
 from protocol.names import StopText, TemplateOptions
 from pydantic import BeforeValidator, Field
 
-from services.gateway.api.openai.body import Body, LenientPart, Part, unusable
+from services.gateway.api.openai.body import Body, LenientPart, Part, find_problems
 from services.gateway.core.calls.session import SAMPLING_FIELDS
 from services.gateway.errors import wrong
 
@@ -120,7 +120,7 @@ class StreamOptions(Part):
 class Request(Fields, Body):
     """A request for responses."""
 
-    MOST_VALUES: ClassVar[int] = 200_000  # tokens among them
+    MAX_VALUES: ClassVar[int] = 200_000  # tokens among them
 
     model: str = Field(min_length=1)
     stream: bool = False
@@ -171,7 +171,7 @@ def _parse_arguments(arguments: Any) -> Any:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError) as error:
         raise ValueError("must be a JSON object, or its text") from error
-    if lines := unusable(parsed):
+    if lines := find_problems(parsed):
         raise ValueError(lines[0])
     return parsed
 

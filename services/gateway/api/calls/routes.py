@@ -22,6 +22,7 @@ from services.gateway.api.calls.responses import (
     GenerateResponse,
     Json,
 )
+from services.gateway.api.dependencies import Jobs
 from services.gateway.api.middleware import ENVIRONMENT, SESSION
 from services.gateway.api.places import CALLS
 from services.gateway.core.calls import session_store
@@ -29,7 +30,7 @@ from services.gateway.core.calls.model_resolution import resolve_active_job, res
 from services.gateway.core.calls.pending import PendingCall, PendingCalls
 from services.gateway.core.calls.session import Session
 from services.gateway.core.calls.session_store import SessionStore
-from services.gateway.core.jobs.service import Jobs, JobService
+from services.gateway.core.jobs.service import JobService
 from services.gateway.errors import Problem, not_found, openai_error
 
 STATUS_TIMEOUT_S = 5.0  # an error within this time is the status of a stream, later an event

@@ -1,4 +1,4 @@
-"""What the JSON bodies of requests have in common."""
+"""The base classes of JSON bodies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from services.gateway.errors import from_lines
 
 MAX_VALUES = 20_000
+MAX_INTEGER = 2**63
 
 
 class Part(BaseModel):
-    """A part of a body: nothing is converted, nothing unknown is ignored."""
+    """A part of a body: values are not converted, and unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -29,54 +30,57 @@ class LenientPart(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_fields_without_effect(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
+    def _drop_fields_without_effect(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
         return {
             name: value
-            for name, value in data.items()
-            if value is not None and cls.has_effect(name, value, data)
+            for name, value in fields.items()
+            if value is not None and cls.has_effect(name, value, fields)
         }
 
 
 class Body(Part):
-    """A whole body; 400 for what could not be written as JSON again, wherever it stands in it."""
+    """A whole body; 400 for a value that could not be written as JSON again."""
 
-    MOST_VALUES: ClassVar[int] = MAX_VALUES
+    MAX_VALUES: ClassVar[int] = MAX_VALUES
 
     @model_validator(mode="before")
     @classmethod
-    def _is_encodable(cls, data: Any) -> Any:
-        if lines := unusable(data, cls.MOST_VALUES):
+    def _check_values(cls, body: Any) -> Any:
+        lines = find_problems(body, cls.MAX_VALUES)
+        if lines:
             raise from_lines(lines, code="invalid_request")
-        return data
+        return body
 
 
-def unusable(data: Any, most_values: int = MAX_VALUES) -> list[str]:
-    """One line per value of plain data that not every service and client could read again."""
-    return [*_too_much(data, most_values)] or [*unencodable(data), *_beyond_64_bits(data)]
+def find_problems(body: Any, max_values: int = MAX_VALUES) -> list[str]:
+    """Return one line per value that not every service and client could read again."""
+    size_problem = _size_problem(body, max_values)
+    return [size_problem] if size_problem else [*unencodable(body), *_find_large_integers(body)]
 
 
-def _too_much(data: Any, most_values: int) -> Iterator[str]:
-    level, depth, values = [data], 0, 0
-    while level := [each for each in level if isinstance(each, Mapping | list)]:
+def _size_problem(body: Any, max_values: int) -> str | None:
+    level = [body]
+    depth = 0
+    num_values = 0
+    while containers := [value for value in level if isinstance(value, Mapping | list)]:
+        level = []
+        for container in containers:
+            level += container.values() if isinstance(container, Mapping) else container
         depth += 1
-        level = [
-            v for each in level for v in (each.values() if isinstance(each, Mapping) else each)
-        ]
-        values += len(level)
+        num_values += len(level)
         if depth > MAX_DEPTH:
-            yield f"body: nested deeper than {MAX_DEPTH} levels; make it flatter"
-            return
-        if values > most_values:
-            yield f"body: more than {most_values:,} values; leave some out"
-            return
+            return f"body: nested deeper than {MAX_DEPTH} levels; make it flatter"
+        if num_values > max_values:
+            return f"body: more than {max_values:,} values; leave some out"
+    return None
 
 
-def _beyond_64_bits(value: Any, place: str = "") -> Iterator[str]:
-    """Integers that other programs round, and that are too large to reckon with as floats."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        yield f"{place}: must be an integer of at most 64 bits"
+def _find_large_integers(value: Any, path: str = "") -> Iterator[str]:
+    """Yield integers that other programs round, and that do not fit into a float."""
+    if isinstance(value, int) and not -MAX_INTEGER <= value < MAX_INTEGER:
+        yield f"{path}: must be an integer of at most 64 bits"
     items = value.items() if isinstance(value, Mapping) else ()
-    for key, item in enumerate(value) if isinstance(value, list) else items:
-        yield from _beyond_64_bits(item, f"{place}.{key}" if place else str(key))
+    for key, element in enumerate(value) if isinstance(value, list) else items:
+        yield from _find_large_integers(element, f"{path}.{key}" if path else str(key))

@@ -1,41 +1,33 @@
-"""The body of ``POST /v1/fine_tuning/jobs``, and how it becomes a recipe.
-
-What the body does not say comes from the deployment's tables, then from what suits the model.
-"""
+"""The body of ``POST /v1/fine_tuning/jobs``, and the recipe that it asks for."""
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
-from copy import deepcopy
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from protocol.recipe import (
-    Recipe,
-    RecipeError,
-    Tables,
-    load_tables,
-    merge_tables,
-    parse_recipe,
-)
+from protocol.recipe import Recipe, RecipeError, parse_recipe
 from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
-from services.chassis.deployment import DeploymentError, read_variable
 from services.gateway.api.openai.body import Body, Part
-from services.gateway.api.openai.graders import AnyGrader, reward_of
-from services.gateway.core.models.folders import NOTHING_KNOWN, ModelFacts
+from services.gateway.api.openai.graders import AnyGrader, build_reward
+from services.gateway.core.jobs.submission import (
+    Submission,
+    add_evaluation,
+    complete,
+    count_steps,
+    merge_defaults,
+)
+from services.gateway.core.models.folders import UNKNOWN_FACTS, ModelFacts
 from services.gateway.errors import from_lines, wrong
 
+MAX_METADATA_PAIRS = 16
+MAX_KEY_CHARS = 64
+MAX_VALUE_CHARS = 512
+MIN_GROUP_SIZE = 2  # a group of one has no advantages
+GRADER_FIELD = "method.reinforcement.grader"
 _HYPERPARAMETERS = "method.reinforcement.hyperparameters"
-GRADER = "method.reinforcement.grader"
-_VARIABLE = "WEIR_RECIPE_DEFAULTS"
-_TOGETHER = ("algorithm", "outcome", "process")  # their settings mean something only together
-_MAX_CONTEXT = 4096
-_FEWEST_STEPS, _MOST_EPOCHS = 100, 10
-_EVALUATIONS = 10  # beside the first
 
 
 def _use_instead(remedy: str) -> BeforeValidator:
@@ -46,8 +38,8 @@ def _use_instead(remedy: str) -> BeforeValidator:
     return BeforeValidator(refuse)
 
 
-def _none_for(nothing: object) -> BeforeValidator:
-    return BeforeValidator(lambda value: None if value == nothing else value)
+def _none_for(default: object) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value == default else value)
 
 
 Count = Annotated[int | None, Field(ge=1), _none_for("auto")]
@@ -55,7 +47,7 @@ Multiplier = Annotated[float | None, Field(gt=0, le=1000), _none_for("auto")]
 
 
 class Hyperparameters(Part):
-    """OpenAI's names for settings of the recipe; 'auto' leaves the recipe's own value."""
+    """OpenAI's names for settings of the recipe; 'auto' keeps the recipe's value."""
 
     batch_size: Count = Field(default=None, description="training.groups_per_step")
     n_epochs: Count = Field(default=None, description="training.steps, from the number of tasks")
@@ -64,9 +56,7 @@ class Hyperparameters(Part):
     learning_rate_multiplier: Multiplier = Field(
         default=None, description="times optimizer.learning_rate"
     )
-    compute_multiplier: Multiplier = Field(
-        default=None, description="times rollout.group_size: responses to explore a task with"
-    )
+    compute_multiplier: Multiplier = Field(default=None, description="times rollout.group_size")
     reasoning_effort: Annotated[
         None,
         _use_instead("a system message in the tasks, or recipe.model.prompt_template,"),
@@ -75,7 +65,7 @@ class Hyperparameters(Part):
 
 
 class Reinforcement(Part):
-    """The settings of the one method there is."""
+    """The settings of the only method."""
 
     hyperparameters: Hyperparameters = Hyperparameters()
     grader: AnyGrader | None = Field(default=None, description="reward.outcome")
@@ -86,14 +76,14 @@ class Reinforcement(Part):
 
 
 class Method(Part):
-    """OpenAI's ``method``; only reinforcement is learning from rewards."""
+    """OpenAI's ``method``; Weir only learns from rewards."""
 
     type: Literal["reinforcement"]
     reinforcement: Reinforcement = Reinforcement()
 
 
 class JobRequest(Body):
-    """What a client submits: OpenAI's fields, and ``recipe`` with the recipe's tables."""
+    """OpenAI's fields, and ``recipe`` with the recipe's tables."""
 
     model: str = Field(min_length=1)
     training_file: str = Field(min_length=1)
@@ -104,7 +94,7 @@ class JobRequest(Body):
     method: Method | None = None
     recipe: Mapping[str, JsonValue] = Field(default_factory=dict)
     hyperparameters: Hyperparameters | None = Field(
-        default=None, description=f"their place of old: {_HYPERPARAMETERS}"
+        default=None, description=f"deprecated: use {_HYPERPARAMETERS}"
     )
     integrations: Annotated[
         None,
@@ -114,124 +104,143 @@ class JobRequest(Body):
 
     @field_validator("metadata")
     @classmethod
-    def _metadata_is_small(cls, metadata: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    def _check_metadata(cls, metadata: Mapping[str, str] | None) -> Mapping[str, str] | None:
         pairs = metadata or {}
-        if len(pairs) > 16 or any(len(k) > 64 or len(v) > 512 for k, v in pairs.items()):
-            raise ValueError("16 pairs at most, keys of 64 and values of 512 characters")
+        has_long_key = any(len(key) > MAX_KEY_CHARS for key in pairs)
+        has_long_value = any(len(value) > MAX_VALUE_CHARS for value in pairs.values())
+        if len(pairs) > MAX_METADATA_PAIRS or has_long_key or has_long_value:
+            raise ValueError(
+                f"must have at most {MAX_METADATA_PAIRS} pairs, with keys of {MAX_KEY_CHARS} and "
+                f"values of {MAX_VALUE_CHARS} characters"
+            )
         return metadata
 
     @field_validator("hyperparameters")
     @classmethod
-    def _hyperparameters_have_one_place(
-        cls, given: Hyperparameters | None, info: ValidationInfo
+    def _check_places(
+        cls, hyperparameters: Hyperparameters | None, info: ValidationInfo
     ) -> Hyperparameters | None:
         method: Method | None = info.data.get("method")
-        if given and method and method.reinforcement.hyperparameters.model_fields_set:
-            raise ValueError(f"give them in {_HYPERPARAMETERS} alone")
-        return given
+        if hyperparameters and method and method.reinforcement.hyperparameters.model_fields_set:
+            raise ValueError(f"set them only in {_HYPERPARAMETERS}")
+        return hyperparameters
 
-    def as_sent(self) -> dict[str, JsonValue]:
-        """The body as it came ('auto' as null, blocks of text as one text)."""
-        return self.model_dump(mode="json", exclude_unset=True)
+    @property
+    def grader(self) -> AnyGrader | None:
+        return self.method.reinforcement.grader if self.method else None
+
+    @property
+    def all_hyperparameters(self) -> Hyperparameters:
+        if self.hyperparameters or not self.method:
+            return self.hyperparameters or Hyperparameters()
+        return self.method.reinforcement.hyperparameters
+
+    def to_submission(self, listed_model: str, defaults: Mapping[str, Any]) -> Submission:
+        """Return the job that the body asks for; ``defaults`` are the deployment's tables."""
+        request = self.model_copy(update={"model": listed_model})
+        return Submission(
+            model=listed_model,
+            training_file=self.training_file,
+            validation_file=self.validation_file,
+            request=request.model_dump(mode="json", exclude_unset=True),
+            build_recipe=partial(build_recipe, request, defaults=defaults),
+            outcome_field=GRADER_FIELD if self.grader else None,
+        )
 
 
 def build_recipe(
     request: JobRequest,
-    model: str,
+    model_path: str,
     num_tasks: int,
+    facts: ModelFacts = UNKNOWN_FACTS,
     *,
-    facts: ModelFacts = NOTHING_KNOWN,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Recipe:
-    """The recipe that a request asks for.
+    """Return the recipe that a request asks for.
 
-    ``model`` (resolved) and the file ids take the place of ``model.path`` and the paths of
-    ``tasks``; whatever else the request says about the recipe must not contradict it. What it does
-    not say is said by ``defaults``, the deployment's tables, or suits the model.
+    ``model_path`` and the file ids become ``model.path`` and the paths of ``tasks``. The other
+    fields of the request must not contradict its recipe. Settings that the request leaves out come
+    from ``defaults``, the deployment's tables, or suit the model.
 
     Raises:
         Problem: 400 naming each wrong field, as ``recipe.training.steps``.
     """
-    tables = {key: dict(v) if isinstance(v, dict) else v for key, v in request.recipe.items()}
+    tables = {
+        name: dict(table) if isinstance(table, dict) else table
+        for name, table in request.recipe.items()
+    }
     tables.setdefault("name", request.suffix or "fine-tune")
-    evaluates_as_it_says = "evaluation" in tables
-    _put_places(tables, request, model)
-    _put_settings(tables, request)
-    full = _with_deployment(defaults, tables)
-    _put_epochs(tables, full, request, num_tasks)
-    full = _completed(full, facts, num_tasks)
-    if request.validation_file and not (evaluates_as_it_says or "evaluation" in defaults):
-        full = _evaluated(full)
+    has_evaluation = "evaluation" in tables or "evaluation" in defaults
+    _set_paths(tables, request, model_path)
+    _set_hyperparameters(tables, request)
+    _set_grader(tables, request.grader)
+    merged = merge_defaults(defaults, tables)
+    n_epochs = request.all_hyperparameters.n_epochs
+    if n_epochs is not None:
+        steps = count_steps(n_epochs, num_tasks, merged)
+        _set(tables, "training", "steps", steps, f"{_HYPERPARAMETERS}.n_epochs")
+        merged["training"] = {**merged.get("training", {}), "steps": steps}
+    completed = complete(merged, facts, num_tasks)
+    if request.validation_file and not has_evaluation:
+        completed = add_evaluation(completed)
     try:
-        return _multiplied(parse_recipe(full), _hyperparameters(request))
+        return _multiply(parse_recipe(completed), request.all_hyperparameters)
     except RecipeError as error:
         lines = str(error).splitlines()
         lines = [line if line.startswith("recipe:") else f"recipe.{line}" for line in lines]
         raise from_lines(lines, code="invalid_recipe") from error
 
 
-def _put_places(tables: dict[str, Any], request: JobRequest, model: str) -> None:
-    own, tasks = _table(tables, "model"), _table(tables, "tasks")
-    if own.get("path", model) not in (request.model, model):
-        raise wrong(
-            "recipe.model.path",
-            f"{own['path']!r} is not model {request.model!r}; leave it out, the field 'model' "
-            "takes its place",
+def _set_paths(tables: dict[str, Any], request: JobRequest, model_path: str) -> None:
+    model = _table(tables, "model")
+    tasks = _table(tables, "tasks")
+    path = model.get("path", model_path)
+    if path not in (request.model, model_path):
+        reason = (
+            f"{path!r} is not model {request.model!r}; remove it, the field 'model' replaces it"
         )
+        raise wrong("recipe.model.path", reason)
     if tasks.get("held_out") and request.validation_file is None:
-        why = "missing, but recipe.tasks.held_out is set; upload that file and give its id"
-        raise wrong("validation_file", why)
-    own["path"] = model
+        reason = "missing, but recipe.tasks.held_out is set; upload that file and give its id"
+        raise wrong("validation_file", reason)
+    model["path"] = model_path
     tasks |= {"train": request.training_file, "held_out": request.validation_file}
 
 
-def _hyperparameters(request: JobRequest) -> Hyperparameters:
-    sent = request.method.reinforcement.hyperparameters if request.method else Hyperparameters()
-    return request.hyperparameters or sent
-
-
-def _put_settings(tables: dict[str, Any], request: JobRequest) -> None:
-    given = _hyperparameters(request)
+def _set_hyperparameters(tables: dict[str, Any], request: JobRequest) -> None:
+    values = request.all_hyperparameters
     settings = {
         "seed": ("training", "seed", request.seed),
-        f"{_HYPERPARAMETERS}.batch_size": ("training", "groups_per_step", given.batch_size),
-        f"{_HYPERPARAMETERS}.eval_interval": ("evaluation", "every", given.eval_interval),
-        f"{_HYPERPARAMETERS}.eval_samples": ("evaluation", "samples", given.eval_samples),
+        f"{_HYPERPARAMETERS}.batch_size": ("training", "groups_per_step", values.batch_size),
+        f"{_HYPERPARAMETERS}.eval_interval": ("evaluation", "every", values.eval_interval),
+        f"{_HYPERPARAMETERS}.eval_samples": ("evaluation", "samples", values.eval_samples),
     }
     for param, (table, key, value) in settings.items():
         if value is None:
             continue
         if table == "evaluation" and request.validation_file is None:
-            raise wrong(param, "needs validation_file, whose tasks are evaluated; give it")
-        _put(tables, table, key, value, param)
-    if request.method and (grader := request.method.reinforcement.grader):
-        reward = _table(tables, "reward")
-        for field in ("outcome", "formula"):
-            if field in reward:
-                why = f"is the reward's {field}, as recipe.reward.{field} is; give one"
-                raise wrong(GRADER, why)
-        graded = reward_of(grader, GRADER)
-        reward |= {"outcome": graded.outcome, "formula": graded.formula}
+            raise wrong(param, "needs validation_file, the tasks of the evaluation; set that too")
+        _set(tables, table, key, value, param)
 
 
-def _put_epochs(
-    tables: dict[str, Any], full: dict[str, Any], request: JobRequest, num_tasks: int
-) -> None:
-    """Steps for ``n_epochs``, which need the batch, whoever says it."""
-    n_epochs = _hyperparameters(request).n_epochs
-    if n_epochs is not None:
-        steps = _steps_of(n_epochs, num_tasks, full)
-        _put(tables, "training", "steps", steps, f"{_HYPERPARAMETERS}.n_epochs")
-        full["training"] = {**full.get("training", {}), "steps": steps}
+def _set_grader(tables: dict[str, Any], grader: AnyGrader | None) -> None:
+    if grader is None:
+        return
+    table = _table(tables, "reward")
+    for field in ("outcome", "formula"):
+        if field in table:
+            raise wrong(GRADER_FIELD, f"contradicts recipe.reward.{field}; remove one of them")
+    reward = build_reward(grader, GRADER_FIELD)
+    table |= {"outcome": reward.outcome, "formula": reward.formula}
 
 
-def _multiplied(recipe: Recipe, given: Hyperparameters) -> Recipe:
-    rate, compute = given.learning_rate_multiplier or 1.0, given.compute_multiplier or 1.0
-    size = max(min(2, recipe.rollout.group_size), round(recipe.rollout.group_size * compute))
+def _multiply(recipe: Recipe, hyperparameters: Hyperparameters) -> Recipe:
+    group_size = recipe.rollout.group_size
+    multiplied = round(group_size * (hyperparameters.compute_multiplier or 1.0))
     tables = recipe.model_dump(mode="json")
-    tables["rollout"]["group_size"] = size
-    tables["optimizer"]["learning_rate"] *= rate
-    return parse_recipe(tables)  # 1e-6 times 1e-320 is no learning rate
+    tables["rollout"]["group_size"] = max(min(MIN_GROUP_SIZE, group_size), multiplied)
+    tables["optimizer"]["learning_rate"] *= hyperparameters.learning_rate_multiplier or 1.0
+    return parse_recipe(tables)  # the product may be no valid learning rate
 
 
 def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
@@ -241,106 +250,8 @@ def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
     return table
 
 
-def _put(tables: dict[str, Any], table: str, key: str, value: int, param: str) -> None:
-    said = _table(tables, table).setdefault(key, value)
-    if said != value:
-        why = f"asks for recipe.{table}.{key} = {value}, but the recipe says {said}; give one"
-        raise wrong(param, why)
-
-
-# ---------------------------------------------------------------------- what it leaves out
-
-
-def tables_of_the_deployment(environment: Mapping[str, str] = os.environ) -> Tables:
-    """The tables of the file that ``WEIR_RECIPE_DEFAULTS`` names, none without it.
-
-    Raises:
-        DeploymentError: naming the file, and each field that could not be one of a recipe.
-    """
-    path = read_variable(environment, _VARIABLE)
-    if path is None:
-        return {}
-    try:
-        tables = load_tables(Path(path))
-        _check(tables)
-    except RecipeError as error:
-        raise DeploymentError(f"{_VARIABLE}={path!r}: {error}") from error
-    return tables
-
-
-def _check(tables: Tables) -> None:
-    for name, table in tables.items():
-        if name in {"name", "tasks"}:
-            raise RecipeError(f"{name}: every job has its own; remove it")
-        if not isinstance(table, dict):
-            raise RecipeError(f"{name}: must be a table")
-        if name == "model" and "path" in table:
-            raise RecipeError("model.path: every job has its own; remove it")
-    job = {"name": "any", "model": {"path": "any"}, "tasks": {"train": "a", "held_out": "b"}}
-    parse_recipe(_completed(_with_deployment(tables, job), NOTHING_KNOWN, num_tasks=1))
-
-
-def _with_deployment(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Tables:
-    """What a job gives, completed by the deployment's tables as far as they suit it."""
-    left_out = set()
-    if "algorithm" in given:
-        left_out.add("critic")  # which belongs to the deployment's own algorithm
-    if given["tasks"]["held_out"] is None:
-        left_out.add("evaluation")
-    kept = {name: table for name, table in defaults.items() if name not in left_out}
-    return merge_tables(kept, given, _TOGETHER)
-
-
-def _completed(tables: Tables, facts: ModelFacts, num_tasks: int) -> Tables:
-    """The tables with what a recipe must have, and what suits the model and the tasks.
-
-    The context is the model's, 4,096 tokens at most, and half of it a response's; tasks are seen as
-    often as makes 100 steps, ten times at most; without a process score the advantage is GRPO's.
-    """
-    needed: Tables = {
-        "model": {"max_context": min(_MAX_CONTEXT, facts.context or _MAX_CONTEXT)},
-        "rollout": {"sampling": {}},
-        "training": {},
-        "algorithm": {},
-    }
-    full = deepcopy(merge_tables(needed, tables))
-    if facts.has_chat_template is False:
-        _set_default(full, "model", "prompt_template", "{prompt}")
-    context, sampling = _at(full, "model", "max_context"), _at(full, "rollout", "sampling")
-    if isinstance(context, int) and isinstance(sampling, dict):
-        sampling.setdefault("max_tokens", context // 2)
-    _set_default(full, "training", "steps", _steps_of(_epochs(full, num_tasks), num_tasks, full))
-    if not _at(full, "reward", "process") and not full.get("critic"):
-        _set_default(full, "algorithm", "advantage", "grpo")
-    return full
-
-
-def _evaluated(tables: Tables) -> Tables:
-    """The tables with an evaluation of the held-out tasks at every tenth of the steps."""
-    steps = _at(tables, "training", "steps")
-    every = math.ceil(steps / _EVALUATIONS) if isinstance(steps, int) else 1
-    return merge_tables({"evaluation": {"every": max(1, every)}}, tables)
-
-
-def _steps_of(n_epochs: int, num_tasks: int, tables: Tables) -> int:
-    return math.ceil(n_epochs * num_tasks / _batch(tables))
-
-
-def _epochs(tables: Tables, num_tasks: int) -> int:
-    return min(_MOST_EPOCHS, math.ceil(_FEWEST_STEPS * _batch(tables) / num_tasks))
-
-
-def _batch(tables: Tables) -> int:
-    batch = _at(tables, "training", "groups_per_step")
-    # The recipe's own check names a wrong one.
-    return batch if isinstance(batch, int) and batch > 0 else 16
-
-
-def _at(tables: Tables, table: str, key: str) -> Any:
-    found = tables.get(table)
-    return found.get(key) if isinstance(found, dict) else None
-
-
-def _set_default(tables: Tables, table: str, key: str, value: Any) -> None:
-    if isinstance(tables[table], dict):
-        tables[table].setdefault(key, value)
+def _set(tables: dict[str, Any], table: str, key: str, value: int, param: str) -> None:
+    current = _table(tables, table).setdefault(key, value)
+    if current != value:
+        reason = f"is {value}, but recipe.{table}.{key} is {current}; remove one of them"
+        raise wrong(param, reason)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from protocol.recipe import Recipe, RecipeError, parse_recipe
 
-from services.gateway.api.openai.body import unusable
+from services.gateway.api.openai.body import find_problems
 
 # It begins where a part does, and gives nothing back: so it takes linear time.
 _LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){16}""")
@@ -30,7 +30,7 @@ def read_recipe(text: str) -> Recipe:
             raise RecipeTextError("text: a key has more than 16 parts with dots between them")
         is_json = text.lstrip().startswith("{")
         data = json.loads(text) if is_json else tomllib.loads(text.removeprefix("\ufeff"))
-        if lines := unusable(data):
+        if lines := find_problems(data):
             raise RecipeTextError("\n".join(lines))
         return parse_recipe(data)
     except json.JSONDecodeError as error:

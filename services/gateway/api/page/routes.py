@@ -19,7 +19,7 @@ from starlette.types import Scope
 from services.gateway.api.openai.body import Body
 from services.gateway.api.page.recipe_text import RecipeTextError, arithmetic, read_recipe
 from services.gateway.core.jobs.service import JobService
-from services.gateway.errors import from_lines, in_time
+from services.gateway.errors import await_exchange, from_lines
 
 _STATIC = Path(__file__).parent / "static"
 _HEADERS = {
@@ -116,7 +116,7 @@ async def _newest(
     evaluation: dict[str, JsonValue] | None = None
     before: str | None = None
     for _ in range(0, _FURTHEST, _AT_ONCE):
-        rows = await in_time(exchange.events_back(job_id, before=before, count=_AT_ONCE))
+        rows = await await_exchange(exchange.events_back(job_id, before=before, count=_AT_ONCE))
         for _, event in rows:
             if isinstance(event.data, StepMetrics):
                 steps.append(event.data)

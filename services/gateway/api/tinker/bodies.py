@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from services.gateway.api.openai.body import LenientPart, unusable
+from services.gateway.api.openai.body import LenientPart, find_problems
 from services.gateway.errors import explain_body, from_lines, wrong
 
 B = TypeVar("B", bound=BaseModel)
@@ -46,7 +46,7 @@ class _Fields(LenientPart):
 
 
 def _require_usable(body: Json) -> Json:
-    if lines := unusable(body, MAX_VALUES):
+    if lines := find_problems(body, MAX_VALUES):
         raise from_lines(lines, code="invalid_request")
     return body
 

@@ -24,8 +24,9 @@ from services.gateway.api.tinker.training_runs import (
     get_client_job,
 )
 from services.gateway.core.jobs.service import JobService
-from services.gateway.core.models.folders import remove_folder
-from services.gateway.errors import in_time, not_found
+from services.gateway.core.models.checkpoints import list_folders
+from services.gateway.core.models.folders import move_aside, remove
+from services.gateway.errors import await_exchange, not_found
 
 MAX_RUNS = 1000  # the newest are listed
 _TYPES = {SAMPLERS: "sampler", STATES: "training"}
@@ -35,8 +36,8 @@ Json = dict[str, Any]
 async def list_runs(jobs: JobService, session_id: str = "") -> list[JobRecord]:
     """Return the jobs of clients, or of one session, newest first."""
     labels = {"session": session_id} if session_id else {}
-    job_filter = JobFilter.of((), name=RECIPE_NAME, metadata=labels)
-    records = await in_time(jobs.exchange.find_jobs(None, MAX_RUNS, job_filter))
+    job_filter = JobFilter.from_statuses((), name=RECIPE_NAME, metadata=labels)
+    records = await await_exchange(jobs.exchange.find_jobs(None, MAX_RUNS, job_filter))
     return [job for job in records or () if isinstance(job, JobRecord) and job.recipe.client]
 
 
@@ -80,20 +81,20 @@ def list_checkpoints(jobs: JobService, records: Sequence[JobRecord]) -> list[Jso
     checkpoints: list[Json] = []
     for record in records:
         for kind, name in FOLDERS.items():
-            folder = jobs.service.deployment.job_dir(record.id) / name
-            for path in folder.iterdir() if folder.is_dir() else ():
-                if not path.name.startswith((".", EPHEMERAL)):
-                    checkpoint = Checkpoint(record.id, kind, path.name)
-                    checkpoints.append(_checkpoint_object(checkpoint, path))
+            parent = jobs.service.deployment.job_dir(record.id) / name
+            for folder, saved_at in list_folders(parent):
+                if not folder.name.startswith(EPHEMERAL):
+                    checkpoint = Checkpoint(record.id, kind, folder.name)
+                    checkpoints.append(_checkpoint_object(checkpoint, folder, saved_at))
     return sorted(checkpoints, key=lambda checkpoint: checkpoint["time"], reverse=True)
 
 
-def _checkpoint_object(checkpoint: Checkpoint, folder: Path) -> Json:
+def _checkpoint_object(checkpoint: Checkpoint, folder: Path, saved_at: float) -> Json:
     sizes = (path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return {
         "checkpoint_id": f"{checkpoint.kind}/{checkpoint.name}",
         "checkpoint_type": _TYPES[checkpoint.kind],
-        "time": _format_time(folder.stat().st_mtime),
+        "time": _format_time(saved_at),
         "tinker_path": checkpoint.path,
         "size_bytes": sum(sizes),
     }
@@ -104,9 +105,10 @@ async def delete_checkpoint(jobs: JobService, job_id: str, checkpoint_id: str) -
     record = await get_client_job(jobs, job_id, "id")
     checkpoint = Checkpoint.parse(f"tinker://{record.id}/{checkpoint_id}", "id")
     try:
-        await asyncio.to_thread(remove_folder, checkpoint.folder(jobs))
+        hidden = await asyncio.to_thread(move_aside, checkpoint.folder(jobs))
     except FileNotFoundError as error:
         raise not_found("checkpoint", checkpoint_id) from error
+    await asyncio.to_thread(remove, hidden)
 
 
 def paginate(rows: Sequence[Any], limit: int, offset: int) -> tuple[Sequence[Any], Json]:

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from protocol.messages import JobRecord
 from protocol.operations import Operation
 
+from services.gateway.api.dependencies import Jobs
 from services.gateway.api.places import PASSES, WAITING
 from services.gateway.api.tinker import bodies, listings, training_runs, wire
 from services.gateway.api.tinker.bodies import Json, JsonBody
@@ -24,8 +25,8 @@ from services.gateway.api.tinker.samples import (
     sampler_object,
 )
 from services.gateway.core.calls.pending import PendingCalls
-from services.gateway.core.jobs.service import Jobs, JobService
-from services.gateway.core.models.folders import all_models, find_folder
+from services.gateway.core.jobs.service import JobService
+from services.gateway.core.models.folders import find_base_models
 from services.gateway.errors import Problem, wrong
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -99,18 +100,16 @@ def get_server_capabilities(jobs: Jobs) -> Json:
     """List the base models."""
     deployment = jobs.service.deployment
     supported: list[Json] = []
-    for model in all_models(deployment):
-        folder = find_folder(model["id"], deployment) if model["owned_by"] == "system" else None
+    for name, folder in find_base_models(deployment).items():
         with suppress(Problem):  # a damaged model is not offered
-            if folder is not None:
-                described = training_runs.describe_model(str(folder), jobs.defaults)
-                entry = {
-                    "model_name": model["id"],
-                    "max_context_length": described.max_context,
-                    "trainable": True,
-                    "sampleable": True,
-                }
-                supported.append(entry)
+            described = training_runs.describe_model(str(folder), jobs.defaults)
+            entry = {
+                "model_name": name,
+                "max_context_length": described.max_context,
+                "trainable": True,
+                "sampleable": True,
+            }
+            supported.append(entry)
     return {"supported_models": supported}
 
 

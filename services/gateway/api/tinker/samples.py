@@ -37,7 +37,7 @@ from services.gateway.api.tinker.wire import encode_samples
 from services.gateway.core.calls.model_resolution import resolve_model, resolve_sampler
 from services.gateway.core.calls.pending import PendingCall, PendingCalls
 from services.gateway.core.jobs.service import JobService
-from services.gateway.errors import Problem, own_fault, wrong
+from services.gateway.errors import Problem, internal_problem, wrong
 
 log = logging.getLogger(__name__)
 FORGET_AFTER_S = 300.0  # after the last request for the samples
@@ -153,7 +153,7 @@ class SampleFutures:
                 future.activity = problem.detail
             except Exception as error:
                 log.exception("samples of a client failed")
-                return failure(own_fault(error).detail, is_users=False)
+                return failure(internal_problem(error).detail, is_users=False)
             await asyncio.sleep(RETRY_PAUSE_S)
 
     @asynccontextmanager

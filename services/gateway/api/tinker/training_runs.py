@@ -18,13 +18,13 @@ from protocol.messages import JobRecord, JobState, Requested
 from protocol.operations import SILENT, Operation, OperationLog
 from protocol.recipe import MOST_STEPS, Lora, Model, Recipe, RecipeError, parse_recipe
 
-from services.gateway.api.openai.job_object import status_of
+from services.gateway.api.openai.job_object import job_status
 from services.gateway.api.tinker import bodies
 from services.gateway.api.tinker.wire import Bounds
 from services.gateway.core.calls.model_resolution import DEFAULT_MAX_CONTEXT, default_model
 from services.gateway.core.jobs.service import JobService, Repeat
-from services.gateway.core.models.folders import JOB_ID, facts_of, model_id, resolve_model
-from services.gateway.errors import Problem, from_lines, in_time, wrong
+from services.gateway.core.models.folders import JOB_ID, find_listed_name, read_facts, resolve_model
+from services.gateway.errors import Problem, await_exchange, from_lines, wrong
 
 RECIPE_NAME = "tinker"
 SAMPLERS = "sampler_weights"
@@ -120,7 +120,7 @@ def _load_base(jobs: JobService, body: bodies.CreateModel) -> tuple[Recipe, Json
     path = resolve_model(body.base_model, deployment, "base_model")
     recipe = _build_recipe(path, body.lora_config, jobs.defaults)
     request = {
-        "model": model_id(body.base_model, deployment),
+        "model": find_listed_name(body.base_model, deployment),
         "base_model": body.base_model,
         "lora_config": body.lora_config.model_dump(),
     }
@@ -245,14 +245,14 @@ def build_future(job_id: str, operation: Operation) -> Json:
 
 def describe_end(record: JobRecord) -> str:
     reason = f": {record.error}" if record.error else ""
-    return f"job {record.id} is {status_of(record)}{reason}"
+    return f"job {record.id} is {job_status(record)}{reason}"
 
 
 async def resume(jobs: JobService, record: JobRecord) -> None:
     """Resume a job that is paused because its client was silent."""
     is_silent = record.state is JobState.PAUSED and (record.error or "").startswith(SILENT)
     if is_silent and record.requested is Requested.PAUSE:
-        await in_time(jobs.exchange.request_state(record.id, Requested.RUN))
+        await await_exchange(jobs.exchange.request_state(record.id, Requested.RUN))
 
 
 async def enqueue_end(jobs: JobService, record: JobRecord) -> Operation:
@@ -278,4 +278,4 @@ def model_bounds(record: JobRecord) -> Bounds:
 
 @lru_cache(maxsize=256)
 def _vocabulary_size(path: str) -> int | None:
-    return facts_of(path).vocabulary
+    return read_facts(path).vocabulary

@@ -18,9 +18,9 @@ from protocol.recipe import Model
 from services.chassis.deployment import Deployment
 from services.gateway.core.jobs.service import JobService
 from services.gateway.core.models import folders
-from services.gateway.core.models.checkpoints import Checkpoint, checkpoint_of
+from services.gateway.core.models.checkpoints import Checkpoint, parse_checkpoint_id
 from services.gateway.core.models.folders import JOB_ID
-from services.gateway.errors import Problem, in_time, not_found, wrong
+from services.gateway.errors import Problem, await_exchange, not_found, wrong
 
 DEFAULT_MAX_CONTEXT = 8192  # tokens, for a model without a recipe
 _DTYPES = get_args(Model.model_fields["dtype"].annotation)
@@ -37,13 +37,13 @@ async def resolve_model(name: str, jobs: JobService) -> Served:
     deployment = jobs.service.deployment
     if match := _JOB_AT_STEP.fullmatch(name):
         name = f"ftckpt-{match[1]}-{int(match[2])}"
-    name = await asyncio.to_thread(folders.model_id, name, deployment)
-    active = await in_time(jobs.exchange.active())
+    name = await asyncio.to_thread(folders.find_listed_name, name, deployment)
+    active = await await_exchange(jobs.exchange.active())
     if active is not None and active.recipe.client is not None:
         active = None  # a client's session does not reserve the engine, so any model may be served
     if active is not None and name == active.job_id:
         return Served(name=name, job_id=name, model=active.recipe.model)
-    checkpoint = checkpoint_of(name, deployment.jobs_dir)
+    checkpoint = parse_checkpoint_id(name, deployment.jobs_dir)
     record = await _find_record(checkpoint.job_id if checkpoint else name, jobs)
     served = await asyncio.to_thread(_resolve_folder, name, record, checkpoint, deployment)
     if active is not None:
@@ -60,7 +60,7 @@ async def resolve_model(name: str, jobs: JobService) -> Served:
 
 async def resolve_active_job(job_id: str, jobs: JobService) -> Served:
     """Find the newest weights of a job, for its own episodes; 503 unless it trains."""
-    active = await in_time(jobs.exchange.active())
+    active = await await_exchange(jobs.exchange.active())
     if active is None or active.job_id != job_id:
         message = f"job {job_id} does not train now"
         raise Problem(503, message, code="job_not_active", headers={"Retry-After": "2"})
@@ -137,7 +137,7 @@ def _find_whole_model(name: str, deployment: Deployment) -> Path:
 
 def default_model(folder: Path, max_context: int = DEFAULT_MAX_CONTEXT) -> Model:
     """Describe a model that no job has made, as an engine starts on it."""
-    facts = folders.facts_of(str(folder))
+    facts = folders.read_facts(str(folder))
     return Model(
         path=str(folder),
         dtype=facts.dtype if facts.dtype in _DTYPES else "bfloat16",

@@ -15,7 +15,7 @@ from protocol.exchange.connection import MemoryFull
 from protocol.messages import FinishReason, VersionSpan
 
 from services.chassis.service import Service, wait_until_set
-from services.gateway.errors import Problem, in_time, own_fault
+from services.gateway.errors import Problem, await_exchange, internal_problem
 
 log = logging.getLogger(__name__)
 RENEW_EVERY_S = 2.0  # calls that are not renewed expire in Redis
@@ -195,7 +195,7 @@ class PendingCalls:
         finally:
             del self._calls[pending.call.id]
         with suppress(Exception):  # a call that is not renewed expires
-            await in_time(self.exchange.withdraw_call(pending.call.id))
+            await await_exchange(self.exchange.withdraw_call(pending.call.id))
         return problem
 
     async def _complete(self, pending: PendingCall) -> None:
@@ -228,7 +228,7 @@ class PendingCalls:
         async with self._lock:
             pending.confirmed_at = time.monotonic()
             try:
-                has_room = await in_time(self.exchange.ask_call(call, max_waiting))
+                has_room = await await_exchange(self.exchange.ask_call(call, max_waiting))
             except MemoryFull as error:
                 raise _unavailable("the memory of Redis is full", "memory_full") from error
         if not has_room:
@@ -279,7 +279,7 @@ class PendingCalls:
     async def renew(self) -> None:
         async with self._lock:
             tries = {call_id: pending.call.tries for call_id, pending in self._calls.items()}
-            queued = await in_time(self.exchange.keep_calls(tries))
+            queued = await await_exchange(self.exchange.keep_calls(tries))
         now = time.monotonic()
         rollouts = "; ".join(self.living_rollouts())
         for call_id, pending in self._calls.items():
@@ -318,7 +318,7 @@ def _to_problem(error: Exception) -> Problem:
     if isinstance(error, Problem):
         return error
     log.exception("a call failed")
-    return own_fault(error)
+    return internal_problem(error)
 
 
 def _unavailable(reason: str, code: str) -> Problem:

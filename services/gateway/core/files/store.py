@@ -1,8 +1,8 @@
-"""Uploaded task files: received, checked, then put in place by one rename.
+"""Uploaded task files: checked, then put in place by one rename.
 
 A file's id derives from its name and content, so that an upload may be repeated without effect.
-The store is a folder with ``{id}.jsonl``, which the learner reads, and ``{id}.json``, what is known
-about it; a file exists from the moment when the latter does.
+The store is a folder with ``{id}.jsonl``, which the learner reads, and ``{id}.json``, its
+description; a file exists from the moment when the latter does.
 """
 
 from __future__ import annotations
@@ -21,43 +21,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, BinaryIO
 
-from fastapi import Request, UploadFile
 from protocol.tasks import TaskFileError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.datastructures import FormData
+from pydantic import BaseModel, Field, ValidationError
 
-from services.gateway.core.files.check import TaskCheck
-from services.gateway.errors import Problem, explain_body, from_lines, not_found, too_large
+from services.chassis.pool import Pool
+from services.gateway.core.files.check import MAX_CHECKS, check_file
+from services.gateway.errors import Problem, from_lines, not_found
 
 log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 100 * 2**20
-_FILE_ID = re.compile(r"file-[0-9a-f]{24}")
-_MAX_NAME_BYTES = 255
-_SCRATCH = ".upload-"
-_EXPIRY = re.compile(r"expires_after\[(\w*)\]")
-_HOUR_S, _MONTH_S = 3600, 30 * 24 * 3600
-_MAX_FIELDS, _MAX_FIELD_BYTES = 8, 1024
+MAX_NAME_BYTES = 255
+READ_BYTES = 2**20
 LOST = "was lost or changed on the disk"
+_FILE_ID = re.compile(r"file-[0-9a-f]{24}")
+_SCRATCH_PREFIX = ".upload-"
 
 
 class StoredFile(BaseModel):
-    """A task file of the store, in OpenAI's shape; ``tasks`` is how many it holds.
+    """The description of a task file.
 
-    ``columns`` says how many have each field that graders may name, and how many have
-    ``(messages)`` for a prompt; None where that is not known.
+    ``columns`` counts the tasks with each field that graders may name, and those with
+    ``(messages)`` as a prompt; None if that is unknown.
     """
 
     id: str
-    object: Literal["file"] = "file"
     bytes: int
     created_at: int
     expires_at: int | None = None
     filename: str
-    purpose: Literal["fine-tune"] = "fine-tune"
-    status: Literal["processed"] = "processed"
-    status_details: None = None
     tasks: Annotated[int, Field(ge=1)]
     columns: dict[str, int] | None = None
 
@@ -68,54 +61,78 @@ class StoredFile(BaseModel):
 
 @dataclass
 class FileStore:
-    """The folder of uploaded files. Its methods block, so routes call them in a thread."""
+    """The folder of uploaded files. All methods but `add` block: call them in a thread."""
 
     folder: Path
     max_bytes: int = MAX_FILE_BYTES
+    check_pool: Pool = field(default_factory=lambda: Pool(MAX_CHECKS))
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder beside the files that goes when the block ends."""
+        """Make a folder next to the files that is removed when the block ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self.folder) as folder:
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=self.folder) as folder:
             yield Path(folder)
 
     def remove_leftovers(self) -> None:
-        """Remove what a gateway left that was killed while it received files."""
-        for folder in self.folder.glob(f"{_SCRATCH}*"):
+        """Remove the scratch folders of a gateway that was killed during uploads."""
+        for folder in self.folder.glob(f"{_SCRATCH_PREFIX}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def keep(self, part: Path, stored: StoredFile) -> StoredFile:
-        """Take in a file that lies in a scratch folder.
+    async def add(self, file: BinaryIO, filename: str, lifetime_s: int | None) -> StoredFile:
+        """Check a file, and keep it; 400 names the wrong lines."""
+        with self.scratch() as folder:
+            path = folder / "tasks.jsonl"
+            created_at = int(time.time())
+            file_id = await asyncio.to_thread(copy_with_id, file, filename, path)
+            earlier = await asyncio.to_thread(self.find, file_id)
+            try:
+                # The same content was checked at the earlier upload.
+                contents = earlier or await check_file(self.check_pool, path)
+            except TaskFileError as error:
+                raise from_lines(error.problems, code="invalid_tasks", param="file") from error
+            stored = StoredFile(
+                id=file_id,
+                bytes=path.stat().st_size,
+                created_at=created_at,
+                expires_at=None if lifetime_s is None else created_at + lifetime_s,
+                filename=filename,
+                tasks=contents.tasks,
+                columns=contents.columns,
+            )
+            return await asyncio.to_thread(self.keep, path, stored)
 
-        One that is there already stays as long as either upload wants it to. Its content is
-        replaced all the same, as it may have been lost or changed on the disk.
+    def keep(self, path: Path, stored: StoredFile) -> StoredFile:
+        """Move a checked file from a scratch folder into the store.
+
+        A repeated upload extends the lifetime. It replaces the content, since that may have been
+        lost or changed on the disk.
         """
         with self._lock, self.scratch() as folder:
-            known = self.find(stored.id)
-            if known is not None:
-                ends = (known.expires_at, stored.expires_at)
-                later = None if None in ends else max(filter(None, ends))
-                kept = {"created_at": known.created_at, "expires_at": later}
-                stored = stored.model_copy(update=kept)
+            earlier = self.find(stored.id)
+            if earlier is not None:
+                expiries = [earlier.expires_at, stored.expires_at]
+                expires_at = None if None in expiries else max(filter(None, expiries))
+                changes = {"created_at": earlier.created_at, "expires_at": expires_at}
+                stored = stored.model_copy(update=changes)
             description = folder / "description.json"
             description.write_text(stored.model_dump_json(), encoding="utf-8")
-            for path in (part, description):  # so that both outlive a power cut
-                with path.open("rb") as file:
+            for written in (path, description):  # both must survive a power cut
+                with written.open("rb") as file:
                     os.fsync(file.fileno())
-            part.rename(self.path(stored.id))
+            path.rename(self.path(stored.id))
             description.rename(self._description(stored.id))
         return stored
 
     def find(self, file_id: str) -> StoredFile | None:
-        """The file, if it is there and its description is sound; uploading it again mends that."""
+        """Return a file; None if there is none, or its description is damaged."""
         path = self._description(file_id)
         if _FILE_ID.fullmatch(file_id) is None or not path.exists():
             return None
         try:
             stored = StoredFile.model_validate_json(path.read_bytes())
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:  # just deleted
             return None
         except (OSError, ValidationError) as error:
             log.warning("a description is damaged: %s", error, extra={"entry": path.name})
@@ -123,18 +140,19 @@ class FileStore:
         return stored if stored.id == file_id else None
 
     def get(self, file_id: str) -> StoredFile:
-        """The file, or 404."""
+        """Return a file, or raise 404."""
         stored = self.find(file_id)
         if stored is None:
             raise not_found("file", file_id)
         return stored
 
     def all(self) -> list[StoredFile]:
+        """Return all files, newest first."""
         files = filter(None, (self.find(path.stem) for path in self.folder.glob("file-*.json")))
         return sorted(files, key=lambda stored: (stored.created_at, stored.id), reverse=True)
 
     def expired(self) -> list[str]:
-        return [each.id for each in self.all() if each.has_expired]
+        return [stored.id for stored in self.all() if stored.has_expired]
 
     def delete(self, file_id: str) -> None:
         with self._lock:
@@ -149,19 +167,19 @@ class FileStore:
                 self.delete(file_id)
 
     def content(self, file_id: str) -> Path:
-        """Where the tasks of a file lie; 404 unless it is there, as long as it was uploaded."""
+        """Return the path of a file's tasks; 404 if they are lost or have another size."""
         if not self.is_whole(self.get(file_id)):
             message = f"the content of {file_id} {LOST}; upload it again, or delete it"
             raise Problem(404, message, param="id", code="content_lost")
         return self.path(file_id)
 
     def is_whole(self, stored: StoredFile) -> bool:
-        """Whether the content of a file is on the disk, as far as its size tells."""
+        """Whether the content of a file is on the disk, as far as its size shows."""
         try:
             content = self.path(stored.id).lstat()
-            return stat.S_ISREG(content.st_mode) and content.st_size == stored.bytes
-        except OSError:  # whatever it is, nobody can read the file
+        except OSError:
             return False
+        return stat.S_ISREG(content.st_mode) and content.st_size == stored.bytes
 
     def path(self, file_id: str) -> Path:
         return self.folder / f"{file_id}.jsonl"
@@ -170,94 +188,19 @@ class FileStore:
         return self.folder / f"{file_id}.json"
 
 
-def copy_with_id(file: BinaryIO, filename: str, to: Path) -> str:
-    """Copy a file; returns its id, which derives from its name and content."""
+def copy_with_id(file: BinaryIO, filename: str, target: Path) -> str:
+    """Copy a file, and return its id, which derives from its name and content."""
     digest = hashlib.sha256(filename.encode() + b"\0")
-    with to.open("wb") as copy:
-        while chunk := file.read(2**20):
+    with target.open("wb") as copy:
+        while chunk := file.read(READ_BYTES):
             digest.update(chunk)
             copy.write(chunk)
     return f"file-{digest.hexdigest()[:24]}"
 
 
-def file_name(sent: str) -> str:
-    """The last part of a path, as far as it can be printed, and at most 255 bytes of it."""
-    name = sent.replace("\\", "/").split("/")[-1]
+def clean_filename(path: str) -> str:
+    """Return the printable characters of a path's last part, at most 255 bytes."""
+    name = path.replace("\\", "/").split("/")[-1]
     name = "".join(character for character in name if character.isprintable())
-    name = name.encode()[-_MAX_NAME_BYTES:].decode(errors="ignore")
+    name = name.encode()[-MAX_NAME_BYTES:].decode(errors="ignore")
     return name if name.strip(".") else "tasks.jsonl"  # "." and ".." are folders
-
-
-# ---------------------------------------------------------------------- uploads
-
-
-class ExpiresAfter(BaseModel):
-    """When a file is deleted."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    anchor: Literal["created_at"]
-    seconds: int = Field(ge=_HOUR_S, le=_MONTH_S)
-
-
-class UploadForm(BaseModel):
-    """The form of an upload."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    file: UploadFile
-    purpose: Literal["fine-tune"]
-    expires_after: ExpiresAfter | None = None
-
-    @classmethod
-    def read(cls, form: FormData) -> UploadForm:
-        """The fields of a form, such as ``expires_after[seconds]``, checked."""
-        items = form.multi_items()
-        fields: dict[str, Any] = {name: part for name, part in items if not _EXPIRY.match(name)}
-        expiry = {found[1]: part for name, part in items if (found := _EXPIRY.fullmatch(name))}
-        fields |= {"expires_after": expiry} if expiry else {}
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise from_lines(explain_body(error), code="invalid_request") from error
-
-
-class Uploads:
-    """Receives and checks files."""
-
-    def __init__(self, files: FileStore) -> None:
-        self.files = files
-        self._check = TaskCheck()
-
-    async def receive(self, request: Request) -> StoredFile:
-        """Keep the file of a form; 400 names the wrong field or the wrong lines."""
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            message = "an upload is a form: Content-Type multipart/form-data"
-            raise Problem(400, message, param="file", code="invalid_request")
-        limits = {"max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
-        async with request.form(max_files=1, **limits) as fields:
-            form = UploadForm.read(fields)
-            if (form.file.size or 0) > self.files.max_bytes:
-                raise too_large("file", self.files.max_bytes)
-            return await self._keep(form)
-
-    async def _keep(self, form: UploadForm) -> StoredFile:
-        name = file_name(form.file.filename or "")
-        with self.files.scratch() as folder:
-            path, now = folder / "tasks.jsonl", int(time.time())
-            file_id = await asyncio.to_thread(copy_with_id, form.file.file, name, path)
-            known = await asyncio.to_thread(self.files.find, file_id)  # checked before
-            try:
-                contents = known or await self._check.contents(path)
-            except TaskFileError as error:
-                raise from_lines(error.problems, code="invalid_tasks", param="file") from error
-            stored = StoredFile(
-                id=file_id,
-                bytes=path.stat().st_size,
-                created_at=now,
-                expires_at=now + form.expires_after.seconds if form.expires_after else None,
-                filename=name,
-                tasks=contents.tasks,
-                columns=contents.columns,
-            )
-            return await asyncio.to_thread(self.files.keep, path, stored)

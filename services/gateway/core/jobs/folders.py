@@ -1,55 +1,42 @@
-"""The folders of jobs that are deleted: put aside by one rename, then removed."""
+"""The folders of jobs: copies of models for new jobs, and removal of deleted jobs."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from protocol import weights
 from protocol.recipe import Recipe
 
 from services.chassis.deployment import Deployment
+from services.gateway.core.models.folders import DELETED_PREFIX, remove
 from services.gateway.errors import conflict
 
-_ASIDE = ".deleted-"
-COPIES = "base"  # of the models that a job starts from: all that its submission leaves
+MODEL_COPIES = "base"  # the only folder that exists before a job has begun
 
 
-def holds_work(folder: Path) -> bool:
+def holds_work(job_dir: Path) -> bool:
     """Whether a job has left more in its folder than its submission did."""
-    return folder.is_dir() and any(path.name != COPIES for path in folder.iterdir())
+    return job_dir.is_dir() and any(path.name != MODEL_COPIES for path in job_dir.iterdir())
 
 
-def put_aside(folder: Path) -> Path:
-    """Take a job's folder out of sight, if there is one; returns where it is to be removed."""
-    aside = folder.with_name(_ASIDE + folder.name)
-    if folder.exists():
-        remove(aside)
-        folder.rename(aside)
-    return aside
+def remove_leftovers(jobs_dir: Path) -> None:
+    """Remove the folders that an earlier gateway process could not remove before it ended."""
+    for folder in jobs_dir.glob(f"{DELETED_PREFIX}*"):
+        remove(folder)
 
 
-def remove(aside: Path) -> None:
-    shutil.rmtree(aside, ignore_errors=True)
+def copy_models(recipe: Recipe, deployment: Deployment, job_id: str) -> Recipe:
+    """Copy the models of other jobs into a new job's folder, and return the recipe with the copies.
 
-
-def remove_leftovers(jobs: Path) -> None:
-    """Remove what a gateway left that ended before it had removed it."""
-    for aside in jobs.glob(f"{_ASIDE}*"):
-        remove(aside)
-
-
-def with_own_models(recipe: Recipe, deployment: Deployment, job_id: str) -> Recipe:
-    """The recipe of a new job, with copies in its own folder for what other jobs have made.
-
-    They share their content with the original where the disk can do that, and take no room.
+    The copies share disk space with the originals if the file system can do that.
 
     Raises:
-        Problem: 409 if the model went meanwhile, or there is no room for a copy.
+        Problem: 409 if the model is gone, or there is no room for a copy.
     """
-    jobs_dir, changes = deployment.jobs_dir.resolve(), {}
-    copies = jobs_dir / job_id / COPIES
-    shutil.rmtree(copies, ignore_errors=True)  # of an earlier try
+    jobs_dir = deployment.jobs_dir.resolve()
+    copies = jobs_dir / job_id / MODEL_COPIES
+    remove(copies)  # an earlier try may have left some
+    changes = {}
     for name, part in (("model", recipe.model), ("critic", recipe.critic)):
         if part is None or part.path is None or not Path(part.path).is_relative_to(jobs_dir):
             continue
@@ -57,7 +44,7 @@ def with_own_models(recipe: Recipe, deployment: Deployment, job_id: str) -> Reci
             weights.copy(Path(part.path), copies / name)
         except OSError as error:
             remove(copies.parent)
-            why = f"{name}: it cannot be copied for the new job: {error.strerror}"
-            raise conflict(f"{why}; GET /v1/models lists what there is", param=name) from error
+            reason = f"{name}: cannot be copied for the new job: {error.strerror}"
+            raise conflict(f"{reason}; GET /v1/models lists all models", param=name) from error
         changes[name] = part.model_copy(update={"path": str(copies / name)})
     return recipe.model_copy(update=changes)

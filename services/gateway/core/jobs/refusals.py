@@ -1,4 +1,4 @@
-"""What cannot work in this deployment, or with this model, told before anything is queued. Pure."""
+"""Refusals of jobs that cannot work in this deployment or with this model."""
 
 from __future__ import annotations
 
@@ -7,104 +7,107 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from protocol.capacity import worst_case_bytes, worst_case_in_words
+from protocol.exchange import Exchange
 from protocol.exchange.connection import Memory
 from protocol.recipe import Recipe, Sampling
-from protocol.rewards import Check
+from protocol.rewards import Check, LabelModel, Reward, ScoreModel, StringCheck, TextSimilarity
 
-from services.gateway.api.openai.graders import templates_of
 from services.gateway.core.files.store import StoredFile
 from services.gateway.core.models.folders import ModelFacts
-from services.gateway.errors import Problem, from_lines, wrong
+from services.gateway.errors import Problem, await_exchange, from_lines, wrong
 
-# What vLLM takes: it refuses more, and silently raises a lower temperature.
-_TEMPERATURES = (0.01, 2.0)
-_LEARNING_RATES = (1e-12, 1.0)
-_MOST_TOKENS = 2**53  # scripts in Redis, metrics and browsers count no further
-_FORMULAS = ("advantage", "objective", "aggregation", "correction", "divergence")
-_FULL = 0.75  # of maxmemory: the rest is for the work of the job that runs
-_NAMED = re.compile(r"\{\{\s*item\.(?:metadata\.)?(\w+)")
-_ALWAYS = {"id", "prompt", "metadata"}  # a template sees messages as the prompt
+# vLLM refuses a higher temperature, and silently raises a lower one.
+MIN_TEMPERATURE = 0.01
+MAX_TEMPERATURE = 2.0
+MIN_LEARNING_RATE = 1e-12
+MAX_LEARNING_RATE = 1.0
+MAX_TOKENS = 2**53  # scripts in Redis, metrics and browsers count no further
+MAX_MEMORY_SHARE = 0.75  # of maxmemory: the running job needs the remainder
+_FORMULA_FIELDS = ("advantage", "objective", "aggregation", "correction", "divergence")
+_ITEM_FIELD = re.compile(r"\{\{\s*item\.(?:metadata\.)?(\w+)")
+_COLUMNS_OF_EVERY_TASK = {"id", "prompt", "metadata"}  # a template reads messages as the prompt
 
 
-def check(
+def check_recipe(
     recipe: Recipe,
     facts: ModelFacts,
     *,
-    has_formulas: bool = False,
-    with_messages: Sequence[str] = (),
+    has_extensions: bool = False,
+    message_fields: Sequence[str] = (),
 ) -> None:
-    """Refuse a recipe that no worker here could work on.
+    """Refuse a recipe that no worker of this deployment can run.
 
     Args:
-        has_formulas: whether the deployment has some of its own.
-        with_messages: the fields that name files whose tasks have messages for a prompt.
+        has_extensions: whether the deployment may have formulas of its own.
+        message_fields: the request's fields that name files whose tasks have messages as prompts.
     """
     if recipe.client is not None:
-        raise wrong("recipe.client", "is of the jobs that the SDK of Tinker makes; remove it")
-    lines = [
-        *_numbers(recipe),
-        *([] if has_formulas else _formulas(recipe)),
-        *_prompts(recipe, facts, with_messages),
-    ]
+        raise wrong("recipe.client", "only the Tinker SDK's jobs have this table; remove it")
+    lines = [*_number_problems(recipe)]
+    if not has_extensions:
+        lines += _formula_problems(recipe)
+    lines += _prompt_problems(recipe, facts, message_fields)
     if lines:
         raise from_lines(lines, code="cannot_work")
 
 
-def _numbers(recipe: Recipe) -> Iterator[str]:
-    yield from _total("training.steps", recipe.training.steps, recipe)
-    yield from _total("critic.pretrain_steps", recipe.num_pretrain_steps, recipe)
-    yield from _sampling("recipe.rollout", recipe.rollout.sampling)
+def _number_problems(recipe: Recipe) -> Iterator[str]:
+    yield from _total_problems("training.steps", recipe.training.steps, recipe)
+    yield from _total_problems("critic.pretrain_steps", recipe.num_pretrain_steps, recipe)
+    yield from _sampling_problems("recipe.rollout", recipe.rollout.sampling)
     for name, evaluation in recipe.evaluations.items():
-        table = f"recipe.evaluation.others.{name}" if name else "recipe.evaluation"
+        field = f"recipe.evaluation.others.{name}" if name else "recipe.evaluation"
         if evaluation.sampling is not None:
-            yield from _sampling(table, evaluation.sampling)
-    for table in (recipe, recipe.critic):
-        lowest, highest = _LEARNING_RATES
-        if table is not None and not lowest <= table.optimizer.learning_rate <= highest:
-            place = "recipe.optimizer" if table is recipe else "recipe.critic.optimizer"
+            yield from _sampling_problems(field, evaluation.sampling)
+    optimizers = {"recipe.optimizer": recipe.optimizer}
+    if recipe.critic is not None:
+        optimizers["recipe.critic.optimizer"] = recipe.critic.optimizer
+    for field, optimizer in optimizers.items():
+        if not MIN_LEARNING_RATE <= optimizer.learning_rate <= MAX_LEARNING_RATE:
             yield (
-                f"{place}.learning_rate: {table.optimizer.learning_rate:g} would ruin the weights, "
-                f"or change none; give {lowest:g} to {highest:g}, and rather 1e-6"
+                f"{field}.learning_rate: must be {MIN_LEARNING_RATE:g} to {MAX_LEARNING_RATE:g}, "
+                f"got {optimizer.learning_rate:g}; start with 1e-6"
             )
 
 
-def _total(place: str, steps: int, recipe: Recipe) -> Iterator[str]:
+def _total_problems(field: str, steps: int, recipe: Recipe) -> Iterator[str]:
     factors = {
-        place: steps,
+        field: steps,
         "training.groups_per_step": recipe.training.groups_per_step,
         "rollout.group_size": recipe.rollout.group_size,
         "model.max_context": recipe.model.max_context,
     }
-    if math.prod(factors.values()) > _MOST_TOKENS:
+    if math.prod(factors.values()) > MAX_TOKENS:
         largest = max(factors, key=factors.__getitem__)
-        words = " x ".join(f"{name} {number:,}" for name, number in factors.items())
-        yield f"recipe.{largest}: lower it; {words} may be at most {_MOST_TOKENS:,} tokens"
+        product = " x ".join(f"{name} {number:,}" for name, number in factors.items())
+        yield f"recipe.{largest}: lower it; {product} may be at most {MAX_TOKENS:,} tokens"
 
 
-def _sampling(place: str, sampling: Sampling) -> Iterator[str]:
-    lowest, highest = _TEMPERATURES
-    if not lowest <= sampling.temperature <= highest:
+def _sampling_problems(field: str, sampling: Sampling) -> Iterator[str]:
+    if not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
         yield (
-            f"{place}.sampling.temperature: the engine samples at {lowest:g} to {highest:g}, not "
-            f"at {sampling.temperature:g}"
+            f"{field}.sampling.temperature: must be {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, "
+            f"got {sampling.temperature:g}"
         )
 
 
-def _formulas(recipe: Recipe) -> Iterator[str]:
-    for field in _FORMULAS:
+def _formula_problems(recipe: Recipe) -> Iterator[str]:
+    for field in _FORMULA_FIELDS:
         name = getattr(recipe.algorithm, field)
         if "." in name:
             yield (
-                f"recipe.algorithm.{field}: nobody here has {name!r}; name the module that adds it "
+                f"recipe.algorithm.{field}: {name!r} is unknown here; name the module that adds it "
                 "in WEIR_EXTENSIONS where the gateway and the learner run"
             )
 
 
-def _prompts(recipe: Recipe, facts: ModelFacts, with_messages: Sequence[str]) -> Iterator[str]:
+def _prompt_problems(
+    recipe: Recipe, facts: ModelFacts, message_fields: Sequence[str]
+) -> Iterator[str]:
     model = recipe.model
     if facts.context is not None and model.max_context > facts.context:
         yield (
-            f"recipe.model.max_context: the model reads {facts.context} tokens, not "
+            f"recipe.model.max_context: the model reads at most {facts.context} tokens, got "
             f"{model.max_context}; lower it"
         )
     if model.prompt_template is None and facts.has_chat_template is False:
@@ -112,67 +115,98 @@ def _prompts(recipe: Recipe, facts: ModelFacts, with_messages: Sequence[str]) ->
             "recipe.model.prompt_template: the model has no chat template; set it to '{prompt}', "
             "or add chat_template.jinja to the model's folder"
         )
-    elif model.prompt_template and with_messages and facts.has_chat_template is not False:
+    elif model.prompt_template and message_fields and facts.has_chat_template is not False:
         yield (
-            f"recipe.model.prompt_template: the tasks of {' and '.join(with_messages)} have "
-            "messages; leave it out, and the model's chat template takes them"
+            f"recipe.model.prompt_template: the tasks of {' and '.join(message_fields)} have "
+            "messages, which need the model's chat template; remove it"
         )
 
 
-def check_room(memory: Memory) -> None:
-    """Refuse a job, with 507, while Redis is nearly full."""
-    if memory.limit is None or memory.used <= _FULL * memory.limit:
+async def check_graders(exchange: Exchange, reward: Reward, outcome_field: str | None) -> None:
+    """Refuse a reward that no running grader can compute; without a grader refuse nothing.
+
+    ``outcome_field`` is the request's field of the outcome, if that is not in the recipe.
+    """
+    statuses = await await_exchange(exchange.statuses())
+    graders = [s.capabilities for s in statuses.values() if s.capabilities is not None]
+    checks = [
+        (outcome_field or f"recipe.reward.outcome.{place}", check)
+        for place, check in enumerate(reward.outcome)
+    ]
+    for place, check in enumerate(reward.process):
+        checks.append((f"recipe.reward.process.{place}", check))
+    lines = []
+    for field, check in checks:
+        reasons = [grader.lacking(check) for grader in graders]
+        if reasons and all(reasons):
+            lines.append(f"{field}: {reasons[0]}")
+    if lines:
+        raise from_lines(lines, code="invalid_grader")
+
+
+def check_free_memory(memory: Memory) -> None:
+    """Refuse a job, with 507, if Redis is nearly full."""
+    if memory.limit is None or memory.used <= MAX_MEMORY_SHARE * memory.limit:
         return
     raise Problem(
         507,
-        f"Redis holds {memory.used:,} of its maxmemory of {memory.limit:,} bytes; the rest is kept "
-        "for the work of the job that runs. DELETE jobs that have ended, cancel some that are "
-        "queued, or raise maxmemory",
+        f"Redis uses {memory.used:,} of its maxmemory of {memory.limit:,} bytes; the remainder is "
+        "for the running job. DELETE jobs that have ended, cancel queued ones, or raise maxmemory",
         code="no_room",
         headers={"x-should-retry": "false"},
     )
 
 
-def check_memory(recipe: Recipe, held_out: Mapping[str, int], memory: Memory) -> None:
-    """Refuse a job that can fill more than half of Redis; without a limit, more than its machine.
+def check_memory_need(recipe: Recipe, num_held_out: Mapping[str, int], memory: Memory) -> None:
+    """Refuse a job that can fill half of Redis; without a limit, the whole machine.
 
-    ``held_out`` has the tasks in the file of each of its evaluations, by the evaluation's name.
+    ``num_held_out`` has the tasks of each evaluation, by the evaluation's name.
     """
-    needed = worst_case_bytes(recipe, held_out)
+    needed = worst_case_bytes(recipe, num_held_out)
     if memory.limit is not None:
-        most, whose = memory.limit // 2, f"half of its maxmemory of {memory.limit:,}"
+        available = memory.limit // 2
+        meaning = f"half of its maxmemory of {memory.limit:,}"
     else:
-        most = memory.machine or needed
-        whose = f"the {most:,} that its machine has"
-    if needed <= most:
+        available = memory.machine or needed
+        meaning = f"the {available:,} of its machine"
+    if needed <= available:
         return
-    why = (
-        f"the job can hold {needed:,} bytes in Redis at once, more than {whose}: "
-        f"{worst_case_in_words(recipe, held_out)}. Lower one of them, or give Redis more"
+    reason = (
+        f"the job can hold {needed:,} bytes in Redis at once, more than {meaning}: "
+        f"{worst_case_in_words(recipe, num_held_out)}. Lower one of them, or give Redis more"
     )
-    raise wrong("recipe.rollout", why, code="too_large")
+    raise wrong("recipe.rollout", reason, code="too_large")
 
 
-def refuse_missing_columns(recipe: Recipe, stored: StoredFile, param: str) -> None:
+def check_columns(recipe: Recipe, stored: StoredFile, field: str) -> None:
     """Refuse a job if more of its tasks lack a grader's column than may be ungradable."""
     if stored.columns is None:
         return
     for check in (*recipe.reward.outcome, *recipe.reward.process):
-        for column in sorted(set(_named(check)) - _ALWAYS):
-            have = stored.columns.get(column, 0)
-            if stored.tasks - have > recipe.reward.max_ungradable * stored.tasks:
-                why = (
-                    f"{have} of {stored.tasks} tasks have {column!r}, which the grader "
-                    f"{check.label!r} needs of each; add it to the tasks, or change the grader"
+        for column in sorted(set(_required_columns(check)) - _COLUMNS_OF_EVERY_TASK):
+            count = stored.columns.get(column, 0)
+            if stored.tasks - count > recipe.reward.max_ungradable * stored.tasks:
+                reason = (
+                    f"only {count} of {stored.tasks} tasks have {column!r}, which the grader "
+                    f"{check.label!r} needs; add it to the tasks, or change the grader"
                 )
-                raise wrong(param, why, code="missing_column")
+                raise wrong(field, reason, code="missing_column")
 
 
-def _named(check: Check) -> Iterator[str]:
-    """The columns without which a check cannot grade a task."""
+def _required_columns(check: Check) -> Iterator[str]:
     if check.if_ungradable == "leave_out":
         return
     if check.verifier == "math_answer":
         yield "answer"
-    for _, template in templates_of(check):
-        yield from _NAMED.findall(template)
+    for _, template in find_templates(check):
+        yield from _ITEM_FIELD.findall(template)
+
+
+def find_templates(check: Check) -> Iterator[tuple[str, str]]:
+    """Yield the field and the text of each template of a check."""
+    if isinstance(check, StringCheck | TextSimilarity):
+        yield "input", check.input
+        yield "reference", check.reference
+    if isinstance(check, ScoreModel | LabelModel):
+        for place, message in enumerate(check.input):
+            yield f"input.{place}.content", message.content

@@ -23,9 +23,9 @@ from services.chassis.service import Service, check_server
 from services.gateway.core.calls.session_store import SessionStore
 from services.gateway.core.jobs.folders import remove_leftovers
 from services.gateway.core.jobs.service import JobService
-from services.gateway.core.models.checkpoints import kept_checkpoints
+from services.gateway.core.models.checkpoints import list_checkpoints
 from services.gateway.core.watch.job_metrics import JobHistory, families
-from services.gateway.errors import Problem, in_time
+from services.gateway.errors import Problem, await_exchange
 
 JOBS = Gauge("weir_jobs", "Jobs, by state; the queue is those queued", ["state"])
 FREE = Gauge("weir_data_free_bytes", "Free room of the file system of WEIR_DATA_DIR")
@@ -55,12 +55,12 @@ class Fleet(Collector):
         Raises:
             Problem: 503 if the exchange is silent; the next call goes on.
         """
-        await in_time(self._measure_jobs())
+        await await_exchange(self._measure_jobs())
         for record in self._records.values():
             if isinstance(record, JobRecord):
                 history = self.histories[record.id]
                 if not (history.is_done and history.record is record):  # it has not changed since
-                    await in_time(self._read_on(history, record))
+                    await await_exchange(self._read_on(history, record))
 
     async def _measure_jobs(self) -> None:
         for state, count in (await self.exchange.count_states()).items():
@@ -96,7 +96,7 @@ class Fleet(Collector):
 
     async def look_for_checkpoints(self) -> None:
         for job_id, history in list(self.histories.items()):
-            kept = await asyncio.to_thread(kept_checkpoints, self.deployment.job_dir(job_id))
+            kept = await asyncio.to_thread(list_checkpoints, self.deployment.job_dir(job_id))
             for newest in kept[:1]:
                 history.checkpoint = (newest.step, newest.created_at)
 
@@ -138,7 +138,7 @@ async def watch_forever(service: Service) -> None:
     while not service.stopping.is_set():
         try:
             if not is_checked:
-                await in_time(check_server(service.exchange))
+                await await_exchange(check_server(service.exchange))
                 is_checked = True
             await fleet.measure()
             service.readiness.set(True)
@@ -169,7 +169,7 @@ async def tidy_forever(service: Service, jobs: JobService) -> None:
 
 async def forget_surplus(service: Service) -> None:
     """Forget the oldest of the jobs that have ended, if all of them take more than their share."""
-    limit = (await in_time(service.exchange.memory())).limit
+    limit = (await await_exchange(service.exchange.memory())).limit
     if limit is not None:
         gone = await service.exchange.forget_oldest(int(KEPT_SHARE * limit))
         if gone:

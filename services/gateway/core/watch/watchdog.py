@@ -27,7 +27,7 @@ from services.gateway.core.watch.stalls import (
     why_not_first,
     words_of,
 )
-from services.gateway.errors import Problem, in_time
+from services.gateway.errors import Problem, await_exchange
 
 STALLED = Gauge(
     "weir_job_stalled",
@@ -83,7 +83,7 @@ class Watchdog:
         """
         while not service.stopping.is_set():
             try:
-                await in_time(self.look(time.monotonic()))
+                await await_exchange(self.look(time.monotonic()))
             except Problem:  # Redis is away, as /readyz says
                 self._moved = time.monotonic()
             except Exception:  # whoever only looks must not end the gateway
