@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from protocol.messages import (
     Episode,
+    FailureKind,
     Grade,
     Graded,
     GradedGroup,
+    GroupFailure,
     JobEvent,
     JobRecord,
     PolicyVersion,
@@ -166,6 +168,16 @@ def an_event(event_id: str = "event-1", *, job_id: str = "job", **changes: Any) 
         "message": "something happened",
     }
     return JobEvent.model_validate({**values, **changes})
+
+
+def a_failed_group(
+    number: int = 0,
+    kind: str = "deaths",
+    message: str = "3 workers died",
+    purpose: Purpose = Purpose.TRAIN,
+) -> GradedGroup:
+    failure = GroupFailure(kind=FailureKind(kind), message=message)
+    return GradedGroup(purpose=purpose, number=number, failure=failure)
 
 
 def as_dict(event: JobEvent) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from protocol.samples import StepFile
 
 from services.learner.durable.sample_rows import Row, rows_of, write_groups
 from services.learner.training.scoring import ScoredGroup, Scoring
-from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
+from tests.builders import a_failed_group, a_graded_group, a_group, a_recipe, a_request, a_task
 
 SCORING = Scoring.of(a_recipe())
 
@@ -55,8 +55,8 @@ def a_sample(
     return [row | response | changes for row, response in zip(rows, responses, strict=True)]
 
 
-def a_failed_sample(number: int, failure: str = "deaths: four") -> list[Row]:
-    (rows,) = _rows(GradedGroup(purpose=Purpose.TRAIN, number=number, failure=failure), number)
+def a_failed_sample(number: int, message: str = "four") -> list[Row]:
+    (rows,) = _rows(a_failed_group(number, message=message), number)
     return rows
 
 

@@ -343,13 +343,21 @@ class Grade(Message):
         return self.process.value if isinstance(self.process, Graded) else None
 
 
-class Loss(StrEnum):
-    """Why a group could not be made: how its ``failure`` begins."""
+class FailureKind(StrEnum):
+    """Why a group could not be made."""
 
     DEATHS = "deaths"
     FAILURES = "failures"
     UNREADABLE = "unreadable"
     UNWORKABLE = "unworkable"  # it would be the same in every worker
+
+
+class GroupFailure(Message):
+    kind: FailureKind
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
 
 
 class GradedGroup(Message):
@@ -359,7 +367,7 @@ class GradedGroup(Message):
     number: int
     group: RolloutGroup | None = None
     grades: tuple[Grade, ...] = ()
-    failure: str | None = None  # a `Loss`, a colon, and the words
+    failure: GroupFailure | None = None
     grading_seconds: float = 0.0
 
     @property
@@ -696,6 +704,21 @@ class Fault(StrEnum):
     ENGINES = "engines"  # the same, for rollouts whose engines failed before it came
 
 
+class ErrorKind(StrEnum):
+    PROBLEM = "problem"
+    SILENT_CLIENT = "silent_client"  # the job is paused until its client's next call
+
+
+class JobError(Message):
+    """Why a job failed, or why it is paused."""
+
+    message: str
+    kind: ErrorKind = ErrorKind.PROBLEM
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class JobRecord(Message):
     id: str
     created_at: FiniteFloat
@@ -713,7 +736,7 @@ class JobRecord(Message):
     readable_solutions: float | None = None  # the share that `equation_steps` can judge
     started_at: FiniteFloat | None = None
     finished_at: FiniteFloat | None = None
-    error: str | None = None
+    error: JobError | None = None
     fault: Fault | None = None  # for which it is held up
     result: Mapping[str, JsonValue] = Field(default_factory=dict)
 

@@ -26,7 +26,6 @@ from protocol.weights import sync_folder
 
 LossName = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
 MOST_BEHIND = 1000  # results that are kept, fetched or not
-SILENT = "its client has been silent"  # how the reason of a pause begins that it ends itself
 _MAX_SET_ASIDE = 2  # copies of one result: where more are damaged, the disk or a right is at fault
 DAMAGE = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO}
 _RESEND = "restore it from a backup, or move it away and have the client send it again"

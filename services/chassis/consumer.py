@@ -31,7 +31,15 @@ from protocol.exchange import (
 )
 from protocol.exchange.connection import Refused
 from protocol.frames import FrameError
-from protocol.messages import ActiveJob, Doing, GradedGroup, JobEvent, Loss, Message, Requested
+from protocol.messages import (
+    ActiveJob,
+    Doing,
+    FailureKind,
+    GradedGroup,
+    JobEvent,
+    Message,
+    Requested,
+)
 from protocol.streams import Stream
 
 from services.chassis import metrics
@@ -347,7 +355,7 @@ class _Worker(Generic[I, O]):
             await self._release(delivery)
         elif is_hopeless(delivery.deaths, MAX_DEATHS, self._replicas):
             dead = ", ".join(delivery.deaths)
-            await self._give_up(delivery, Loss.DEATHS, f"workers died holding it: {dead}")
+            await self._give_up(delivery, FailureKind.DEATHS, f"workers died holding it: {dead}")
         elif len(delivery.deaths) >= ALONE_AFTER_DEATHS:
             self.suspects.append(delivery)
         else:
@@ -380,9 +388,9 @@ class _Worker(Generic[I, O]):
             result = await self.consumer.handle(self.job, delivery.message())
             await self._hand_off(delivery, result)
         except FrameError as error:
-            await self._give_up(delivery, Loss.UNREADABLE, str(error))
+            await self._give_up(delivery, FailureKind.UNREADABLE, str(error))
         except Unworkable as error:
-            await self._give_up(delivery, Loss.UNWORKABLE, str(error))
+            await self._give_up(delivery, FailureKind.UNWORKABLE, str(error))
         except UnsupportedEntry as error:
             await self._redeliver(delivery, error)
         except Busy:
@@ -409,7 +417,7 @@ class _Worker(Generic[I, O]):
         tried_replicas.add(self.service.replica)
         knows_replicas = self.service.replica in replicas
         if knows_replicas and replicas <= tried_replicas:
-            await self._give_up(delivery, Loss.UNWORKABLE, str(error))
+            await self._give_up(delivery, FailureKind.UNWORKABLE, str(error))
         else:
             await self._release(delivery, "failures")
 
@@ -423,7 +431,7 @@ class _Worker(Generic[I, O]):
             self._back_off(error)
             await self._release(delivery)
         elif is_hopeless(failures, MAX_FAILURES, self._replicas):
-            await self._give_up(delivery, Loss.FAILURES, f"{type(error).__name__}: {error}")
+            await self._give_up(delivery, FailureKind.FAILURES, f"{type(error).__name__}: {error}")
         else:
             await self._release(delivery, "failures")
 
@@ -468,10 +476,10 @@ class _Worker(Generic[I, O]):
         await self.exchange.record_event(event)
         raise WorkerBroken(message)
 
-    async def _give_up(self, delivery: Delivery[I], loss: Loss, reason: str) -> None:
-        metrics.GIVEN_UP.labels(loss).inc()
+    async def _give_up(self, delivery: Delivery[I], kind: FailureKind, reason: str) -> None:
+        metrics.GIVEN_UP.labels(kind).inc()
         log.error("given up", extra={"key": delivery.key, "reason": reason})
-        failure = delivery.as_failed(f"{loss}: {reason}")
+        failure = delivery.as_failed(kind, reason)
         await self.exchange.hand_off(delivery, self.consumer.failures, failure)
         self.leases.pop(delivery.place, None)
 

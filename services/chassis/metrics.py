@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
-from protocol.messages import Loss
+from protocol.messages import FailureKind
 
 
 def start_at_zero(counter: Counter, *values: str) -> Counter:
@@ -84,7 +84,7 @@ DEATHS = Counter("weir_worker_deaths_total", "Workers that this one found dead w
 FAILURES = Counter("weir_deliveries_failed_total", "Attempts to process an entry that failed")
 GIVEN_UP = start_at_zero(
     Counter("weir_deliveries_given_up_total", "Entries handed on as failed", ["why"]),
-    *Loss,
+    *FailureKind,
 )
 BACKPRESSURE = Gauge("weir_backpressure_seconds", "Time spent waiting because memory was full")
 DEVICES = Gauge(

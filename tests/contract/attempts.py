@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from protocol.exchange import Exchange, connect
 from protocol.messages import (
+    FailureKind,
     GradedGroup,
     JobEvent,
     JobRecord,
@@ -32,7 +33,7 @@ from tests.contract.fake_team import FakeTeam, Stalling
 from tests.inline_prompts import InlinePrompts
 
 PATIENCE_S = 60.0
-CUDA_ERROR = "failures: RuntimeError: CUDA error"
+CUDA_ERROR = (FailureKind.FAILURES, "RuntimeError: CUDA error")
 
 
 @dataclass
@@ -188,7 +189,10 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @asynccontextmanager
 async def answering(
-    url: str, *failing: str, why: str = CUDA_ERROR, evaluates: asyncio.Event | None = None
+    url: str,
+    *failing: str,
+    why: tuple[FailureKind, str] = CUDA_ERROR,
+    evaluates: asyncio.Event | None = None,
 ) -> AsyncIterator[None]:
     """Beside the body, every request of the active job is answered by a graded group.
 
@@ -205,7 +209,10 @@ async def answering(
 
 
 async def _answer_forever(
-    exchange: Exchange, failing: Collection[str], why: str, evaluates: asyncio.Event | None
+    exchange: Exchange,
+    failing: Collection[str],
+    why: tuple[FailureKind, str],
+    evaluates: asyncio.Event | None,
 ) -> None:
     while True:
         active = await exchange.active()
@@ -223,7 +230,7 @@ async def _answer_forever(
             if (version := await _version_for(exchange, request)) is not None:
                 answer = an_answer(request, version)
                 if request.key in failing:
-                    answer = delivery.as_failed(why)
+                    answer = delivery.as_failed(*why)
                 await exchange.hand_off(delivery, GRADED, answer)
 
 

@@ -152,7 +152,7 @@ async def test_three_attempts_in_a_row_that_break_fail_the_job_with_the_last_err
             await learner.attempt()
         record = await learner.record()
         assert (record.state, record.failures) == (JobState.RUNNING, failures)
-        assert record.error == "ValueError: no such token"
+        assert str(record.error) == "ValueError: no such token"
     await learner.attempt()
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.FAILED, 3)

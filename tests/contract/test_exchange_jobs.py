@@ -167,7 +167,7 @@ async def test_a_closed_job_leaves_its_record_and_its_events(
     delivery = await taken_up(exchange)
     await exchange.close_job(delivery, attempt, state="failed", error="no memory")
     record = await record_of(exchange)
-    assert (record.state, record.error) == (JobState.FAILED, "no memory")
+    assert (record.state, str(record.error)) == (JobState.FAILED, "no memory")
     assert await exchange.next_job(wait_s=0) is None
     with server.client() as client:
         left = {key.decode() for key in client.scan_iter()}

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 import redis
 from protocol.exchange import Backlog, Delivery, Exchange, connect, connection
-from protocol.messages import ActiveJob, Message, Requested
+from protocol.messages import ActiveJob, FailureKind, Message, Requested
 from protocol.streams import EVENTS, GRADED, JOBS, POLICY, REQUESTS, ROLLOUTS, Stream
 
 from tests.builders import (
@@ -40,7 +40,9 @@ async def drain(exchange: Exchange, count: int) -> set[str]:
     taken_in = set[str]()
     while len(taken_in) < count:
         for asked in await claim_any(exchange, REQUESTS):
-            await exchange.hand_off(asked, GRADED, asked.as_failed("no matter why"))
+            await exchange.hand_off(
+                asked, GRADED, asked.as_failed(FailureKind.DEATHS, "no matter why")
+            )
         for graded in await claim_any(exchange, GRADED):
             await exchange.take_in(graded, 1)
             taken_in.add(graded.key)
@@ -249,7 +251,7 @@ async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
     await exchange.ask(a_request())
     (asked,) = await exchange.claim([REQUESTS], "job", count=1, wait_s=0)
     server.exhaust_memory()
-    await exchange.hand_off(asked, GRADED, asked.as_failed("no matter why"))
+    await exchange.hand_off(asked, GRADED, asked.as_failed(FailureKind.DEATHS, "no matter why"))
     async with open_exchange("learner-2") as learner:
         async with asyncio.timeout(60):
             job = await taken_up(learner)

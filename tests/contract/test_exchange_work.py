@@ -9,6 +9,7 @@ import pytest
 from protocol import streams
 from protocol.exchange import Backlog, Delivery, Exchange, Fenced, queue
 from protocol.frames import FrameError
+from protocol.messages import FailureKind
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
 
@@ -159,7 +160,9 @@ async def test_a_heartbeat_tells_what_was_lost_of_which_stream_and_takes_nothing
     async with open_exchange("slow") as slow, open_exchange("heir") as heir:
         done, kept, taken, done_too = await claim_all(slow, *inputs)
         for delivery in (done, done_too):
-            await slow.hand_off(delivery, GRADED, delivery.as_failed("no matter why"))
+            await slow.hand_off(
+                delivery, GRADED, delivery.as_failed(FailureKind.DEATHS, "no matter why")
+            )
         held = [done, kept, taken, done_too]
         pulse = await slow.heartbeat("rollout", inputs, "job", held=held)
         assert pulse.lost == {done.place, done_too.place}
@@ -277,9 +280,14 @@ async def test_a_foreign_entry_says_so_and_a_failed_group_takes_the_place_of_its
     delivery = await claim_one(exchange)
     with pytest.raises(FrameError, match="header"):
         delivery.message()
-    assert await exchange.hand_off(delivery, GRADED, delivery.as_failed("unreadable"))
+    assert await exchange.hand_off(
+        delivery, GRADED, delivery.as_failed(FailureKind.DEATHS, "unreadable")
+    )
     (graded,) = await exchange.claim((GRADED,), "job", count=1, wait_s=0)
-    assert (graded.message().failure, graded.message().key) == ("unreadable", "pretrain:3")
+    assert (str(graded.message().failure), graded.message().key) == (
+        "deaths: unreadable",
+        "pretrain:3",
+    )
 
 
 async def test_work_on_a_job_that_ended_is_quietly_nothing_also_for_who_waits_for_some(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from protocol.messages import JobState
+from protocol.messages import FailureKind, JobState
 from protocol.streams import REQUESTS
 
 from services.learner.training.samples import Measured, Sample
@@ -97,10 +97,13 @@ async def test_the_first_prompt_that_does_not_fit_is_an_event_and_the_result_has
     assert record.state is JobState.SUCCEEDED, record.error
     assert record.result["unworkable"] == 0.5
     (event,) = await learner.events(kind="unworkable")
-    assert (event.level, event.message) == ("warn", f"a group is left out, {TOO_LONG}")
+    assert (event.level, event.message) == (
+        "warn",
+        f"a group is left out, {TOO_LONG[0]}: {TOO_LONG[1]}",
+    )
 
 
-TOO_LONG = "unworkable: task 'a': its prompt has 900 tokens"
+TOO_LONG = (FailureKind.UNWORKABLE, "task 'a': its prompt has 900 tokens")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_
     with server.client() as client:
         assert client.keys("weir:*first*") == [b"weir:job:first"]  # the others need the memory
     record = await record_of(exchange, "first")
-    assert (record.state, record.error) == (JobState.PAUSED, "80% failed")
+    assert (record.state, str(record.error)) == (JobState.PAUSED, "80% failed")
     assert await next_id(exchange) == "second"
     await work_on(exchange, "second")
     await exchange.request_state("first", Requested.RUN)

@@ -12,7 +12,7 @@ from protocol.calls import Pieces
 from protocol.exchange import Delivery, Exchange
 from protocol.exchange.jobs import Sought
 from protocol.exchange.server import server_problems
-from protocol.messages import ActiveJob, JobRef, Requested, Trial, TrialResult
+from protocol.messages import ActiveJob, FailureKind, JobRef, Requested, Trial, TrialResult
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, EVENTS, FAILED, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS
 
@@ -155,7 +155,9 @@ async def test_a_group_goes_its_way_and_a_failed_one_too(
     await s.rollout.release(evaluated, "failures")
     (again,) = await s.rollout.reclaim(EVAL_REQUESTS, "job", count=1)
     await s.rollout.pardon("job", [again])
-    assert await s.rollout.hand_off(again, FAILED, again.as_failed("unworkable: no engine"))
+    assert await s.rollout.hand_off(
+        again, FAILED, again.as_failed(FailureKind.UNWORKABLE, "no engine")
+    )
     assert await s.rollout.hand_off(trained, ROLLOUTS, a_group(trained.message()))
     (sampled,) = await s.grader.claim((ROLLOUTS,), "job", count=1, wait_s=0)
     await s.grader.release(sampled, "deaths")
@@ -196,7 +198,9 @@ async def test_a_group_of_episodes_goes_the_same_way_and_a_failed_one_too(
     await worker.release(evaluated, "failures")
     (again,) = await worker.reclaim(streams.EVAL_EPISODES, "job", count=1)
     await worker.pardon("job", [again])
-    assert await worker.hand_off(again, FAILED, again.as_failed("unworkable: no taskset"))
+    assert await worker.hand_off(
+        again, FAILED, again.as_failed(FailureKind.UNWORKABLE, "no taskset")
+    )
     assert await worker.hand_off(trained, ROLLOUTS, a_group(trained.message()))
     await services.learner.withdraw(streams.EVAL_EPISODES, "job", 1, [])
     await worker.leave("environment")

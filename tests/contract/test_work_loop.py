@@ -20,7 +20,7 @@ from services.chassis.consumer import Consumer, limit_in_flight, work_forever
 from services.chassis.faults import UnsupportedEntry, Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service, StatusReporter
 from services.gateway.core.watch.stalls import words_of
-from tests.builders import a_recipe, a_request
+from tests.builders import a_failed_group, a_recipe, a_request
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import DEPLOYMENT, take_over
 from tests.contract.exchange_steps import begin as begin_job
@@ -57,7 +57,7 @@ async def working(
 
 
 async def answer(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
-    return GradedGroup(purpose=request.purpose, number=request.number, failure="done")
+    return a_failed_group(request.number, message="done", purpose=request.purpose)
 
 
 async def results(exchange: Exchange, count: int) -> dict[int, str]:
@@ -68,7 +68,7 @@ async def results(exchange: Exchange, count: int) -> dict[int, str]:
             for delivery in await exchange.claim([GRADED], "job", count=16, wait_s=0.1):
                 group = delivery.message()
                 assert group.number not in found
-                found[group.number] = str(group.failure)
+                found[group.number] = group.failure.message if group.failure else ""
                 assert await exchange.take_in(delivery, 1)
     return found
 

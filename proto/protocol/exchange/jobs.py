@@ -19,7 +19,7 @@ from protocol import __version__, streams
 from protocol.exchange.connection import Connection, block_ms, flat
 from protocol.exchange.queue import Delivery
 from protocol.frames import encode
-from protocol.messages import ActiveJob, Fault, JobRecord, JobRef, JobState, Requested
+from protocol.messages import ActiveJob, Fault, JobError, JobRecord, JobRef, JobState, Requested
 from protocol.recipe import explain
 
 JOB_INDEX = streams.PREFIX + "job_index"
@@ -209,28 +209,31 @@ class Jobs(Connection):
 
     async def update_job(self, job_id: str, attempt: int, **values: Any) -> None:
         """Write fields of a job's record, if ``attempt`` is the current one."""
-        await self.run(
-            "update_job", [streams.job_key(job_id)], [attempt, *_fields(self._as_shown(values))]
-        )
+        args = [attempt, *self._stored(values)]
+        await self.run("update_job", [streams.job_key(job_id)], args)
 
     async def pause_job(
-        self, job_id: str, attempt: int, why: str | None, held_up_by: Fault | None = None
+        self,
+        job_id: str,
+        attempt: int,
+        error: JobError | str | None,
+        held_up_by: Fault | None = None,
     ) -> bool:
         """Let the stack work on another job: this one is paused.
 
-        One that is held up keeps its work, and goes on by itself when ``why`` is mended. The work
+        One that is held up keeps its work, and goes on by itself when ``error`` is mended. The work
         of one that waits for a person would hold memory for as long: it is deleted, and the next
         attempt asks for it again. Returns False if it was resumed or cancelled meanwhile.
         """
         keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
-        args = [attempt, job_id, json.dumps(held_up_by), json.dumps(why and self.shown(why))]
+        args = [attempt, job_id, json.dumps(held_up_by), json.dumps(self._redact(error))]
         return bool(await self.run("pause_job", keys, args))
 
     async def close_job(self, delivery: Delivery[JobRef], attempt: int, **values: Any) -> None:
         """End a job: write its last word, delete its work streams, and free the stack."""
         job_id = delivery.job_id
         keys = [streams.job_key(job_id), streams.JOBS.key(), streams.ACTIVE, _HELD_UP]
-        args = [attempt, job_id, delivery.entry_id, *_fields(self._as_shown(values))]
+        args = [attempt, job_id, delivery.entry_id, *self._stored(values)]
         await self.run("close_job", [*keys, *_keys_of_work(job_id)], args)
 
     async def forget_queued(self, delivery: Delivery[JobRef]) -> None:
@@ -314,9 +317,18 @@ class Jobs(Connection):
                 return
             first += _WEIGHED
 
-    def _as_shown(self, values: dict[str, Any]) -> dict[str, Any]:
-        error = values.get("error")
-        return {**values, "error": self.shown(error)} if error else values
+    def _redact(self, error: JobError | str | None) -> dict[str, Any] | None:
+        """Return the error as a record stores it; a text is one without a kind of its own."""
+        if not error:
+            return None
+        if isinstance(error, str):
+            error = JobError(message=error)
+        return error.model_dump() | {"message": self.shown(error.message)}
+
+    def _stored(self, values: dict[str, Any]) -> list[str]:
+        if "error" in values:
+            values = values | {"error": self._redact(values["error"])}
+        return _fields(values)
 
     async def _next_job(self) -> Delivery[JobRef] | None:
         keys = [streams.JOBS.key(), streams.ACTIVE, _HELD_UP]

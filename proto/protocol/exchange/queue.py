@@ -12,7 +12,7 @@ from protocol import streams
 from protocol.exchange.connection import Connection, Rows, block_ms, flat, if_job_ended
 from protocol.exchange.rows import name_bad_row, read_count, readable
 from protocol.frames import decode, encode
-from protocol.messages import GradedGroup, Message, RolloutRequest
+from protocol.messages import FailureKind, GradedGroup, GroupFailure, Message, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import Stream
 
@@ -55,9 +55,10 @@ class Delivery(Generic[M]):
         """Whether its key is one that a learner asks for."""
         return _KEY.fullmatch(self.key) is not None
 
-    def as_failed(self, reason: str) -> GradedGroup:
+    def as_failed(self, kind: FailureKind, message: str) -> GradedGroup:
         purpose, number = self.purpose_and_number()
-        return GradedGroup(purpose=purpose, number=number, failure=reason)
+        failure = GroupFailure(kind=kind, message=message)
+        return GradedGroup(purpose=purpose, number=number, failure=failure)
 
 
 @dataclass(frozen=True)

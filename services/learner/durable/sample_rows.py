@@ -17,9 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from protocol.messages import (
+    FailureKind,
     FinishReason,
     Grade,
     GradedGroup,
+    GroupFailure,
     Response,
     RolloutGroup,
     RolloutRequest,
@@ -106,12 +108,16 @@ def rows_of(
 def graded_of(rows: Sequence[Row]) -> GradedGroup:
     head = rows[0]
     group = None if head["request"] is None else _rollout_of(rows)
+    failure = None
+    if head["failure"] is not None:
+        kind = FailureKind(head["fate"])
+        failure = GroupFailure(kind=kind, message=head["failure"].removeprefix(f"{kind}: "))
     return GradedGroup(
         purpose=head["purpose"],
         number=head["number"],
         group=group,
         grades=tuple(Grade.model_validate_json(row["grade"]) for row in rows if group is not None),
-        failure=head["failure"],
+        failure=failure,
         grading_seconds=head["grading_seconds"],
     )
 
@@ -152,7 +158,7 @@ def _of_group(graded: GradedGroup) -> Row:
         "key": graded.key,
         "purpose": graded.purpose.value,
         "number": graded.number,
-        "failure": graded.failure,
+        "failure": graded.failure and str(graded.failure),
         "grading_seconds": graded.grading_seconds,
         "task_id": "",
     }

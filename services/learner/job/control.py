@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from protocol.messages import Requested
+from protocol.messages import ErrorKind, JobError, Requested
 
 from services.chassis.service import Service
 
@@ -22,7 +22,11 @@ class CancelRequested(Wish):
 
 
 class PauseRequested(Wish):
-    """The job is to pause; the text says why, and is empty where the user wants it."""
+    """The job is to pause; ``error`` says why, and is None if the user wants it."""
+
+    def __init__(self, error: JobError | None = None) -> None:
+        super().__init__(error or "")
+        self.error = error
 
 
 class StopRequested(Wish):
@@ -34,7 +38,7 @@ class Control:
         self.service = service
         self.job_id = job_id
         self.requested = Requested.RUN
-        self.why = ""  # the job is to pause, where that is not the user's wish
+        self.pause_error: JobError | None = None  # None if the user wants the pause
         self.doing = service.activity.during
         self._interrupted = asyncio.Event()
 
@@ -73,11 +77,11 @@ class Control:
         if self.requested is Requested.CANCEL:
             raise CancelRequested
         if self.requested is Requested.PAUSE:
-            raise PauseRequested(self.why)
+            raise PauseRequested(self.pause_error)
 
-    async def pause(self, why: str) -> None:
-        """Have the job pause where it may, for a reason that people are told."""
-        self.why = why  # before anybody may obey
+    async def pause(self, message: str, kind: ErrorKind = ErrorKind.PROBLEM) -> None:
+        """Have the job pause where it may, and show people the message."""
+        self.pause_error = JobError(message=message, kind=kind)  # before anything may obey
         await self.service.exchange.request_state(self.job_id, Requested.PAUSE)
         await self.refresh()
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from protocol.messages import Doing, GradedGroup, Loss
+from protocol.messages import Doing, FailureKind, GradedGroup
 from protocol.recipe import Purpose, Recipe
 from protocol.streams import requests_for
 
@@ -27,7 +27,7 @@ from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
 from services.learner.supply.selection import SURPLUS
 from services.learner.training.ranks import Team
-from services.learner.training.scoring import ScoredGroup, Scoring, failure_kind
+from services.learner.training.scoring import ScoredGroup, Scoring
 
 log = logging.getLogger(__name__)
 
@@ -114,8 +114,8 @@ class Learning:
         self.intake.finish(purpose, range(first, ledger.position))
         for graded in (group.graded for group in groups):
             if graded.failure is not None:
-                log.warning("dropped", extra={"key": graded.key, "reason": graded.failure})
-                if failure_kind(graded.failure) == Loss.UNWORKABLE:
+                log.warning("dropped", extra={"key": graded.key, "reason": str(graded.failure)})
+                if graded.failure.kind is FailureKind.UNWORKABLE:
                     message = f"a group is left out, {graded.failure}"
                     await self.attempt.say("unworkable", message, level="warn")
         if groups:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from protocol.messages import (
+    FailureKind,
     Fault,
     Graded,
     GradedGroup,
-    Loss,
     Notice,
     Requested,
     Status,
@@ -26,7 +26,6 @@ from services.learner.attempt import EnginesFault, JobFault
 from services.learner.durable.progress import in_words
 from services.learner.job.control import PauseRequested
 from services.learner.job.learning import Learning
-from services.learner.training.scoring import failure_kind
 
 _LONGEST_EXAMPLE = 500
 _MOST_STARTS = 3  # of each rollout that fail for the job, in a row; one less for the same reason
@@ -113,7 +112,7 @@ async def check_finite(learning: Learning, moment: str, metrics: Mapping[str, fl
 async def _pause(learning: Learning, why: str) -> None:
     await learning.control.pause(why)
     if learning.control.requested is Requested.PAUSE:
-        raise PauseRequested(why)
+        raise PauseRequested(learning.control.pause_error)
 
 
 @dataclass(frozen=True)
@@ -145,9 +144,11 @@ def too_much_lost(groups: Sequence[GradedGroup], recipe: Recipe, accepted: int) 
         accepted: groups with a number below count as if nothing had been lost of them.
     """
     open_groups = [group for group in groups if group.number >= accepted]
-    said = [group.failure for group in open_groups if group.failure]
-    share, example = len(said) / max(1, len(groups)), said[-1][:_LONGEST_EXAMPLE] if said else ""
-    most, reasons = recipe.training.max_failed, Counter(map(failure_kind, said))
+    failures = [group.failure for group in open_groups if group.failure]
+    share = len(failures) / max(1, len(groups))
+    example = str(failures[-1])[:_LONGEST_EXAMPLE] if failures else ""
+    most = recipe.training.max_failed
+    reasons = Counter(str(failure.kind) for failure in failures)
     lost = [Lost("failed", share, most, reasons, example)]
     if any(group.purpose is not Purpose.EVAL for group in groups):  # its result has them
         asked = sum(1 for group in groups for _ in _scores(group))
@@ -180,10 +181,12 @@ def why_none_can_work(groups: Sequence[GradedGroup], accepted: int) -> str | Non
     Args:
         accepted: the user has accepted what became of the groups below this number.
     """
-    said = [group.failure for group in groups if group.number >= accepted and group.failure]
-    if len(said) < len(groups) or any(failure_kind(words) != Loss.UNWORKABLE for words in said):
+    failures = [group.failure for group in groups if group.number >= accepted and group.failure]
+    if len(failures) < len(groups):
         return None
-    example = said[-1].removeprefix(f"{Loss.UNWORKABLE}: ")[:_LONGEST_EXAMPLE]
+    if any(failure.kind is not FailureKind.UNWORKABLE for failure in failures):
+        return None
+    example = failures[-1].message[:_LONGEST_EXAMPLE]
     return f"{example}; mend that, or resume the job, which goes on without them"
 
 

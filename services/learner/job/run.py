@@ -16,8 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from protocol.exchange import Delivery
-from protocol.messages import Doing, Fault, JobRecord, JobRef, JobState, Loss, Requested
-from protocol.operations import SILENT
+from protocol.messages import (
+    Doing,
+    ErrorKind,
+    FailureKind,
+    Fault,
+    JobRecord,
+    JobRef,
+    JobState,
+    Requested,
+)
 from protocol.recipe import Purpose, Recipe
 
 from services.chassis.renderer import PromptRenderer
@@ -129,7 +137,7 @@ class Run:
         try:
             await learning.versions.save()
         except Exception:
-            if str(wish).startswith(SILENT):
+            if wish.error is not None and wish.error.kind is ErrorKind.SILENT_CLIENT:
                 await self.service.exchange.request_state(self.record.id, Requested.RUN)
             raise
 
@@ -200,8 +208,8 @@ class Run:
         if isinstance(wish, CancelRequested):
             await self._end(JobState.CANCELLED)
         elif isinstance(wish, PauseRequested):
-            attempt, why = self.attempt, str(wish) or None
-            if await attempt.exchange.pause_job(attempt.job_id, attempt.number, why):
+            attempt = self.attempt
+            if await attempt.exchange.pause_job(attempt.job_id, attempt.number, wish.error):
                 await attempt.say(f"paused:{attempt.number}", str(JobState.PAUSED))
         else:
             await self.attempt.update(attempts_since_checkpoint=0)
@@ -305,7 +313,7 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
         "trained_tokens": int(totals["tokens"]),
         "parity_max_abs": totals["parity_max"],
         "parity_tokens": int(totals["parity_tokens"]),
-        "unworkable": ledger.dropped.get(Loss.UNWORKABLE, 0) / max(1, ledger.position),
+        "unworkable": ledger.dropped.get(FailureKind.UNWORKABLE, 0) / max(1, ledger.position),
         "groups": await learning.account_of(Purpose.TRAIN),
         "evaluation_groups": await learning.account_of(Purpose.EVAL),
         "evaluated": progress.evaluated,

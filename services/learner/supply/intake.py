@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from prometheus_client import Counter
 from protocol.exchange import Delivery
 from protocol.frames import Fields, FrameError, encode
-from protocol.messages import GradedGroup, group_key
+from protocol.messages import FailureKind, GradedGroup, group_key
 from protocol.recipe import Purpose
 from protocol.streams import FAILED, GRADED
 
@@ -152,6 +152,6 @@ def _decoded(delivery: Delivery[GradedGroup]) -> tuple[GradedGroup, Fields]:
             raise FrameError("grades, from who does not grade")
     except FrameError as error:
         log.error("unreadable group", extra={"key": delivery.key, "reason": str(error)})
-        failed = delivery.as_failed(f"unreadable: {error}")
+        failed = delivery.as_failed(FailureKind.UNREADABLE, str(error))
         return failed, encode(failed)
     return group, {name: value for name, value in delivery.fields.items() if name != b"key"}

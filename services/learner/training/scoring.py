@@ -136,7 +136,7 @@ class ScoredGroup:
 
     def __post_init__(self) -> None:
         if self.graded.failure is not None:
-            self.fate = failure_kind(self.graded.failure)
+            self.fate = self.graded.failure.kind
 
     @property
     def responses(self) -> Sequence[Response]:
@@ -212,8 +212,3 @@ class ScoredGroup:
         if values is not None:
             spread[self.is_graded] = values
         return np.where(kept, spread, math.nan)
-
-
-def failure_kind(failure: str) -> str:
-    """Why a group failed, without the details."""
-    return failure.split(":")[0]

@@ -458,8 +458,8 @@ async def test_an_environment_that_no_worker_has_fails_the_group_with_the_remedy
         WEIR_ENVIRONMENT_HOSTS="",
     )
     (failed,) = await found(exchange, FAILED, await ask(exchange, **environment))
-    assert failed.failure.startswith("unworkable: environment.")
-    assert remedy in failed.failure
+    assert str(failed.failure).startswith("unworkable: environment.")
+    assert remedy in str(failed.failure)
 
 
 _PASSING = """

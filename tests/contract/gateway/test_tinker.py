@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tinker
 from protocol.exchange import Exchange
-from protocol.messages import JobState, Requested
-from protocol.operations import SILENT, OperationLog
+from protocol.messages import ErrorKind, JobError, JobState, Requested
+from protocol.operations import OperationLog
 from tinker import types
 
 from tests.contract.gateway.fake_learner import FakeLearner, a_client_learner
@@ -194,7 +194,10 @@ def test_other_requests_are_refused_by_field(
     assert_refused(reply, 400, param)
 
 
-def pause(stack: Stack, job_id: str, why: str | None) -> None:
+SILENT = JobError(message="silent for 60 s", kind=ErrorKind.SILENT_CLIENT)
+
+
+def pause(stack: Stack, job_id: str, why: JobError | None) -> None:
     async def work(exchange: Exchange) -> None:
         attempt = await exchange.begin_attempt(job_id)
         await exchange.update_job(job_id, attempt, state=JobState.RUNNING)
@@ -209,7 +212,7 @@ def test_a_client_that_speaks_again_resumes_its_job_but_not_one_that_a_person_pa
 ) -> None:
     learner.works = False
     try:
-        for session, why, status in (("a", f"{SILENT} for 60 s", "queued"), ("b", None, "paused")):
+        for session, why, status in (("a", SILENT, "queued"), ("b", None, "paused")):
             job_id = create(http, session)
             pause(stack, job_id, why)
             future = step(http, job_id).json()

@@ -249,7 +249,7 @@ def test_a_paused_job_is_no_stall_and_says_who_must_act() -> None:
     by_user = a_snapshot(job=a_job_record(state="paused", requested="pause"))
     assert why_first(by_user, 9999).edge is None
     assert "weir resume" in str(why_first(by_user, 9999).because)
-    by_machine = a_snapshot(job=a_job_record(state="paused", error="no disk"))
+    by_machine = a_snapshot(job=a_job_record(state="paused", error={"message": "no disk"}))
     assert "goes on by itself" in str(why_first(by_machine, 9999).because)
 
 
@@ -263,10 +263,10 @@ def test_a_job_that_is_not_first_names_the_job_before_it_and_who_must_act() -> N
     assert told(running).because == waits
     assert str(told(stalled, 99.0).because).startswith(f"{waits}: learner waits for group")
     assert why_not_first(a_job_record(), None, why_first(running, 1.0)).moving
-    by_user = told(running, state="paused", requested="pause", error="80% failed")
+    by_user = told(running, state="paused", requested="pause", error={"message": "80% failed"})
     assert (by_user.moving, by_user.edge) == (False, None)
     assert "80% failed; `weir resume`" in str(by_user.because)
-    by_machine = told(running, state="paused", error="no disk")
+    by_machine = told(running, state="paused", error={"message": "no disk"})
     assert "tried again after job job" in str(by_machine.because)
 
 

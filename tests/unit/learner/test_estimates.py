@@ -11,7 +11,15 @@ from protocol.recipe import Purpose
 
 from services.learner.job.phases import summary
 from services.learner.job.phases.summary import Estimate, estimate, pass_at_k, summarize
-from tests.builders import a_graded_group, a_group, a_request, a_span, a_task, an_episodes_group
+from tests.builders import (
+    a_failed_group,
+    a_graded_group,
+    a_group,
+    a_request,
+    a_span,
+    a_task,
+    an_episodes_group,
+)
 
 RIGHT, WRONG = Graded(value=1.0), Graded(value=0.0)
 UNGRADABLE = Ungradable(reason="the judge is away")
@@ -149,7 +157,7 @@ def test_broken_episodes_have_no_length() -> None:
 def test_groups_that_failed_are_counted_beside_those_that_the_numbers_are_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lost = [GradedGroup(purpose=Purpose.EVAL, number=n, failure="deaths: 3") for n in range(7)]
+    lost = [a_failed_group(n, purpose=Purpose.EVAL) for n in range(7)]
     whole = [outcomes(7, 1, 1), outcomes(8, 1, None), outcomes(9, None, None)]
     result, of_the_whole = summarize(0, [*lost, *whole]), summarize(0, whole)
     assert result["per_task"] == {"task-7": [2, 2], "task-8": [1, 1]}

@@ -3,20 +3,22 @@
 from typing import Any
 
 import pytest
-from protocol.messages import Failure, Grade, Graded, GradedGroup, Status, Ungradable
+from protocol.messages import Failure, Grade, Graded, Status, Ungradable
 from protocol.recipe import Purpose
 
 from services.learner.job.limits import FailedStarts, Lost, too_much_lost, why_none_can_work
-from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_status, an_episodes_group
+from tests.builders import (
+    a_failed_group,
+    a_graded_group,
+    a_group,
+    a_recipe,
+    a_request,
+    a_status,
+    an_episodes_group,
+)
 
 LOST, RIGHT = Ungradable(reason="timeout"), Graded(value=1.0)
 STRICT = a_recipe(training={"max_failed": 0.0}, reward={"max_ungradable": 0.0})
-
-
-def a_failure(
-    number: int, reason: str = "deaths: 3 workers died", purpose: Purpose = Purpose.TRAIN
-) -> GradedGroup:
-    return GradedGroup(purpose=purpose, number=number, failure=reason)
 
 
 def a_whole(number: int, *outcomes: Graded | Ungradable, purpose: Purpose = Purpose.TRAIN):
@@ -30,7 +32,7 @@ def a_whole(number: int, *outcomes: Graded | Ungradable, purpose: Purpose = Purp
 def test_more_failed_groups_than_allowed_are_too_many(
     purpose: Purpose, failing: int, most: float, pauses: int
 ) -> None:
-    groups = [a_failure(number, purpose=purpose) for number in range(failing)]
+    groups = [a_failed_group(number, purpose=purpose) for number in range(failing)]
     groups += [a_whole(number, purpose=purpose) for number in range(failing, 10)]
     lost = too_much_lost(groups, a_recipe(training={"max_failed": most}), accepted=0)
     assert [(part.kind, part.share, part.most) for part in lost] == [
@@ -39,17 +41,20 @@ def test_more_failed_groups_than_allowed_are_too_many(
 
 
 def test_failures_are_counted_by_reason_and_the_last_one_is_told_in_full() -> None:
-    reasons = ("deaths: 3", "failures: RuntimeError: a: b", "failures: CUDA")
-    groups = [a_failure(number, reason) for number, reason in enumerate(reasons)]
+    reasons = (("deaths", "3"), ("failures", "RuntimeError: a: b"), ("failures", "CUDA"))
+    groups = [a_failed_group(number, *reason) for number, reason in enumerate(reasons)]
     counts = {"deaths": 1, "failures": 2}
     assert too_much_lost(groups, STRICT, 0) == [Lost("failed", 1.0, 0.0, counts, "failures: CUDA")]
-    (lost,) = too_much_lost([a_failure(0, "x" * 10**6)], STRICT, 0)
+    (lost,) = too_much_lost([a_failed_group(0, message="x" * 10**6)], STRICT, 0)
     assert len(lost.example) < 1000
     assert too_much_lost([], STRICT, 0) == []
 
 
 def test_what_was_accepted_is_not_lost_but_still_counts_as_asked() -> None:
-    for groups in ([a_failure(n) for n in range(4)], [a_whole(n, LOST, LOST) for n in range(4)]):
+    for groups in (
+        [a_failed_group(n) for n in range(4)],
+        [a_whole(n, LOST, LOST) for n in range(4)],
+    ):
         for accepted, shares in ((0, [1]), (1, [0.75]), (3, [0.25]), (4, [])):
             assert [part.share for part in too_much_lost(groups, STRICT, accepted)] == shares
 
@@ -62,7 +67,7 @@ def test_an_evaluation_pauses_for_groups_that_failed_but_not_for_scores() -> Non
 
 def test_the_share_of_ungradable_scores_counts_only_what_was_asked_for() -> None:
     grades = [Grade(outcome=RIGHT, process=LOST), Grade(outcome=RIGHT)]
-    groups = [a_graded_group(a_group(), grades=grades), a_failure(1)]
+    groups = [a_graded_group(a_group(), grades=grades), a_failed_group(1)]
     assert too_much_lost(groups, STRICT, 0)[1] == Lost("ungradable", 1 / 3, 0.0, {"timeout": 1})
 
 
@@ -80,11 +85,11 @@ def test_a_pause_for_broken_episodes_tells_the_last_words_of_the_environment() -
 
 
 def test_what_no_worker_can_work_on_is_told_only_where_it_is_all() -> None:
-    impossible = [a_failure(number, "unworkable: too long") for number in (0, 1)]
+    impossible = [a_failed_group(number, "unworkable", "too long") for number in (0, 1)]
     assert str(why_none_can_work(impossible, accepted=0)).startswith("too long;")
     assert why_none_can_work(impossible, accepted=1) is None
     assert why_none_can_work([*impossible, a_whole(2)], accepted=0) is None
-    assert why_none_can_work([*impossible, a_failure(2)], accepted=0) is None
+    assert why_none_can_work([*impossible, a_failed_group(2)], accepted=0) is None
 
 
 # ---------------------------------------- engines that do not start

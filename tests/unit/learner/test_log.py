@@ -19,12 +19,7 @@ from protocol.streams import GRADED
 from services.learner.attempt import Attempt
 from services.learner.supply.intake import Intake
 from services.learner.supply.log import GroupLog, read_log, retain
-from services.learner.training.scoring import failure_kind
-from tests.builders import a_recipe
-
-
-def failed(number: int, failure: str = "deaths: 3 workers died") -> GradedGroup:
-    return GradedGroup(purpose=Purpose.TRAIN, number=number, failure=failure)
+from tests.builders import a_failed_group, a_recipe
 
 
 def numbers(folder: Path, first_segment: str = "") -> list[int]:
@@ -32,7 +27,7 @@ def numbers(folder: Path, first_segment: str = "") -> list[int]:
 
 
 def append(log: GroupLog, *groups: int) -> str:
-    return log.append([encode(failed(number)) for number in groups])
+    return log.append([encode(a_failed_group(number)) for number in groups])
 
 
 @contextmanager
@@ -94,7 +89,7 @@ def test_damage_anywhere_is_no_silent_loss(tmp_path: Path) -> None:
 def test_an_append_after_one_that_failed_half_way_is_not_lost(tmp_path: Path) -> None:
     log = GroupLog(tmp_path, attempt=1)
     append(log, 0)
-    large = [encode(failed(number, "x" * 20_000)) for number in (1, 2, 3)]
+    large = [encode(a_failed_group(number, message="x" * 20_000)) for number in (1, 2, 3)]
     with no_file_beyond(50_000), pytest.raises(OSError, match="File too large"):
         log.append(large)
     assert len(list(tmp_path.iterdir())) == 1
@@ -123,13 +118,13 @@ async def test_a_group_is_on_disk_before_it_leaves_the_exchange(tmp_path: Path) 
             taken.append((delivery.key, numbers(tmp_path / "log")))
 
     intake = Intake(Attempt(cast(Any, Exchange()), "job", 1, a_recipe(), tmp_path))
-    group = encode(failed(4))
+    group = encode(a_failed_group(4))
     for fields in (group, group, {b"header": b"{"}):  # the second time it is there already
         await intake.take_in(
             [Delivery(GRADED, "job", "1-0", f"train:{4 + len(taken) // 2}", fields)]
         )
     assert taken == [("train:4", [4]), ("train:4", [4]), ("train:5", [4, 5])]
-    assert failure_kind(intake.waiting[Purpose.TRAIN, 5].failure or "") == "unreadable"
+    assert str(intake.waiting[Purpose.TRAIN, 5].failure).startswith("unreadable: ")
     assert intake.have(Purpose.TRAIN, range(8)) == {4, 5}
     assert Intake(intake.attempt).replay("", {Purpose.TRAIN: 5}) == 1
 
@@ -148,7 +143,7 @@ async def test_a_group_that_is_logged_but_not_yet_kept_stays_needed(
         return segment
 
     monkeypatch.setattr(intake.log, "append", then_saved)
-    await intake._log([(failed(1), encode(failed(1)))])
+    await intake._log([(a_failed_group(1), encode(a_failed_group(1)))])
     assert needed[0] <= needed[1]
 
 

@@ -15,7 +15,14 @@ from protocol.recipe import Purpose, Recipe, parse_recipe
 from services.learner import replay
 from services.learner.durable.sample_rows import Row, rows_of
 from services.learner.training.scoring import ScoredGroup, Scoring
-from tests.builders import a_graded_group, a_group, a_request, a_task, an_episodes_group
+from tests.builders import (
+    a_failed_group,
+    a_graded_group,
+    a_group,
+    a_request,
+    a_task,
+    an_episodes_group,
+)
 from tests.sample_stores import write_samples
 
 # The answer is 12. By these steps the process scores differ among the correct ones.
@@ -92,7 +99,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_by_its_own_recipe_nothing_changes(
     write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failed = GradedGroup(purpose=Purpose.TRAIN, number=7, failure="it died")
+    failed = a_failed_group(7)
     assert graded.group is not None
     request = graded.group.request.model_copy(update={"purpose": Purpose.EVAL})
     group = graded.group.model_copy(update={"request": request})

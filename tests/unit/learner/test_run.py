@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from protocol.messages import Requested
-from protocol.operations import SILENT
+from protocol.messages import ErrorKind, JobError, Requested
 
 from services.learner.job.control import PauseRequested
 from services.learner.job.run import Run
@@ -16,9 +15,12 @@ from services.learner.job.run import Run
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize(("why", "asked_for"), [(f"{SILENT} for 60 s", [Requested.RUN]), ("", [])])
+SILENT = JobError(message="silent for 60 s", kind=ErrorKind.SILENT_CLIENT)
+
+
+@pytest.mark.parametrize(("error", "asked_for"), [(SILENT, [Requested.RUN]), (None, [])])
 async def test_a_pause_that_a_disk_prevents_ends_unless_a_person_asked_for_it(
-    why: str, asked_for: list[Requested]
+    error: JobError | None, asked_for: list[Requested]
 ) -> None:
     asked = list[Requested]()
 
@@ -33,5 +35,5 @@ async def test_a_pause_that_a_disk_prevents_ends_unless_a_person_asked_for_it(
     nothing: Any = SimpleNamespace(id="job")
     run = Run(service, *[nothing] * 5)
     with pytest.raises(OSError, match="read-only"):
-        await run.save_to_pause(learning, PauseRequested(why))
+        await run.save_to_pause(learning, PauseRequested(error))
     assert asked == asked_for

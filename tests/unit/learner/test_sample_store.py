@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from protocol.frames import encode
-from protocol.messages import Grade, GradedGroup, Ungradable
+from protocol.messages import Grade, Ungradable
 from protocol.recipe import Purpose
 from protocol.samples import USED
 
@@ -25,7 +25,14 @@ from services.learner.durable.sample_rows import graded_of, read_groups, rows_of
 from services.learner.durable.sample_store import SampleStore, remove_old
 from services.learner.training.scoring import ScoredGroup
 from tests.architecture.project import ROOT
-from tests.builders import a_graded_group, a_group, a_recipe, a_request, an_episodes_group
+from tests.builders import (
+    a_failed_group,
+    a_graded_group,
+    a_group,
+    a_recipe,
+    a_request,
+    an_episodes_group,
+)
 from tests.kept_samples import all_samples
 from tests.sample_stores import SCORING, a_sample, write_samples
 
@@ -43,7 +50,7 @@ def a_store(folder: Path, attempt: int = 1, most: int = 10**9) -> SampleStore:
 
 
 def failed(number: int) -> ScoredGroup:
-    group = GradedGroup(purpose=Purpose.TRAIN, number=number, failure="deaths: two")
+    group = a_failed_group(number, message="two")
     return ScoredGroup(group, SCORING)
 
 

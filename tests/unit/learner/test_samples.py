@@ -25,7 +25,15 @@ from services.learner.training import samples
 from services.learner.training.batching import collate, totals_of
 from services.learner.training.samples import GroupFacts, Sample
 from services.learner.training.scoring import ScoredGroup, Scoring
-from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_span, an_episodes_group
+from tests.builders import (
+    a_failed_group,
+    a_graded_group,
+    a_group,
+    a_recipe,
+    a_request,
+    a_span,
+    an_episodes_group,
+)
 
 RIGHT, WRONG = Graded(value=1), Graded(value=0, reason="wrong")
 RIGHT_AND_WRONG = [Grade(outcome=RIGHT), Grade(outcome=WRONG)]
@@ -402,7 +410,7 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
         graded([a_grade(None), a_grade(1.0), a_grade(0.0)], lengths=[2, 1, 2]),
         graded([a_grade(1.0)] * 2, lengths=[1, 1], number=1),
         graded([a_grade(1.0), a_grade(0.0)], lengths=[2, 1], truncated=(0,), number=2),
-        GradedGroup(purpose=Purpose.TRAIN, number=3, failure="deaths: two workers"),
+        a_failed_group(3),
         graded([a_grade(1.0), a_grade(0.0)], lengths=[1, 1], number=4),
     ]
     scored = [ScoredGroup(group, filtering) for group in groups]

@@ -23,7 +23,7 @@ from services.learner.supply.selection import (
     oldest_version,
 )
 from services.learner.training.scoring import ScoredGroup, Scoring
-from tests.builders import a_graded_group, a_group, a_recipe, a_request, a_task
+from tests.builders import a_failed_group, a_graded_group, a_group, a_recipe, a_request, a_task
 
 
 def a_selection(*, step: int = 0, first: int = 0, **training: Any) -> Selection:
@@ -38,7 +38,7 @@ def a_graded(number: int, *, signal: bool = True, version: int = 0) -> GradedGro
 
 
 def failed(number: int) -> GradedGroup:
-    return GradedGroup(purpose=Purpose.TRAIN, number=number, failure="deaths: 3 workers died")
+    return a_failed_group(number)
 
 
 def look_until_complete(selection: Selection, group_of: Callable[[int], GradedGroup]) -> Selection:

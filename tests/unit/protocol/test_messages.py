@@ -9,7 +9,7 @@ import pytest
 from protocol.messages import GradedGroup, RolloutGroup
 from pydantic import ValidationError
 
-from tests.builders import a_graded_group, a_group, a_request, a_span
+from tests.builders import a_failed_group, a_graded_group, a_group, a_request, a_span
 
 
 def test_a_message_cannot_be_changed() -> None:
@@ -63,6 +63,6 @@ def test_a_graded_group_is_either_graded_or_failed() -> None:
     with pytest.raises(ValidationError, match="failure"):
         GradedGroup.model_validate({"purpose": "train", "number": 0})
     with pytest.raises(ValidationError, match="failure"):
-        a_graded_group(failure="and yet")
+        a_graded_group(failure=a_failed_group().failure)
     with pytest.raises(ValidationError, match="1 grades"):
         a_graded_group(a_group(lengths=[1, 1]), outcomes=[1.0])

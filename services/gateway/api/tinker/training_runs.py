@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from protocol.messages import JobRecord, JobState, Requested
-from protocol.operations import SILENT, Operation, OperationLog
+from protocol.messages import ErrorKind, JobRecord, JobState, Requested
+from protocol.operations import Operation, OperationLog
 from protocol.recipe import MOST_STEPS, Lora, Model, Recipe, RecipeError, parse_recipe
 
 from services.gateway.api.openai.job_object import job_status
@@ -250,8 +250,8 @@ def describe_end(record: JobRecord) -> str:
 
 async def resume(jobs: JobService, record: JobRecord) -> None:
     """Resume a job that is paused because its client was silent."""
-    is_silent = record.state is JobState.PAUSED and (record.error or "").startswith(SILENT)
-    if is_silent and record.requested is Requested.PAUSE:
+    is_paused = record.state is JobState.PAUSED and record.requested is Requested.PAUSE
+    if is_paused and record.error and record.error.kind is ErrorKind.SILENT_CLIENT:
         await await_exchange(jobs.exchange.request_state(record.id, Requested.RUN))
 
 

@@ -20,10 +20,10 @@ from prometheus_client.metrics_core import Metric
 from protocol.messages import (
     EvaluationMetrics,
     EvaluationResult,
+    FailureKind,
     JobEvent,
     JobRecord,
     JobState,
-    Loss,
     Notice,
     OtherEvaluation,
     PretrainMetrics,
@@ -40,7 +40,7 @@ _KEPT_STEPS = 51  # of which the median is taken
 # or an alert would never have them for long enough.
 _OF_SOME_STEPS = ("parity_max", "parity_mean", "probe_gap")
 _MOST = 2.0**63  # a number that somebody has made up is no metric
-_NONE_DROPPED = dict.fromkeys(("no_signal", "surplus", *Loss), 0)
+_NONE_DROPPED = dict.fromkeys(("no_signal", "surplus", *FailureKind), 0)
 _IN_RESULT = {
     Purpose.TRAIN: "groups",
     Purpose.EVAL: "evaluation_groups",

@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 from protocol import weights
-from protocol.messages import Doing, StepMetrics, Task
+from protocol.messages import Doing, ErrorKind, StepMetrics, Task
 from protocol.operations import (
     PROBES,
-    SILENT,
     DamagedFile,
     Operation,
     OperationLog,
@@ -108,8 +107,8 @@ class Session:
             if (now := self.log.touched) != touched:
                 touched, since = now, time.monotonic()
             elif time.monotonic() > since + silent_s:
-                words = f"{SILENT} for {silent_s:g} s; its next call resumes the job"
-                await self.learning.control.pause(words)
+                message = f"its client has been silent for {silent_s:g} s; its next call resumes it"
+                await self.learning.control.pause(message, ErrorKind.SILENT_CLIENT)
                 since = math.inf
         return operation
 

@@ -90,7 +90,9 @@ class Training:
                 )
             await learning.parity.check_sampled(measured, version, self._temperature)
             self._compared = version
-            if learning.control.why:  # nor is anything trained that lies in the log
+            if (
+                learning.control.pause_error is not None
+            ):  # nor is anything trained that lies in the log
                 await learning.intake.discard(Purpose.TRAIN)
             learning.control.obey()
         has_gone = version < progress.step - learning.recipe.training.max_staleness
