@@ -68,7 +68,7 @@ async def results(exchange: Exchange, count: int) -> dict[int, str]:
             for delivery in await exchange.claim([GRADED], "job", count=16, wait_s=0.1):
                 group = delivery.message()
                 assert group.number not in found
-                found[group.number] = group.failure.message if group.failure else ""
+                found[group.number] = str(group.failure)
                 assert await exchange.take_in(delivery, 1)
     return found
 
@@ -88,7 +88,7 @@ async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
             await asyncio.sleep(5 * DEPLOYMENT.heartbeat_s)
             assert (await exchange.backlog(REQUESTS, "job")).waiting == 1
             client.hset(streams.job_key("job"), "requested", '"run"')
-            assert await results(exchange, 1) == {0: "done"}
+            assert await results(exchange, 1) == {0: "deaths: done"}
 
 
 async def until_claiming(exchange: Exchange, worker: str, beats: int = 1) -> int:
@@ -300,7 +300,7 @@ async def test_a_worker_that_cannot_let_an_entry_go_ends_and_another_gets_it(
         finally:
             permit("+@all")
     async with open_exchange("other") as other, working(other, answer):
-        assert await results(exchange, 1) == {0: "done"}
+        assert await results(exchange, 1) == {0: "deaths: done"}
 
 
 async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(

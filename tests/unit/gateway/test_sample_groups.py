@@ -230,7 +230,7 @@ def test_an_episode_is_shown_with_all_its_tokens_its_conversation_and_what_broke
 def test_a_group_that_failed_says_why_and_has_no_responses(shown: Shown) -> None:
     answer = shown(a_failed_sample(0, "it failed in \x1b[31mthree\x1b[0m replicas"))
     assert (answer["task"], answer["prompt"], answer["responses"]) == (None, None, [])
-    assert printed(answer) == "train:0, step 0: it failed in ␛[31mthree␛[0m replicas\n"
+    assert printed(answer) == "train:0, step 0: deaths: it failed in ␛[31mthree␛[0m replicas\n"
 
 
 def test_nothing_that_a_model_wrote_steers_the_terminal(shown: Shown) -> None:

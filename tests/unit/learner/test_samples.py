@@ -432,7 +432,7 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
     assert [row["in_loss"] for row in second + dropped] == [False, True, False, False]
     assert column(dropped, "fate") == ["no_signal"] * 2
     assert (column(dropped, "reward"), "logprobs" in dropped[0]) == ([1, 1], False)
-    assert failed[0].items() >= {"failure": "deaths: two workers", "fate": "deaths"}.items()
+    assert failed[0].items() >= {"failure": "deaths: 3 workers died", "fate": "deaths"}.items()
     assert "index" not in failed[0]
 
 
