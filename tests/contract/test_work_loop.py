@@ -249,7 +249,7 @@ async def test_a_server_that_hangs_is_nobodys_death(own_server: Server) -> None:
                 own_server.resume()
                 await asyncio.sleep(4 * DEPLOYMENT.heartbeat_s)
             is_over.set()
-            assert set((await results(learner, 6)).values()) == {"done"}
+            assert set((await results(learner, 6)).values()) == {"deaths: done"}
     assert sorted(calls) == list(range(6))
 
 
@@ -327,7 +327,7 @@ async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
             await asyncio.sleep(0.01)
         async with working(other, refuse):
             found = await results(exchange, 40)
-    assert set(found.values()) == {"done"}
+    assert set(found.values()) == {"deaths: done"}
 
 
 async def test_what_failed_where_its_stream_belongs_is_done_where_the_stream_is_left_to_others(
@@ -346,7 +346,7 @@ async def test_what_failed_where_its_stream_belongs_is_done_where_the_stream_is_
     ):
         await until_claiming(exchange, "other")
         async with working(one, stumble):
-            assert set((await results(exchange, 20)).values()) == {"done"}
+            assert set((await results(exchange, 20)).values()) == {"deaths: done"}
 
 
 async def test_a_worker_that_fails_by_itself_rests_and_says_why_until_a_group_succeeds(
@@ -369,7 +369,7 @@ async def test_a_worker_that_fails_by_itself_rests_and_says_why_until_a_group_su
         assert (status.ready, status.why) == (False, "no process can be forked")
         assert words_of(status) == "fails at every group: no process can be forked"
         is_mended.set()
-        assert set((await results(exchange, 3)).values()) == {"done"}
+        assert set((await results(exchange, 3)).values()) == {"deaths: done"}
         assert service.readiness.ready
 
 
@@ -385,7 +385,7 @@ async def test_a_worker_where_everything_fails_ends_says_so_and_costs_nothing(
             with pytest.raises(WorkerBroken):
                 await work_forever(Service("worker", DEPLOYMENT, own), stage_of(never, 8))
     async with open_exchange("replica.5") as own, working(own, answer):
-        assert set((await results(exchange, 8)).values()) == {"done"}
+        assert set((await results(exchange, 8)).values()) == {"deaths: done"}
     events = [event for _, event in await exchange.events("job")]
     assert [event.id for event in events] == [f"broken:replica.{life}" for life in range(4)]
 
@@ -399,8 +399,8 @@ ALL, EVEN = range(12), range(0, 16, 2)
         (Unworkable("too long"), ALL, 1, "unworkable: too long"),
         (UnsupportedEntry("too long"), ALL, 1, "unworkable: too long"),
         (ValueError("no"), [1], 3, "failures: ValueError: no"),
-        (ValueError("not yet"), EVEN, 1, "done"),  # more than fail in a row where all is broken
-        (WorkerFault("no process can be forked"), [0], 7, "done"),
+        (ValueError("not yet"), EVEN, 1, "deaths: done"),  # more than fail in a row where all is broken
+        (WorkerFault("no process can be forked"), [0], 7, "deaths: done"),
     ],
 )
 async def test_what_a_lone_worker_cannot_do_is_handed_on_with_its_reason_when_it_is_hopeless(
@@ -422,5 +422,5 @@ async def test_what_a_lone_worker_cannot_do_is_handed_on_with_its_reason_when_it
     await begin(exchange, requests=16)
     async with open_exchange("own") as own, working(own, stumble, capacity=1):
         found = await results(exchange, 16)
-    assert found == dict.fromkeys(range(16), "done") | dict.fromkeys(numbers, told)
+    assert found == dict.fromkeys(range(16), "deaths: done") | dict.fromkeys(numbers, told)
     assert tries == dict.fromkeys(numbers, times)
