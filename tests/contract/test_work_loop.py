@@ -399,7 +399,12 @@ ALL, EVEN = range(12), range(0, 16, 2)
         (Unworkable("too long"), ALL, 1, "unworkable: too long"),
         (UnsupportedEntry("too long"), ALL, 1, "unworkable: too long"),
         (ValueError("no"), [1], 3, "failures: ValueError: no"),
-        (ValueError("not yet"), EVEN, 1, "deaths: done"),  # more than fail in a row where all is broken
+        (
+            ValueError("not yet"),
+            EVEN,
+            1,
+            "deaths: done",
+        ),  # more than fail in a row where all is broken
         (WorkerFault("no process can be forked"), [0], 7, "deaths: done"),
     ],
 )
