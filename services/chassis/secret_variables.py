@@ -27,7 +27,9 @@ def is_secret(name: str, text: str) -> bool:
     """
     if name.lower().endswith("_proxy"):
         return False
-    return bool(_NAME.fullmatch(name) or _URL_WITH_PASSWORD.search(text))
+    if _NAME.fullmatch(name):
+        return True
+    return _URL_WITH_PASSWORD.search(text) is not None
 
 
 def hide_secrets(names: Collection[str] | None = None) -> None:

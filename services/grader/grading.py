@@ -50,12 +50,11 @@ async def grade(reward: Reward, group: RolloutGroup, tools: Tools) -> tuple[Grad
     """Return one grade per response, in order; raise `WorkerFault` if the pool is gone."""
     task = group.request.task
     prefix = OPENS_THINKING if group.begins_thinking else ""
-    grades = await _gather(
-        grade_response(
-            reward, task, prefix + response.text, replace(tools, episode=response.episode)
-        )
-        for response in group.responses
-    )
+    grading: list[Awaitable[Grade]] = []
+    for response in group.responses:
+        own_tools = replace(tools, episode=response.episode)
+        grading.append(grade_response(reward, task, prefix + response.text, own_tools))
+    grades = await _gather(grading)
     if not prefix:
         return grades
     return tuple(_shift_marks(grade, len(prefix)) for grade in grades)
@@ -72,7 +71,8 @@ def _shift_marks(grade: Grade, offset: int) -> Grade:
     scores: dict[str, Score] = {}
     for name, score in (("outcome", grade.outcome), ("process", grade.process)):
         if isinstance(score, Graded):
-            scores[name] = score.model_copy(update={"marks": tuple(map(shift, score.marks))})
+            marks = tuple(map(shift, score.marks))
+            scores[name] = score.model_copy(update={"marks": marks})
     return grade.model_copy(update=scores)
 
 
@@ -80,47 +80,57 @@ async def grade_response(reward: Reward, task: Task, text: str, tools: Tools) ->
     if tools.episode is not None and tools.episode.problem:
         return Grade(outcome=Ungradable(reason=tools.episode.problem))
     outcome, _ = await grade_outcome(reward, task, text, tools)
-    return Grade(outcome=outcome, process=await grade_process(reward, outcome, task, text, tools))
+    process = await grade_process(reward, outcome, task, text, tools)
+    return Grade(outcome=outcome, process=process)
 
 
 async def grade_outcome(
-    reward: Reward, task: Task, text: str, tools: Tools, *, at_once: bool = True
-) -> tuple[Score, tuple[Scored, ...]]:
-    parts = await _score_checks(reward.outcome, task, text, tools, at_once=at_once)
+    reward: Reward,
+    task: Task,
+    text: str,
+    tools: Tools,
+    *,
+    at_once: bool = True,
+) -> tuple[Score, Sequence[Scored]]:
+    """Return the score, and its parts. Checks run at the same time if ``at_once``."""
+    scoring = [_score_check(check, task, text, tools) for check in reward.outcome]
+    if at_once:
+        parts: Sequence[Scored] = await _gather(scoring)
+    else:
+        parts = [await part for part in scoring]
     return combine(parts, num_checks=len(reward.outcome), formula=reward.formula), parts
 
 
 async def grade_process(
-    reward: Reward, outcome: Score, task: Task, text: str, tools: Tools
+    reward: Reward,
+    outcome: Score,
+    task: Task,
+    text: str,
+    tools: Tools,
 ) -> Score | None:
     """Return None if the recipe asks for no process score of a response with this outcome."""
     checks = select_process_checks(reward, outcome)
     if not checks:
         return None
-    parts = await _score_checks(checks, task, text, tools)
+    parts = await _gather(_score_check(check, task, text, tools) for check in checks)
     return combine(parts, num_checks=len(reward.process))
 
 
 def select_process_checks(reward: Reward, outcome: Score) -> tuple[Check, ...]:
     if not isinstance(outcome, Graded):
         return ()
-    is_correct = is_right(outcome.value)
-    if reward.process_for == "correct" and not is_correct:
+    if is_right(outcome.value):
+        return reward.process
+    if reward.process_for == "correct":
         return ()
-    return tuple(check for check in reward.process if is_correct or check.sees == "all")
-
-
-async def _score_checks(
-    checks: Sequence[Check], task: Task, text: str, tools: Tools, *, at_once: bool = True
-) -> tuple[Scored, ...]:
-    scoring = (_score_check(check, task, text, tools) for check in checks)
-    return await _gather(scoring) if at_once else tuple([await scored for scored in scoring])
+    return tuple(check for check in reward.process if check.sees == "all")
 
 
 async def _score_check(check: Check, task: Task, text: str, tools: Tools) -> Scored:
     with SECONDS.labels(check.verifier).time():
         score = await _verify(check, task, text, tools)
-    GRADES.labels(check.verifier, _verdict(score), score.reason or "").inc()
+    verdict = _verdict(score)
+    GRADES.labels(check.verifier, verdict, score.reason or "").inc()
     return Scored(check, score)
 
 
@@ -152,7 +162,12 @@ async def _gather(awaitables: Iterable[Awaitable[T]]) -> tuple[T, ...]:
     return tuple(result for result in results if not isinstance(result, BaseException))
 
 
-def combine(parts: Sequence[Scored], *, num_checks: int, formula: str | None = None) -> Score:
+def combine(
+    parts: Sequence[Scored],
+    *,
+    num_checks: int,
+    formula: str | None = None,
+) -> Score:
     """Return the weighted mean of at least one score, or the formula's value, clipped to [0, 1].
 
     ``num_checks`` is the number of checks in the recipe; a single one's score is unchanged. An
@@ -170,15 +185,16 @@ def combine(parts: Sequence[Scored], *, num_checks: int, formula: str | None = N
         value = _combine_values(graded, formula)
     except FormulaError:
         return Ungradable(reason="formula_undefined")
-    return _limit_size(_merge(graded, min(1.0, max(0.0, value))))
+    value = min(1.0, max(0.0, value))
+    return _limit_size(_merge(graded, value))
 
 
 def _combine_values(parts: Sequence[tuple[Check, Graded]], formula: str | None) -> float:
     if formula is not None:
         numbers = {check.label: check.as_meant(score.value) for check, score in parts}
         return read_formula(formula).value(numbers)
-    total = sum(check.weight for check, _ in parts)
-    return sum(check.weight * score.value for check, score in parts) / total
+    total_weight = sum(check.weight for check, _ in parts)
+    return sum(check.weight * score.value for check, score in parts) / total_weight
 
 
 def _merge(parts: Sequence[tuple[Check, Graded]], value: float) -> Graded:
@@ -203,8 +219,9 @@ def _merge(parts: Sequence[tuple[Check, Graded]], value: float) -> Graded:
 
 
 def _limit_size(score: Score) -> Score:
-    if isinstance(score, Ungradable) or not (score.comments or len(score.marks) > MAX_MARKS):
+    if isinstance(score, Ungradable):
         return score
     max_chars = MAX_COMMENT_CHARS // max(1, len(score.comments))
+    marks = score.marks[:MAX_MARKS]
     comments = {name: comment[:max_chars] for name, comment in score.comments.items()}
-    return score.model_copy(update={"marks": score.marks[:MAX_MARKS], "comments": comments})
+    return score.model_copy(update={"marks": marks, "comments": comments})

@@ -67,7 +67,11 @@ def rubric_messages(rubric: Rubric, task: Task, solution: str) -> tuple[Turn, ..
     )
 
 
-def shorten(task: Task, reference_chars: int, problem_chars: int) -> tuple[Task, dict[str, int]]:
+def shorten(
+    task: Task,
+    reference_chars: int,
+    problem_chars: int,
+) -> tuple[Task, dict[str, int]]:
     """Cut the middle out of a long reference and problem; return how many characters that are."""
     reference, reference_left_out = _cut_middle(task.solution, reference_chars)
     problem, problem_left_out = _cut_middle(task.problem, problem_chars)
@@ -90,8 +94,10 @@ def _write_instructions(rubric: Rubric) -> str:
 
 
 def _write_criterion(criterion: Criterion) -> str:
-    levels = [f"- {level.name}: {_one_line(level.means)}" for level in criterion.levels]
-    return "\n".join([f"## {criterion.name}", _one_line(criterion.asks), "Levels:", *levels])
+    lines = [f"## {criterion.name}", _one_line(criterion.asks), "Levels:"]
+    for level in criterion.levels:
+        lines.append(f"- {level.name}: {_one_line(level.means)}")
+    return "\n".join(lines)
 
 
 def _mark(text: str) -> str:

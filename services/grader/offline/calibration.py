@@ -56,14 +56,21 @@ class Case:
 
 
 async def score_cases(
-    check: Check, label: Label, solutions: Sequence[Labelled], tools: Tools
+    check: Check,
+    label: Label,
+    solutions: Sequence[Labelled],
+    tools: Tools,
 ) -> list[Case]:
 
     async def score_case(solution: Labelled) -> Case:
         score = await VERIFIERS[check.verifier](solution.task, solution.response, check, tools)
-        value = score.value if isinstance(score, Graded) else None
-        person = float(getattr(solution, label))
-        return Case(solution.kind, solution.outcome, person, value, score.reason)
+        return Case(
+            kind=solution.kind,
+            is_right=solution.outcome,
+            label=float(getattr(solution, label)),
+            score=score.value if isinstance(score, Graded) else None,
+            reason=score.reason,
+        )
 
     return await asyncio.gather(*map(score_case, solutions))
 

@@ -69,31 +69,38 @@ async def verify(task: Task, text: str, check: MathAnswer, tools: Tools) -> Scor
     judged = await model_judge(task, text, _JUDGE, tools)
     if isinstance(judged, Ungradable):
         return judged
-    value, reason = (1.0, None) if is_right(judged.value) else (0.0, _WRONG.reason)
+    verdict = _RIGHT if is_right(judged.value) else _WRONG
+    fields = {"value": verdict.value, "reason": verdict.reason}
     [box] = score.marks
-    return _marked(judged.model_copy(update={"value": value, "reason": reason}), box.start, box.end)
+    return _mark(judged.model_copy(update=fields), box.start, box.end)
 
 
 async def decide_response(
-    text: str, gold_answer: str, tools: Tools, *, problem: str = ""
+    text: str,
+    gold_answer: str,
+    tools: Tools,
+    *,
+    problem: str = "",
 ) -> Decision:
     if len(text) > _MAX_TEXT_CHARS:
         return Decision(_fault("too_long"), "box")
-    is_short = len(text) <= _MAX_CHARS_INLINE
-    place = last_box(text) if is_short else await asyncio.to_thread(last_box, text)
+    if len(text) <= _MAX_CHARS_INLINE:
+        place = last_box(text)
+    else:
+        place = await asyncio.to_thread(last_box, text)
     boxed = text[slice(*place)] if place else ""
     if place is None or not boxed.strip():
         return Decision(_fault("no_answer"), "box")
     if len(boxed) > MAX_ANSWER_CHARS:
-        return Decision(_marked(_fault("too_long"), *place), "box")
-    decision = await decide(gold_answer, boxed, tools, problem=problem)
-    may_be_right = decision.score in (_RIGHT, _UNKNOWN)
+        return Decision(_mark(_fault("too_long"), *place), "box")
+    score, path = await decide(gold_answer, boxed, tools, problem=problem)
+    may_be_right = score in (_RIGHT, _UNKNOWN)
     if may_be_right and is_restated(gold_answer, boxed, problem[-MAX_PROBLEM_CHARS:]):
-        decision = decision._replace(score=_RESTATED)
-    return Decision(_marked(decision.score, *place), decision.path)
+        score = _RESTATED
+    return Decision(_mark(score, *place), path)
 
 
-def _marked(score: Score, start: int, end: int) -> Score:
+def _mark(score: Score, start: int, end: int) -> Score:
     if isinstance(score, Ungradable):
         return score
     verdict = "right" if score.value else "wrong"
@@ -105,7 +112,13 @@ async def compare(gold: str, answer: str, tools: Tools) -> Score:
     return (await decide(gold, answer, tools)).score
 
 
-async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> Decision:
+async def decide(
+    gold: str,
+    answer: str,
+    tools: Tools,
+    *,
+    problem: str = "",
+) -> Decision:
     r"""Compare two answers; the problem tells whether it asks for a percentage: 12% for a gold 12.
 
     It also has the names of quantities, as in ``\text{Area} = 12``, and of counted things.
@@ -114,10 +127,10 @@ async def decide(gold: str, answer: str, tools: Tools, *, problem: str = "") -> 
     if len(answer) <= MAX_RULE_CHARS and len(gold) <= MAX_ANSWER_CHARS:
         verdict = compare_by_rules(gold, answer, problem)
         if verdict.equal is not None:
-            return Decision(_RIGHT if verdict.equal else _WRONG, verdict.path)
-    score = await tools.comparisons.run_once(
-        (gold, answer, problem), lambda: _compare_by_algebra(gold, answer, problem, tools)
-    )
+            score = _RIGHT if verdict.equal else _WRONG
+            return Decision(score, verdict.path)
+    key = (gold, answer, problem)
+    score = await tools.comparisons.run_once(key, lambda: _compare_by_algebra(*key, tools))
     return Decision(score, "algebra")
 
 

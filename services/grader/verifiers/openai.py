@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
@@ -28,9 +29,9 @@ from services.grader.trial_record import record_failure
 
 _SIMILARITY = "services.grader.similarity:similarity"
 _OPERATIONS: Mapping[str, Callable[[str, str], bool]] = {
-    "eq": lambda text, reference: text == reference,
-    "ne": lambda text, reference: text != reference,
-    "like": lambda text, reference: reference in text,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "like": operator.contains,
     "ilike": lambda text, reference: reference.casefold() in text.casefold(),
 }
 _SUBSTRING_OPERATIONS = {"like", "ilike"}
@@ -42,7 +43,8 @@ async def string_check(task: Task, text: str, check: StringCheck, tools: Tools) 
         return texts
     if not texts.reference and check.operation in _SUBSTRING_OPERATIONS:  # every text contains it
         return score_bad_reference(check, "empty_reference", "too_short")
-    if _OPERATIONS[check.operation](texts.input, texts.reference):
+    holds = _OPERATIONS[check.operation]
+    if holds(texts.input, texts.reference):
         return Graded(value=1)
     return Graded(value=0, reason="wrong")
 
@@ -85,7 +87,8 @@ async def python(task: Task, text: str, check: PythonSource, tools: Tools) -> Sc
     value = result.get("value")
     if not isinstance(value, float) or not math.isfinite(value):
         return _fail("python_error", str(result.get("error", "grade returned no number")))
-    return Graded(value=min(1.0, max(0.0, value)))
+    value = min(1.0, max(0.0, value))
+    return Graded(value=value)
 
 
 async def _run(sandbox: Pool, source: str, task: Task, text: str) -> Value | Score:
