@@ -14,7 +14,13 @@ from pathlib import Path
 
 from tests.architecture.project import DOCUMENTS, FOLDERS, ROOT, name_of
 
-DONE: frozenset[str] = frozenset()  # rooms that are rewritten, such as "services/gateway"
+# The rooms that are rewritten.
+DONE = frozenset(
+    {
+        "services/chassis",
+        "services/grader",
+    }
+)
 MAX_TOKENS_PER_LINE = 9.0
 NO_NOUN = re.compile(
     r"_*(?:told|given|found|known|asked|made|kept|seen|said|sought|held|shown|left|taken|wanted"
