@@ -5,7 +5,7 @@ fields, length-prefixed and checksummed. There is no pickle anywhere.
 
 >>> fields = encode(JobRef(job_id="a"))
 >>> fields
-{b'header': b'{"type":"JobRef","version":1,"body":{"job_id":"a"},"arrays":{}}'}
+{b'header': b'{"type":"JobRef","version":2,"body":{"job_id":"a"},"arrays":{}}'}
 >>> decode(JobRef, fields)
 JobRef(job_id='a')
 """
@@ -22,10 +22,10 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from protocol import STORED_VERSION
 from protocol.messages import JobRef, Message  # noqa: F401  (JobRef is used by the doctest)
 from protocol.recipe import explain
 
-SCHEMA_VERSION = 1
 HEADER = b"header"
 _RECORD = struct.Struct("<4sIII")  # magic, number of fields, body length, crc32 of the body
 _FIELD = struct.Struct("<II")  # length of the name, length of the value
@@ -54,7 +54,7 @@ def encode(message: Message) -> dict[bytes, bytes]:
     body = _take_arrays(message.model_dump(mode="python"), "", arrays)
     header = {
         "type": type(message).__name__,
-        "version": SCHEMA_VERSION,
+        "version": STORED_VERSION,
         "body": body,
         "arrays": {path: array.dtype.str for path, array in arrays.items()},
     }
@@ -66,9 +66,9 @@ def encode(message: Message) -> dict[bytes, bytes]:
 def decode(expected: type[M], fields: Fields) -> M:
     """Rebuild a message from its fields, or raise `FrameError`; its arrays are views of them."""
     header = _read_header(fields)
-    if header.type != expected.__name__ or header.version != SCHEMA_VERSION:
+    if header.type != expected.__name__ or header.version != STORED_VERSION:
         raise FrameError(
-            f"expected {expected.__name__} version {SCHEMA_VERSION}, "
+            f"expected {expected.__name__} version {STORED_VERSION}, "
             f"got {header.type} version {header.version}; run one release of all services"
         )
     for path, dtype in header.arrays.items():

@@ -723,7 +723,7 @@ class JobRecord(Message):
     id: str
     created_at: FiniteFloat
     recipe: Recipe
-    num_tasks: int | None = None  # to train on; older records do not tell
+    num_tasks: int | None = None  # to train on; None for a session
     request: Mapping[str, JsonValue] = Field(default_factory=dict)  # the REST body, as it came
     requested: Requested = Requested.RUN
     state: JobState = JobState.QUEUED

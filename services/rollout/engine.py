@@ -189,14 +189,15 @@ class Engine:
         return max(0, math.ceil((self.places - self.num_responses - on_their_way) / group_size))
 
     @property
-    def moved(self) -> int:
-        """Another number than before if a response has begun or got tokens, or a load has ended.
+    def progress(self) -> int:
+        """A number that changes when a response begins or gets tokens, or a load ends.
 
-        Always another one of an engine that sleeps, which is to stand still.
+        While the engine sleeps it is the clock, which always changes: sleep is no stall.
         """
-        self._num_begun += self.sleeps
-        told = [state.detokenizer for state in self._states if state.detokenizer]
-        return self._num_begun + sum(each.num_output_tokens() for each in told)
+        if self.sleeps:
+            return time.monotonic_ns()
+        detokenizers = [state.detokenizer for state in self._states if state.detokenizer]
+        return self._num_begun + sum(each.num_output_tokens() for each in detokenizers)
 
     @property
     def _states(self) -> Iterator[RequestState]:

@@ -50,7 +50,7 @@ async def sample_groups(service: Service) -> None:
 
 async def _sample_groups(service: Service, follower: PolicyFollower) -> None:
     worker, answering = GroupSampler(follower), Answering(follower)
-    service.activity.moved = lambda: follower.engine.moved if follower.engine else 0
+    service.activity.moved = lambda: follower.engine.progress if follower.engine else 0
     service.activity.at_once = lambda: answering.of_episodes
     stage = Consumer(
         inputs=(EVAL_REQUESTS, REQUESTS),

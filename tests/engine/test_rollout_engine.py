@@ -322,19 +322,19 @@ async def test_a_cancelled_group_leaves_nothing_in_the_engine(engine: Engine) ->
 async def test_an_engine_that_samples_moves_and_one_that_is_frozen_does_not(engine: Engine) -> None:
     async def moves_from(before: int) -> int:
         async with asyncio.timeout(120):
-            while engine.moved == before:
+            while engine.progress == before:
                 await asyncio.sleep(0.01)
-        return engine.moved
+        return engine.progress
 
     group = asyncio.create_task(engine.generate(SHORT_PROMPT, Sampling(max_tokens=ENDLESS), 1, 1))
     await until_sampling(engine, 1)
     (core,) = multiprocessing.active_children()
     assert core.pid is not None
-    moved = await moves_from(await moves_from(engine.moved))
+    moved = await moves_from(await moves_from(engine.progress))
     os.kill(core.pid, signal.SIGSTOP)
     try:
         async with asyncio.timeout(120):
-            while moved != (moved := engine.moved):  # what it had sent
+            while moved != (moved := engine.progress):  # what it had sent
                 await asyncio.sleep(1)
         assert not group.done()
     finally:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from protocol import __version__, streams
+from protocol import STORED_VERSION, __version__, streams
 from protocol.exchange.connection import Connection, block_ms, flat
 from protocol.exchange.queue import Delivery
 from protocol.frames import encode
@@ -117,7 +117,7 @@ ALL_JOBS = Sought()
 class Jobs(Connection):
     async def submit(self, record: JobRecord) -> bool:
         """Queue a job; False if one with its id exists."""
-        fields = _fields(record.model_dump(mode="json"))
+        fields = _fields({"version": STORED_VERSION, **record.model_dump(mode="json")})
         keys = [streams.job_key(record.id), streams.JOBS.key(), JOB_INDEX]
         args = [record.id, record.created_at, len(fields), *fields]
         entry = flat(encode(JobRef(job_id=record.id)))
@@ -362,6 +362,10 @@ def _readable_or_not(job_id: str, flat: Sequence[bytes]) -> AnyRecord:
             values[told] = from_json(value)  # which refuses what could not be written again
         except ValueError as error:
             return UnreadableRecord(job_id, f"{told}: {error}", stored)
+    version = values.pop("version", 1)
+    if version != STORED_VERSION:
+        problem = f"its version is {version}, and this release reads version {STORED_VERSION}"
+        return UnreadableRecord(job_id, problem, stored)
     try:
         return JobRecord.model_validate(values)
     except ValidationError as error:

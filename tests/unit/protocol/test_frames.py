@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol.frames import SCHEMA_VERSION, FrameError, decode, encode, pack, unpack_all
+from protocol import STORED_VERSION
+from protocol.frames import FrameError, decode, encode, pack, unpack_all
 from protocol.messages import GradedGroup, JobRef, RolloutGroup
 
 from tests.builders import a_graded_group, a_group, a_request, a_task, an_event
@@ -64,7 +65,7 @@ def test_whose_tokens_are_costs_nothing_where_all_are_the_policys() -> None:
 def test_the_header_is_readable_json_and_the_arrays_are_little_endian() -> None:
     fields = encode(a_group(token_ids=[1, 2, 3, 258]))
     header = json.loads(fields[b"header"])
-    assert (header["type"], header["version"]) == ("RolloutGroup", SCHEMA_VERSION)
+    assert (header["type"], header["version"]) == ("RolloutGroup", STORED_VERSION)
     assert header["body"]["request"]["task"]["answer"] == "2"
     assert fields[b"token_ids"][-4:] == b"\x02\x01\x00\x00"
 
