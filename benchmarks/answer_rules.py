@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from answers import MAX_RULE_CHARS, Verdict, compare, last_boxed
-from answers.compare import RULES, Comparison, Rule
+from answers.comparison import Comparison, Rule
+from answers.rules import RULES
 from answers.values import Value
 
 ROOT = Path(__file__).parents[1]

@@ -59,7 +59,7 @@ BREACHES = {
     ),
     "the command is a client": ("weir/views.py", "services.gateway"),
     "all but the engines is slim": ("services/grader/worker.py", "torch"),
-    "answers are a library": ("packages/answers/src/answers/compare.py", "services.grader.tools"),
+    "answers are a library": ("packages/answers/src/answers/equality.py", "services.grader.tools"),
     "data is prepared with the grader's reader, comparer and pool": (
         "services/data/check.py",
         "services.grader.judge",

@@ -8,10 +8,9 @@ from answers.algebra.equivalence import (
     RIGHT,
     TOO_HARD,
     WRONG,
-    agreement,
     compare,
-    factor_between,
 )
+from answers.algebra.sampling import agreement, factor_between
 from sympy import Abs, Expr, binomial, factorial, floor, log, pi, sin, sqrt, symbols
 
 a, b, c, k, n, x, y, z = symbols("a b c k n x y z")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from answers import compare
 from answers.boxes import last_boxed
-from answers.compare import compare
 from answers.restating import is_restated
 from answers.units import read_unit
 from hypothesis import example, given

@@ -5,7 +5,8 @@ hostile answer: give such answers a process with limits, as Weir's grader does.
 """
 
 from answers.boxes import last_box, last_boxed
-from answers.compare import Verdict, compare
+from answers.comparison import Verdict
+from answers.equality import compare
 from answers.problem import MAX_CHARS as MAX_PROBLEM_CHARS
 from answers.reading import read_answer
 from answers.restating import is_restated

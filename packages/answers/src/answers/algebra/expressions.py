@@ -1,124 +1,131 @@
-r"""LaTeX as an expression of SymPy, by the strict grammar or else by math-verify. In the pool only.
+r"""LaTeX as an expression of SymPy, by the strict grammar or else by math-verify.
 
-A parser that guesses drops what it does not know, adds what stands side by side, and takes R for r,
-and then any answer can be made to look like the gold one. What the grammar has read has been read
-to its last token; math-verify is only given what it is known to read in full, such as sums,
-integrals and limits, and every letter must have arrived.
+A parser that guesses drops unknown commands, adds adjacent terms, and takes R for r; then any
+answer can be made to look like the gold answer. The grammar reads a text to its last token.
+math-verify gets only what it is known to read in full, such as sums, integrals and limits, and
+every letter must have arrived.
 """
 
 from __future__ import annotations
 
 import logging
+import operator
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import sympy
 from math_verify import parse
 from sympy import Basic, Expr, Piecewise, Product, Rational, Sum, Symbol
 from sympy.core.function import AppliedUndef
 
-from answers.nodes import Node, Unreadable
-from answers.tokens import GREEK, lexicon
+from answers.nodes import Node, Unreadable, fold
+from answers.tokens import GREEK, lexicon, vocabulary
 
 _MAX_BITS = 1_000_000  # of an exact number
-_AMBIGUOUS = frozenset({"slash", "percent", "infinity", "plusminus"})
+_MAX_TERMS = 10_000  # of a sum or a product
+_AMBIGUOUS = lexicon("slash percent infinity plusminus")
 _NO_MARKS = str.maketrans("", "", "\\{}")
 _CONSTANTS = {"e": sympy.E, "i": sympy.I}
 _COMMANDS = lexicon(
-    "frac sqrt pi cdot times div sin cos tan cot sec csc arcsin arccos arctan "
-    "log ln exp binom dbinom tbinom lfloor rfloor lceil rceil infty sum prod int lim "
-    "to gcd lcm max min"
+    """
+    frac sqrt pi cdot times div sin cos tan cot sec csc arcsin arccos arctan log ln exp binom dbinom
+    tbinom lfloor rfloor lceil rceil infty sum prod int lim to gcd lcm max min
+    """
 )
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _REFUSED = re.compile(
-    r"\\text|[':%&?@#\"$]|[^\x20-\x7e]"  # what math-verify drops, or takes for something else
-    r"|[0-9)] [0-9]"  # it adds two numbers side by side
-    r"|(?<![\\a-zA-Z])[a-zA-Z]{4}"  # it multiplies the letters of a word
+    r"""
+    \\text | [':%&?@\#"$] | [^\x20-\x7e]  # math-verify drops these, or misreads them
+    | [0-9)]\ [0-9]                       # it adds two adjacent numbers
+    | (?<![\\a-zA-Z])[a-zA-Z]{4}          # it multiplies the letters of a word
+    """,
+    re.VERBOSE,
 )
-# Of these math-verify forgets what stands before them, takes them for something else, or adds what
-# stands side by side.
-_IS_LOST = re.compile(
-    r"(?<!\\lim_\{[a-z] )(?<!\\lim_\{[a-z])\\to(?![a-zA-Z])|!!"
-    r"|\\(?:times|cdot|div)\s*[{}]|\\(?:gcd|lcm|max|min)(?! ?\()|\\lim(?! ?_)"
-    r"|\\(?:sum|prod)(?! ?_ ?\{ ?[a-z] ?=)"
-    r"|[_^] ?\\(?!(?:frac|sqrt|pi|infty)(?![a-zA-Z]))|\\int(?!.*d ?[a-z])"
-    r"|[0-9})] ?\\binom|\\binom[^+-]*\\binom|\}\s*\(|\) ?\(|[0-9] ?\(|\) ?[0-9]"
+# math-verify forgets what stands before these, misreads them, or adds adjacent terms.
+_LOST = re.compile(
+    r"""
+    (?<!\\lim_\{[a-z]\ )(?<!\\lim_\{[a-z]) \\to(?![a-zA-Z]) | !!
+    | \\(?:times|cdot|div)\s*[{}] | \\(?:gcd|lcm|max|min)(?!\ ?\() | \\lim(?!\ ?_)
+    | \\(?:sum|prod)(?!\ ?_\ ?\{\ ?[a-z]\ ?=)
+    | [_^]\ ?\\(?!(?:frac|sqrt|pi|infty)(?![a-zA-Z])) | \\int(?!.*d\ ?[a-z])
+    | [0-9})]\ ?\\binom | \\binom[^+-]*\\binom | \}\s*\( | \)\ ?\( | [0-9]\ ?\( | \)\ ?[0-9]
+    """,
+    re.VERBOSE,
 )
 _LIMIT = re.compile(r"\\lim ?_ ?\{[a-z] ?\\to [^{}]*\}")
-_MAX_TERMS = 10_000
-_IS_KNOWN = re.compile(
-    r"\\(?:sum|prod|int|lim|gcd|lcm|max|min|infty)(?![a-zA-Z])|\^ ?\{ ?-|\|[^|]+\|"
-    r"|(?<![a-zA-Z\\])[fghFGP] ?\("
+# Only these need math-verify.
+_KNOWN = re.compile(
+    r"""
+    \\(?:sum|prod|int|lim|gcd|lcm|max|min|infty)(?![a-zA-Z]) | \^\ ?\{\ ?- | \|[^|]+\|
+    | (?<![a-zA-Z\\])[fghFGP]\ ?\(
+    """,
+    re.VERBOSE,
 )
-_DANGLES = re.compile(r"(?:[-+*/^_(\[{<>=]|\\[a-zA-Z]+) ?\Z(?<!\\infty)(?<!\\pi)")
-_ARRIVES_AS: dict[str, tuple[type[Basic] | Basic, ...]] = {
+_DANGLING = re.compile(r"(?:[-+*/^_(\[{<>=]|\\[a-zA-Z]+) ?\Z(?<!\\infty)(?<!\\pi)")
+_BARE_LETTERS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
+_INDEX = re.compile(r"_ ?([0-9a-z])(?![0-9a-z])")
+_DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")  # a float would have sixteen digits
+_TRIGONOMETRIC = vocabulary("sin cos tan cot sec csc")
+_HYPERBOLIC = vocabulary("sinh cosh tanh coth sech csch")
+_WITH_HYPERBOLIC_INVERSE = vocabulary("sinh cosh tanh")
+# What each command must have become.
+_BECOMES: dict[str, tuple[type[Basic] | Basic, ...]] = {
     "int": (sympy.Integral,),
     "lim": (sympy.Limit,),
     "prod": (Product,),
     "sum": (Sum,),
     "infty": (sympy.oo,),
-    **dict.fromkeys(("ln", "log"), (sympy.log,)),
+    "ln": (sympy.log,),
+    "log": (sympy.log,),
 }
-for _name in ("sin", "cos", "tan", "cot", "sec", "csc"):
+for _name in _TRIGONOMETRIC:
     _inverse = getattr(sympy, f"a{_name}")
-    _ARRIVES_AS[_name] = getattr(sympy, _name), _inverse  # as of \tan^{-1} 2
-    _ARRIVES_AS[f"arc{_name}"] = (_inverse,)
-_BARE_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
-_INDEX = re.compile(r"_ ?([0-9a-z])(?![0-9a-z])")
-_DECIMAL = re.compile(r"([0-9]*)\.([0-9]+)")  # a float would have sixteen digits
+    _BECOMES[_name] = (getattr(sympy, _name), _inverse)  # \tan^{-1} is an inverse
+    _BECOMES[f"arc{_name}"] = (_inverse,)
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 class TooLarge(Unreadable):
-    """A number that nobody could write down, such as ``9^{9^9}``."""
+    """A number is too large to be written down, such as ``9^{9^9}``."""
 
 
-def expression(tree: Node) -> Expr:
-    """What a tree says; `Unreadable` if it has two readings, `TooLarge` if a number is."""
+def to_sympy(tree: Node) -> Expr:
+    """Return the expression of a tree.
+
+    Raises:
+        Unreadable: if it has two readings.
+        TooLarge: if a number is too large.
+    """
     if any(node.kind in _AMBIGUOUS for node in tree.walk()):
         raise Unreadable("an expression with two readings")
-    return _built(tree)
+    return fold(tree, _build_node)
 
 
-def _built(tree: Node) -> Expr:
-    """Without recursion: a sum is as deep as it is long."""
-    built: dict[int, Expr] = {}
-    for node in reversed(list(tree.walk())):  # parts come before what they are part of
-        built[id(node)] = _joined(node, [built[id(part)] for part in node.parts])
-    return built[id(tree)]
-
-
-def _joined(node: Node, parts: list[Expr]) -> Expr:
+def _build_node(node: Node, parts: list[Expr]) -> Expr:
     if node.kind == "number":
         return Rational(node.number.numerator, node.number.denominator)
     if node.kind == "letter":
-        return _letter(node.letter)
+        # An index may have braces, as in x_{1}.
+        return _CONSTANTS.get(node.letter) or Symbol(node.letter.translate(_NO_MARKS))
     if node.kind == "function":
         return _FUNCTIONS[node.letter](*parts)
     return _OPERATIONS[node.kind](*parts)
-
-
-def _letter(name: str) -> Expr:
-    """Its index with or without braces, as in ``x_{1}`` and ``x_1``."""
-    return _CONSTANTS.get(name) or Symbol(name.translate(_NO_MARKS))
 
 
 def _log(inside: Expr, base: Expr | None = None) -> Expr:
     return sympy.log(inside, 10 if base is None else base)
 
 
-_FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
-    **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp")},
-    **{name: getattr(sympy, name) for name in ("sinh", "cosh", "tanh", "coth", "sech", "csch")},
-    **{
-        f"arc{name}": getattr(sympy, f"a{name}")
-        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")
-    },
-    **{name: getattr(sympy, name) for name in ("re", "im", "conjugate")},
-    "ln": sympy.log,
-    "lg": _log,
-    "log": _log,
+_FUNCTIONS: dict[str, Callable[..., Expr]] = {
+    name: getattr(sympy, name)
+    for name in (*_TRIGONOMETRIC, *_HYPERBOLIC, *vocabulary("exp re im conjugate"))
 }
+for _name in (*_TRIGONOMETRIC, *_WITH_HYPERBOLIC_INVERSE):
+    _FUNCTIONS[f"arc{_name}"] = getattr(sympy, f"a{_name}")
+_FUNCTIONS["ln"] = sympy.log
+_FUNCTIONS["lg"] = _log
+_FUNCTIONS["log"] = _log
 
 
 def _root(inside: Expr, index: Expr) -> Expr:
@@ -126,60 +133,62 @@ def _root(inside: Expr, index: Expr) -> Expr:
     return sympy.real_root(inside, index) if is_real else inside ** (1 / index)
 
 
-def _limit(bits: Expr) -> None:
+def _check_bits(factor: Expr, number: Expr) -> None:
+    """Raise an error if a number of this many times the bits of another is too large."""
+    bits = abs(factor) * _count_bits(number)
     if bits.is_Rational and bits > _MAX_BITS:
         raise TooLarge("a very large number")
 
 
-def _bits(number: Expr) -> int:
-    return sum(
-        int(part.p).bit_length() + int(part.q).bit_length() for part in number.atoms(Rational)
-    )
+def _count_bits(number: Expr) -> int:
+    rationals = number.atoms(Rational)
+    return sum(int(part.p).bit_length() + int(part.q).bit_length() for part in rationals)
 
 
 def _factorial(number: Expr) -> Expr:
-    _limit(abs(number) * _bits(number))
+    _check_bits(number, number)
     return sympy.factorial(number)
 
 
 def _binomial(number: Expr, chosen: Expr) -> Expr:
-    _limit(abs(chosen) * _bits(number))
-    found = sympy.binomial(number, chosen)
-    return found if found.is_number else found.rewrite(sympy.gamma)
+    _check_bits(chosen, number)
+    binomial = sympy.binomial(number, chosen)
+    return binomial if binomial.is_number else binomial.rewrite(sympy.gamma)
 
 
 def _double_factorial(number: Expr) -> Expr:
-    """Of 2n - 1 by the gamma function, which has values between whole numbers too."""
-    _limit(abs(number) * _bits(number))
+    """Write (2n - 1)!! by the gamma function, which has values between whole numbers too."""
+    _check_bits(number, number)
     if number.is_number:
-        return sympy.factorial2(number) if number.is_integer and number >= -1 else sympy.nan
-    names = map(str, number.free_symbols)
-    wholes = [(Symbol(name), Symbol(name, integer=True)) for name in names]
-    found = sympy.factorial2(number.subs(wholes)).rewrite(sympy.gamma)
-    if found.has(Piecewise):  # for odd numbers and for even ones
+        is_defined = number.is_integer and number >= -1
+        return sympy.factorial2(number) if is_defined else sympy.nan
+    letters = [(Symbol(name), Symbol(name, integer=True)) for name in map(str, number.free_symbols)]
+    factorial = sympy.factorial2(number.subs(letters)).rewrite(sympy.gamma)
+    if factorial.has(Piecewise):  # odd and even numbers have different formulas
         return Symbol(f"({number})!!")
-    return found.subs([(whole, letter) for letter, whole in wholes])
+    return factorial.subs([(whole, letter) for letter, whole in letters])
 
 
 def _power(base: Expr, exponent: Expr) -> Expr:
     if base == 0 and not exponent.is_number:
         raise Unreadable("a power of 0 that has no value for some letters")
     if base not in (0, 1, -1):
-        _limit(abs(exponent) * _bits(base))
+        _check_bits(exponent, base)
     return base**exponent
 
 
 _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
     "pi": lambda: sympy.pi,
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "fraction": lambda a, b: a / b,
-    "mixed": lambda a, b: a + b,
-    "negative": lambda a: -a,
-    **dict.fromkeys(("grouped", "numeral"), lambda a: a),
-    "degree": lambda a: a * sympy.pi / 180,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "fraction": operator.truediv,
+    "mixed": operator.add,
+    "negative": lambda number: -number,
+    "grouped": lambda inside: inside,
+    "numeral": lambda number: number,
+    "degree": lambda angle: angle * sympy.pi / 180,
     "absolute": sympy.Abs,
     "^": _power,
     "root": _root,
@@ -191,43 +200,58 @@ _OPERATIONS: Mapping[str, Callable[..., Expr]] = {
 }
 
 
-def guessed(latex: str) -> Expr:
-    """What math-verify reads; `Unreadable` if something may have been lost on the way."""
-    letters = set("".join(_BARE_LETTER.findall(latex)))
+def parse_latex(latex: str) -> Expr:
+    """Return the expression that math-verify reads.
+
+    Raises:
+        Unreadable: if math-verify may have lost or misread something.
+        TooLarge: if a sum or product has too many terms.
+    """
+    letters = set("".join(_BARE_LETTERS.findall(latex)))
     if _is_refused(latex) or any(letter.swapcase() in letters for letter in letters):
         raise Unreadable
-    spelled = _DECIMAL.sub(
-        lambda d: rf"\frac{{{d[1]}{d[2]}}}{{1{'0' * len(d[2])}}}", _INDEX.sub(r"_{\1}", latex)
-    )
+    spelled = _DECIMAL.sub(_to_fraction, _INDEX.sub(r"_{\1}", latex))
     boxed = f"\\boxed{{{spelled}}}"
-    found = parse(boxed, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    read = found[0] if found else None
-    arrives_as = filter(None, map(_ARRIVES_AS.get, _COMMAND.findall(latex)))
-    if not isinstance(read, Expr) or not all(read.has(*kinds) for kinds in arrives_as):
+    readings = parse(boxed, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    expression = readings[0] if readings else None
+    if not isinstance(expression, Expr) or not _has_arrived(expression, latex, letters):
         raise Unreadable
-    names = "".join(str(symbol) for symbol in read.atoms(Symbol, AppliedUndef)).casefold()
-    if not all(letter.casefold() in names or letter in "eid" for letter in letters):
-        raise Unreadable
-    if not all(name.casefold() in names for name in GREEK.intersection(_COMMAND.findall(latex))):
-        raise Unreadable
-    if any(_terms(each) > _MAX_TERMS for each in read.atoms(Sum, Product)):
+    if any(_count_terms(series) > _MAX_TERMS for series in expression.atoms(Sum, Product)):
         raise TooLarge("very many terms")
-    plain = ((each, str(each)) for each in read.free_symbols)
-    names = {each: name.upper() if name.upper() in letters else name for each, name in plain}
-    return read.subs({a: sympy.I if b == "i" else Symbol(b) for a, b in names.items()}).doit()
+    symbols: dict[Any, Any] = {}
+    for symbol in expression.free_symbols:
+        name = str(symbol)
+        name = name.upper() if name.upper() in letters else name
+        symbols[symbol] = sympy.I if name == "i" else Symbol(name)
+    return expression.subs(symbols).doit()
 
 
-def _terms(series: Basic) -> int:
-    """How many there are to add or multiply; none of an infinite series, which has a formula."""
+def _to_fraction(decimal: re.Match[str]) -> str:
+    digits, places = decimal.groups()
+    return rf"\frac{{{digits}{places}}}{{1{'0' * len(places)}}}"
+
+
+def _has_arrived(expression: Expr, latex: str, letters: set[str]) -> bool:
+    """Return whether an expression has each letter and each command of a text."""
+    commands = _COMMAND.findall(latex)
+    if not all(expression.has(*_BECOMES[name]) for name in commands if name in _BECOMES):
+        return False
+    symbols = expression.atoms(Symbol, AppliedUndef)
+    arrived = "".join(map(str, symbols)).casefold()
+    names = [letter for letter in letters if letter not in "eid"]
+    names += GREEK.intersection(commands)
+    return all(name.casefold() in arrived for name in names)
+
+
+def _count_terms(series: Basic) -> int:
+    """Count the terms to add or multiply; an infinite series has a formula, and counts as 0."""
     (_, first, last), *_ = series.limits  # pyright: ignore[reportAttributeAccessIssue]
     return int(last - first) if (last - first).is_Integer else 0
 
 
 def _is_refused(latex: str) -> bool:
-    return (
-        _IS_LOST.search(_LIMIT.sub("+", latex)) is not None
-        or _IS_KNOWN.search(latex) is None
-        or _REFUSED.search(latex) is not None
-        or _DANGLES.search(latex) is not None
-        or not (_COMMANDS | GREEK).issuperset(_COMMAND.findall(latex))
-    )
+    is_lost = _LOST.search(_LIMIT.sub("+", latex))
+    is_known = _KNOWN.search(latex)
+    if is_lost or not is_known or _REFUSED.search(latex) or _DANGLING.search(latex):
+        return True
+    return not (_COMMANDS | GREEK).issuperset(_COMMAND.findall(latex))
