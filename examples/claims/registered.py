@@ -1,4 +1,4 @@
-"""The claims: what each paper says should come out, written down before it is run.
+"""The claims of each paper, written down before a run.
 
 A claim adds up means of a metric over steps, each of an arm of one world and with a sign, so that
 by its paper the sum is above 0. It holds if that is so at 95 % over all claims together. Change
@@ -56,8 +56,8 @@ class Trial:
         return self.num_seeds * len(self.arms) * world.steps * responses * world.dials.max_tokens
 
 
-def above(more: str, less: str, metric: str, steps: tuple[int, int]) -> tuple[Term, Term]:
-    return (1, more, metric, steps), (-1, less, metric, steps)
+def above(upper: str, lower: str, metric: str, steps: tuple[int, int]) -> tuple[Term, Term]:
+    return (1, upper, metric, steps), (-1, lower, metric, steps)
 
 
 def rises(arm: str, metric: str, first: tuple[int, int], last: tuple[int, int]) -> tuple[Term, ...]:
@@ -69,14 +69,15 @@ def falls(arm: str, metric: str, first: tuple[int, int], last: tuple[int, int]) 
 
 
 def _arm(advantage: str, reward: Mapping[str, Any] | None = None, **settings: Any) -> Arm:
-    """An arm of a recipe's settings; what is no setting of the algorithm is the arm's own."""
-    own = {name: settings.pop(name) for name in [*settings] if name in Arm.__dataclass_fields__}
+    """Make an arm of settings of the recipe's algorithm and fields of `Arm`."""
+    fields = {name: settings.pop(name) for name in [*settings] if name in Arm.__dataclass_fields__}
     algorithm = Algorithm.model_validate({"advantage": advantage, **settings})
-    return Arm(algorithm, Reward.model_validate(reward or {}), **own)
+    return Arm(algorithm, Reward.model_validate(reward or {}), **fields)
 
 
 ALL_JUDGED = {"process_for": "all"}
-ORM, PAPO_ARM = _arm("grpo"), _arm("papo")
+ORM = _arm("grpo")
+PAPO_ARM = _arm("papo")
 _FULL_NORM = _arm("papo_full_norm")
 _PROCESS_ONLY = _arm("process_only", ALL_JUDGED)
 
@@ -165,7 +166,7 @@ _NOISY = Trial(
     ),
 )
 
-# A judge that counts what is said.
+# A judge that rewards length.
 _VERBOSE = Trial(
     World(Dials(judge="verbose"), steps=120),
     {"orm": ORM, "papo": PAPO_ARM, "process only": _PROCESS_ONLY, "full norm": _FULL_NORM},
@@ -286,7 +287,7 @@ _CLIP = Trial(
     ),
     num_seeds=40,
 )
-# A score that says nothing: what is left is the drift that the bounds make.
+# A score without information: only the drift that the bounds make remains.
 _CLIP_NOISE = Trial(
     replace(_CLIP_WORLD, dials=replace(_CLIP_WORLD.dials, judge="mute", noise=0.5)),
     {f"{bound:.2f}": _arm("process_only", ALL_JUDGED, clip_high=bound) for bound in _BOUNDS},
@@ -487,7 +488,7 @@ CLAIMS = {claim.name: claim for trial in TRIALS.values() for claim in trial.clai
 
 
 def registration() -> str:
-    """A digest of all that a result depends on here: claims, worlds, and how they train."""
-    folder, names = Path(__file__).parent, ("chains", "nets", "training", "registered")
-    sources = [(folder / f"{name}.py").read_bytes() for name in names]
+    """Return a digest of the sources that determine a result."""
+    names = ("chains", "nets", "training", "registered")
+    sources = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in names]
     return hashlib.sha256(b"".join(sources)).hexdigest()[:12]

@@ -19,12 +19,13 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
-PAGE, RESULTS = HERE / "README.md", HERE / "results.jsonl"
+PAGE = HERE / "README.md"
+RESULTS = HERE / "results.jsonl"
 LEVEL = 0.05
 
 
-def differences_of(trial: Trial, histories: Histories) -> dict[str, list[float]]:
-    """What each claim predicts to be above 0, per seed."""
+def compute_differences(trial: Trial, histories: Histories) -> dict[str, list[float]]:
+    """Return the sum that each claim predicts to be positive, per seed."""
     return {claim.name: _difference(claim, histories) for claim in trial.claims}
 
 
@@ -37,23 +38,27 @@ def _difference(claim: Claim, histories: Histories) -> list[float]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for being that many: Holm (1979).
+    """Correct p-values for their number: Holm (1979).
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    corrected, least = [0.0] * len(p_values), 0.0
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
     for rank, index in enumerate(np.argsort(p_values)):
-        least = max(least, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = least
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
     return corrected
 
 
 def verdicts(differences: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, str]]:
-    """Of each claim the corrected p-value of Student's paired test, and what it comes to."""
-    p_values: list[Any] = [stats.ttest_1samp(each, 0.0)[1] for each in differences.values()]
-    found = zip(differences, differences.values(), holm(p_values), strict=True)
-    return {name: (p, _verdict(float(np.mean(values)), p)) for name, values, p in found}
+    """Return the corrected p-value of Student's paired test and the verdict of each claim."""
+    tests: list[Any] = [stats.ttest_1samp(values, 0.0) for values in differences.values()]
+    p_values = holm([test[1] for test in tests])
+    return {
+        name: (p, _verdict(float(np.mean(values)), p))
+        for (name, values), p in zip(differences.items(), p_values, strict=True)
+    }
 
 
 def _verdict(mean: float, p: float) -> str:
@@ -63,8 +68,9 @@ def _verdict(mean: float, p: float) -> str:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """A row per claim, in Markdown: the mean over seeds with its own 95 % interval."""
-    differences, first = result["differences"], result["first_seed"]
+    """Return a row per claim in Markdown: the mean over seeds with its own 95 % interval."""
+    differences = result["differences"]
+    first = result["first_seed"]
     rows = [
         f"{result['date'][:10]}, registration `{result['registration']}`, seeds from {first} on, "
         f"{result['seconds'] // 60} minutes:",
@@ -73,17 +79,18 @@ def table(result: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, (p, verdict) in verdicts(differences).items():
-        claim, values = CLAIMS[name], np.array(differences[name])
+        claim = CLAIMS[name]
+        values = np.array(differences[name])
         half = stats.t.ppf(1 - LEVEL / 2, len(values) - 1) * stats.sem(values)
         measured = f"{values.mean():+.3f} ± {half:.3f}"
         says = f"{claim.says} ({claim.source.split(',')[0]})"
-        cells = says, _in_words(claim), measured, f"{len(values)}", _short(p), verdict
+        cells = says, _describe(claim), measured, f"{len(values)}", _short(p), verdict
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def _in_words(claim: Claim) -> str:
-    """The sum that a claim predicts, as ``papo's accuracy 20-40 − orm's accuracy 20-40``."""
+def _describe(claim: Claim) -> str:
+    """Return the sum that a claim predicts, as ``papo's accuracy 20-40 − orm's accuracy 20-40``."""
     parts = [
         f"{'+' if sign > 0 else '−'} {arm}'s {metric} {first}–{last}"
         for sign, arm, metric, (first, last) in claim.terms
@@ -96,19 +103,19 @@ def _short(p: float) -> str:
 
 
 def results() -> list[dict[str, Any]]:
-    """All runs that there were, the last at the end."""
+    """Return all recorded runs, the newest last."""
     return [json.loads(line) for line in RESULTS.read_text().splitlines()]
 
 
 def write_table(result: Mapping[str, Any]) -> None:
-    """Put the table where the README has one."""
+    """Replace the README's table."""
     between = f"<!-- table -->\n{table(result)}\n<!-- /table -->"
     text = re.sub(r"(?s)<!-- table -->.*<!-- /table -->", lambda _: between, PAGE.read_text())
     PAGE.write_text(text)
 
 
 def draw(name: str, histories: Histories) -> None:
-    """A panel per claim of a trial: its arms over the steps, each the mean over seeds ± its sd."""
+    """Draw a panel per claim: its arms over the steps, as means over seeds ± standard deviation."""
     claims = TRIALS[name].claims
     columns = min(3, len(claims))
     lines = -(-len(claims) // columns)
@@ -119,7 +126,8 @@ def draw(name: str, histories: Histories) -> None:
     for axis, claim in zip(axes.flat, claims, strict=False):
         for arm, metric in dict.fromkeys((arm, metric) for _, arm, metric, _ in claim.terms):
             curve = histories[arm][metric]
-            mean, spread = curve.mean(1), curve.std(1)
+            mean = curve.mean(1)
+            spread = curve.std(1)
             axis.plot(mean, linewidth=1.5, label=f"{arm}: {metric}")
             axis.fill_between(range(len(mean)), mean - spread, mean + spread, alpha=0.2)
         for _, _, _, steps in claim.terms:

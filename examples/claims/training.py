@@ -11,7 +11,7 @@ import torch
 from protocol.recipe import Algorithm, Reward
 from torch import Tensor
 
-from examples.claims.chains import STATE_SIZES, VOCABULARY, Dials, Played, features, judged, play
+from examples.claims.chains import STATE_SIZES, VOCABULARY, Dials, Played, features, judge, play
 from examples.claims.nets import Nets, imitations, tasks
 from services.learner.algorithms import pick
 from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
@@ -39,7 +39,7 @@ Histories = Mapping[str, Mapping[str, np.ndarray]]  # by arm and metric, each [s
 
 @dataclass(frozen=True)
 class Arm:
-    """A way of training, in a recipe's words."""
+    """A way to train, in a recipe's words."""
 
     algorithm: Algorithm
     reward: Reward
@@ -64,15 +64,15 @@ class Arm:
 
 @dataclass(frozen=True)
 class World:
-    """Tasks, and how long and fast all arms train on them."""
+    """Tasks, and the steps and learning rates of all arms."""
 
     dials: Dials
     steps: int = 100
-    responses: int = 64  # of a step that are trained on
-    updates: int = 2  # of a step
+    responses: int = 64  # that a step trains on
+    updates: int = 2  # per step
     learning_rate: float = 3e-3
     critic_learning_rate: float = 3e-3
-    oversampling: int = 3  # so many times as many responses are sampled where an arm drops groups
+    oversampling: int = 3  # factor of the sampled responses if an arm drops groups
 
 
 def train(world: World, arms: Mapping[str, Arm], seeds: Sequence[int]) -> Histories:
@@ -87,7 +87,7 @@ def train(world: World, arms: Mapping[str, Arm], seeds: Sequence[int]) -> Histor
 
 @dataclass(frozen=True)
 class Batch:
-    """The responses of a step; what becomes of each, or of each of its tokens."""
+    """The responses of a step with their rewards and advantages."""
 
     played: Played
     features: Tensor  # [run, response, token, feature]
@@ -100,10 +100,11 @@ class Batch:
     returns: Tensor
 
     def rows(self, rows: Tensor) -> Batch:
-        """The responses at these places of each run, [run, row]."""
+        """Return the responses at these places of each run, [run, row]."""
         run = torch.arange(rows.shape[0])[:, None]
-        own = {name: value[run, rows] for name, value in vars(self).items() if name != "played"}
-        return Batch(played=self.played.rows(rows), **own)
+        tensors = {name: value for name, value in vars(self).items() if name != "played"}
+        selected = {name: value[run, rows] for name, value in tensors.items()}
+        return Batch(played=self.played.rows(rows), **selected)
 
 
 @dataclass
@@ -122,13 +123,13 @@ class Training:
         self.tasks = {seed: torch.Generator().manual_seed(seed) for seed in self.seeds}
         seeds = [seed for _, seed in self.runs]
         self.policy = Nets(seeds, VOCABULARY)
-        self.policy.set_to(imitations(self.dials, tuple(self.seeds)))
+        self.policy.copy_weights(imitations(self.dials, tuple(self.seeds)))
         self.critic = self._first_critic(seeds)
         self.policy_optimizer = torch.optim.Adam(self.policy.weights, self.world.learning_rate)
         self._restart_critic_optimizer()
 
     def run(self) -> dict[str, Tensor]:
-        """Train; the metrics, each [step, run]."""
+        """Train and return the metrics, each [step, run]."""
         if any(arm.has_critic for arm in self.arms.values()):
             self._pretrain()
         for _ in range(self.world.steps):
@@ -136,22 +137,23 @@ class Training:
         return {name: torch.stack(values) for name, values in self.history.items()}
 
     def _step(self) -> None:
-        batch = self._estimated(self._selected(self._sampled()))
+        batch = self._estimate(self._select(self._sample()))
         for part in self._mini_batches(batch):
             self._improve_critic(part, [arm.has_critic for arm, _ in self.runs])
             self._improve_policy(part)
 
     def _mini_batches(self, batch: Batch) -> Iterator[Batch]:
         runs, responses = batch.rewards.shape
-        for first in range(self.world.updates):  # of many groups, and dropped ones spread
+        # A mini-batch has responses of many groups, with the dropped ones spread.
+        for first in range(self.world.updates):
             rows = torch.arange(first, responses, self.world.updates)
             yield batch.rows(rows.expand(runs, -1))
 
-    def _sampled(self) -> Batch:
-        """Responses of a step, and more of them where an arm drops groups."""
+    def _sample(self) -> Batch:
+        """Sample the responses of a step, and more of them if an arm drops groups."""
         drops = any(arm.dynamic_sampling for arm in self.arms.values())
         number = self.world.responses * (self.world.oversampling if drops else 1)
-        drawn = {seed: tasks(number, self.dials, each) for seed, each in self.tasks.items()}
+        drawn = {seed: tasks(number, self.dials, rng) for seed, rng in self.tasks.items()}
         digits = torch.stack(
             [drawn[seed].repeat_interleave(arm.group_size, 0)[:number] for arm, seed in self.runs]
         )
@@ -159,81 +161,85 @@ class Training:
             played = play(self.policy.logprobs, digits, self.dials, self.generator)
         lucky = torch.rand(played.right.shape, generator=self.generator) < self.dials.luck
         correct = played.right | (played.ended & lucky)
-        judge = judged(played, self.dials, self.generator)
-        self._note_responses(played, judge)
-        rewards, advantages, dropped = self._compared(played, correct, judge)
+        scores = judge(played, self.dials, self.generator)
+        self._note_responses(played, scores)
+        rewards, advantages, dropped = self._compare(played, correct, scores)
         filters = torch.tensor([arm.reward.overlong_filter for arm, _ in self.runs])
-        kept = ~dropped & (played.ended | ~filters[:, None])
-        nothing = torch.zeros(played.mask.shape)
+        trained = ~dropped & (played.ended | ~filters[:, None])
+        zeros = torch.zeros(played.mask.shape)
         return Batch(
             played=played,
             features=features(played.states),
             rewards=rewards,
             correct=correct,
-            in_loss=played.mask & kept[..., None],
+            in_loss=played.mask & trained[..., None],
             dropped=dropped,
-            advantages=advantages[..., None].expand(nothing.shape),
-            values=nothing,
-            returns=nothing,
+            advantages=advantages[..., None].expand(zeros.shape),
+            values=zeros,
+            returns=zeros,
         )
 
-    def _compared(
-        self, played: Played, correct: Tensor, judge: Tensor
+    def _compare(
+        self, played: Played, correct: Tensor, process: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rewards, advantages of groups, and which dynamic sampling drops: [run, response]."""
+        """Return rewards, group advantages, and the drops of dynamic sampling: [run, response]."""
         rewards, advantages = torch.zeros(2, *correct.shape, dtype=torch.float64)
         dropped = torch.zeros_like(correct)
         silent = torch.zeros(len(self.runs))
         for run, (arm, _) in enumerate(self.runs):
-            scores = self._scores(arm, run, played, correct, judge)
+            scores = self._scores(arm, run, played, correct, process)
             rewards[run] = scores.reward
             if arm.has_critic:
                 continue
-            advantage, size = arm.formulas["advantage"], arm.group_size
-            groups = [_part(scores, first, size) for first in range(0, len(scores), size)]
+            advantage = arm.formulas["advantage"]
+            size = arm.group_size
+            groups = [_slice(scores, first, size) for first in range(0, len(scores), size)]
             advantages[run] = torch.cat([advantage(group) for group in groups])
-            teaches = torch.tensor([has_signal(group, advantage) for group in groups])
-            silent[run] = 1 - teaches.float().mean()
+            signal = torch.tensor([has_signal(group, advantage) for group in groups])
+            silent[run] = 1 - signal.float().mean()
             if arm.dynamic_sampling:
-                dropped[run] = ~teaches.repeat_interleave(size)
+                dropped[run] = ~signal.repeat_interleave(size)
         self._note(silent=silent)
         return rewards.float(), advantages.float(), dropped
 
     def _scores(
-        self, arm: Arm, run: int, played: Played, correct: Tensor, judge: Tensor
+        self, arm: Arm, run: int, played: Played, correct: Tensor, process: Tensor
     ) -> GroupScores:
-        asked = correct[run] | (arm.reward.process_for == "all")
-        lengths, buffer = played.lengths[run].double(), arm.reward.overlong_buffer
+        is_judged = correct[run] | (arm.reward.process_for == "all")
+        lengths = played.lengths[run].double()
+        buffer = arm.reward.overlong_buffer
         penalty = torch.zeros_like(lengths)
         if buffer is not None:
             penalty = overlong_penalty(lengths, limit=self.dials.max_tokens, buffer=buffer)
         return GroupScores(
             outcome=outcome_rewards(correct[run].double(), arm.reward.values),
             correct=correct[run],
-            process=judge[run].double().masked_fill(~asked, torch.nan),
+            process=process[run].double().masked_fill(~is_judged, torch.nan),
             penalty=penalty,
         )
 
-    def _selected(self, batch: Batch) -> Batch:
-        """As many responses as a step trains on, dropped ones only where others are too few."""
+    def _select(self, batch: Batch) -> Batch:
+        """Return the responses of a step, with dropped ones only if others are too few."""
         rows = batch.dropped.int().argsort(dim=1, stable=True)
         return batch.rows(rows[:, : self.world.responses])
 
-    def _estimated(self, batch: Batch) -> Batch:
-        """With the critic's advantages and returns, where there is one."""
+    def _estimate(self, batch: Batch) -> Batch:
+        """Add the critic's advantages and returns for arms that have one."""
         mask = batch.played.mask
         if not any(arm.has_critic for arm in self.arms.values()):
             return batch
         with torch.no_grad():
             values = self._values(batch)
-        advantages, returns = batch.advantages.clone(), torch.zeros(mask.shape)
+        advantages = batch.advantages.clone()
+        returns = torch.zeros(mask.shape)
         episodes = _episodes(batch, values)
         for index, arm in enumerate(self.arms.values()):
             if arm.has_critic:
-                own = slice(index * len(self.seeds), (index + 1) * len(self.seeds))
-                flat = Episodes(*(each[own].flatten(0, 1) for each in vars(episodes).values()))
-                found = (each.view(mask[own].shape) for each in arm.formulas["advantage"](flat))
-                advantages[own], returns[own] = found
+                runs = slice(index * len(self.seeds), (index + 1) * len(self.seeds))
+                arm_episodes = Episodes(*(t[runs].flatten(0, 1) for t in vars(episodes).values()))
+                arm_advantages, arm_returns = arm.formulas["advantage"](arm_episodes)
+                advantages[runs] = arm_advantages.view(mask[runs].shape)
+                returns[runs] = arm_returns.view(mask[runs].shape)
         return replace(batch, advantages=advantages, values=values, returns=returns)
 
     def _improve_policy(self, batch: Batch) -> None:
@@ -248,52 +254,54 @@ class Training:
     def _improve_critic(self, batch: Batch, learns: Sequence[bool]) -> None:
         if not any(learns):
             return
-        mask, values = batch.played.mask, self._values(batch)
+        mask = batch.played.mask
+        values = self._values(batch)
         losses = value_loss(values, values.detach(), batch.returns, value_clip=None) * mask
-        of_runs = losses.sum((1, 2)) / mask.sum((1, 2))
-        _update(self.critic, self.critic_optimizer, of_runs[torch.tensor(learns)].sum())
+        run_losses = losses.sum((1, 2)) / mask.sum((1, 2))
+        _update(self.critic, self.critic_optimizer, run_losses[torch.tensor(learns)].sum())
 
     def _values(self, batch: Batch) -> Tensor:
-        seen = batch.features.flatten(1, 2)
+        rows = batch.features.flatten(1, 2)
         if not self.dials.critic_sees_mistakes:
-            seen = seen.clone()
-            seen[..., -STATE_SIZES[-1] :] = 0.0
-        return self.critic(seen).view(batch.in_loss.shape)
+            rows = rows.clone()
+            rows[..., -STATE_SIZES[-1] :] = 0.0
+        return self.critic(rows).view(batch.in_loss.shape)
 
     def _pretrain(self) -> None:
-        """Fit the critics that are pretrained to the returns of the policy as it is."""
+        """Fit the critics of arms with pretraining to the returns of the untrained policy."""
         for step in range(max(arm.pretrain_steps for arm in self.arms.values())):
-            batch = self._sampled().rows(
+            batch = self._sample().rows(
                 torch.arange(self.world.responses).expand(len(self.runs), -1)
             )
             episodes = _episodes(batch, torch.zeros(batch.in_loss.shape))
-            flat = Episodes(*(each.flatten(0, 1) for each in vars(episodes).values()))
+            flat = Episodes(*(tensor.flatten(0, 1) for tensor in vars(episodes).values()))
             returns = returns_of(flat, gamma=1.0, lambda_=1.0).view(batch.in_loss.shape)
             for part in self._mini_batches(replace(batch, returns=returns.float())):
                 self._improve_critic(part, [step < arm.pretrain_steps for arm, _ in self.runs])
         self.history.clear()
-        self._restart_critic_optimizer()  # or arms that waited would inherit its steps
+        # Arms with less pretraining would inherit the optimizer's steps.
+        self._restart_critic_optimizer()
 
     def _restart_critic_optimizer(self) -> None:
         rate = self.world.critic_learning_rate
         self.critic_optimizer = torch.optim.Adam(self.critic.weights, rate)
 
     def _first_critic(self, seeds: Sequence[int]) -> Nets:
-        """A critic that says 0 or -1 whatever it sees, starts as noise, or is a reward model."""
+        """Return a critic that predicts 0 or -1, starts as noise, or is a reward model."""
         critic = Nets(seeds, 1, head=0.1 if self.dials.critic == "noise" else 0.0)
         if self.dials.critic == "low":
             critic.weights[-1].data -= 1.0
         if self.dials.critic == "reward_model":
-            critic.set_to(_reward_models(self.dials, tuple(self.seeds)))
+            critic.copy_weights(_reward_models(self.dials, tuple(self.seeds)))
         return critic
 
-    def _note_responses(self, played: Played, judge: Tensor) -> None:
+    def _note_responses(self, played: Played, scores: Tensor) -> None:
         logprobs = self.policy.logprobs(played.states).detach()
         entropies = -(logprobs.exp() * logprobs).sum(-1)
         tokens = played.mask.sum((1, 2))
         self._note(
             accuracy=played.right.float().mean(1),
-            judge=judge.mean(1),
+            judge=scores.mean(1),
             length=tokens / played.mask.shape[1],
             entropy=(entropies * played.mask).sum((1, 2)) / tokens,
         )
@@ -304,18 +312,18 @@ class Training:
 
 
 def _policy_loss(arm: Arm, batch: Batch, run: int, chosen: Tensor) -> Tensor:
-    """As the learner's step has it: objective, aggregation, and the likelihood of right answers."""
-    kept = batch.in_loss[run]
-    sequence = torch.arange(kept.shape[0])[:, None].expand(kept.shape)[kept]
-    logprobs = chosen[kept]
+    """Return the learner's loss: objective, aggregation, and the likelihood of right answers."""
+    in_loss = batch.in_loss[run]
+    sequence = torch.arange(in_loss.shape[0])[:, None].expand(in_loss.shape)[in_loss]
+    logprobs = chosen[in_loss]
     tokens = TokenBatch(
         logprobs=logprobs,
-        old_logprobs=batch.played.logprobs[run][kept],
-        advantages=batch.advantages[run][kept],
+        old_logprobs=batch.played.logprobs[run][in_loss],
+        advantages=batch.advantages[run][in_loss],
         sequence=sequence,
     )
     correct = batch.correct[run][sequence]
-    totals = Totals(len(logprobs), int(kept.any(-1).sum()), int(correct.sum()))
+    totals = Totals(len(logprobs), int(in_loss.any(-1).sum()), int(correct.sum()))
     losses, _ = arm.formulas["objective"](tokens)
     loss = (arm.formulas["aggregation"](tokens.lengths, totals) * losses).sum()
     if arm.algorithm.positive_lm_weight > 0:
@@ -325,40 +333,41 @@ def _policy_loss(arm: Arm, batch: Batch, run: int, chosen: Tensor) -> Tensor:
 
 
 def _episodes(batch: Batch, values: Tensor) -> Episodes:
-    """Each response rewarded at its last token."""
+    """Return episodes with the reward at the last token."""
     last = batch.played.lengths - 1
     rewards = torch.zeros(values.shape).scatter(2, last[..., None], batch.rewards[..., None])
     return Episodes(rewards, values, batch.played.mask)
 
 
-def _part(scores: GroupScores, first: int, size: int) -> GroupScores:
-    own = slice(first, first + size)
+def _slice(scores: GroupScores, first: int, size: int) -> GroupScores:
+    group = slice(first, first + size)
     return GroupScores(
-        outcome=scores.outcome[own],
-        correct=scores.correct[own],
-        process=scores.process[own],
-        penalty=scores.penalty[own],
+        outcome=scores.outcome[group],
+        correct=scores.correct[group],
+        process=scores.process[group],
+        penalty=scores.penalty[group],
     )
 
 
 def _update(nets: Nets, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One update of every run, whose gradients are clipped to a norm of 1 each."""
+    """Make one update of every run, with gradients clipped to a norm of 1 per run."""
     optimizer.zero_grad()
     loss.backward()
     gradients = [weight.grad for weight in nets.weights if weight.grad is not None]
-    norms = torch.stack([each.flatten(1).square().sum(1) for each in gradients]).sum(0).sqrt()
+    squares = [gradient.flatten(1).square().sum(1) for gradient in gradients]
+    norms = torch.stack(squares).sum(0).sqrt()
     for gradient in gradients:
         gradient *= (1 / norms.clamp(min=1.0)).view(-1, 1, 1)
     optimizer.step()
 
 
 def _reward_models(dials: Dials, seeds: tuple[int, ...], updates: int = 200) -> Nets:
-    """Learn outcomes of the base models' responses before their last tokens, and 0 before others.
+    """Train models that predict the outcome before a response's last token, and 0 before others.
 
-    So a response that has not ended is a wrong one. What a state does not tell it cannot judge:
-    the answer itself.
+    So they call unfinished responses wrong. They cannot judge the answer, which no state shows.
     """
-    base, nets = imitations(dials, seeds), Nets(seeds, 1, head=0.0)
+    base = imitations(dials, seeds)
+    nets = Nets(seeds, 1, head=0.0)
     optimizer = torch.optim.Adam(nets.weights, 1e-2)
     generator = torch.Generator().manual_seed(seeds[0])
     for _ in range(updates):
@@ -366,8 +375,8 @@ def _reward_models(dials: Dials, seeds: tuple[int, ...], updates: int = 200) -> 
         with torch.no_grad():
             played = play(base.logprobs, digits, dials, generator)
         last = torch.zeros(played.mask.shape).scatter(2, played.lengths[..., None] - 1, 1.0)
-        wanted = last * played.right[..., None]
-        values = nets(features(played.states).flatten(1, 2)).view(wanted.shape)
-        losses = (values - wanted).square() * played.mask
+        target = last * played.right[..., None]
+        values = nets(features(played.states).flatten(1, 2)).view(target.shape)
+        losses = (values - target).square() * played.mask
         _update(nets, optimizer, (losses.sum((1, 2)) / played.mask.sum((1, 2))).sum())
     return nets

@@ -57,7 +57,7 @@ def test_responses_are_graded(tokens: list[int], is_right: bool, share: float, s
 def test_dynamic_sampling_trains_on_groups_with_a_signal_alone() -> None:
     arms = TRIALS["ladder"].arms
     played = Training(World(Dials(luck=0.9)), {n: arms[n] for n in arms if "+ " in n}, [100])
-    batch = played._selected(played._sampled())
+    batch = played._select(played._sample())
     of_groups = batch.correct.unflatten(1, (-1, 8)).float().mean(-1)
     varies = (of_groups > 0) & (of_groups < 1)
     is_used = batch.in_loss.any(-1).unflatten(1, (-1, 8)).any(-1)
