@@ -22,27 +22,29 @@ from services.learner.training.trial import MOST_PARAMETERS, randomize, small_co
 
 PAGE = Path(__file__).with_suffix(".md")
 _TABLE = re.compile(r"(<!-- types -->\n).*(<!-- /types -->)", re.DOTALL)
-_MOST_S = 120
+_MAX_S = 120
 _CONTEXT = 16
-TRAINED, REFUSED, NOT_BUILT = "Trained", "Refused", "Not tried"
+TRAINED = "Trained"
+REFUSED = "Refused"
+NOT_BUILT = "Not tried"
 
 
 def main() -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
-    signal.signal(signal.SIGALRM, _time_is_up)
+    signal.signal(signal.SIGALRM, _time_out)
     types: dict[str, list[str]] = {TRAINED: [], REFUSED: [], NOT_BUILT: []}
     for model_type in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         types[_verdict(model_type)].append(f"`{model_type}`")
-    lines = [f"**{name}, {len(found)}:** {', '.join(found)}.\n\n" for name, found in types.items()]
+    lines = [f"**{name}, {len(ids)}:** {', '.join(ids)}.\n\n" for name, ids in types.items()]
     PAGE.write_text(_TABLE.sub(rf"\g<1>\n{''.join(lines)}\g<2>", PAGE.read_text()))
 
 
 def _verdict(model_type: str) -> str:
     with TemporaryDirectory() as folder:
-        signal.alarm(_MOST_S)
+        signal.alarm(_MAX_S)
         try:
             _small_model(model_type).save_pretrained(folder)
-        except Exception:  # its default config is not one that it can be built from
+        except Exception:  # the default config does not build a model
             signal.alarm(0)
             return NOT_BUILT
         try:
@@ -69,7 +71,7 @@ def _small_model(model_type: str) -> Any:
     raise ValueError("it has no small copy")
 
 
-def _time_is_up(_signal: int, _frame: FrameType | None) -> None:
+def _time_out(_signal: int, _frame: FrameType | None) -> None:
     raise TimeoutError
 
 

@@ -23,8 +23,8 @@ def page() -> str:
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    heads, *others = ([cell.replace("|", "\\|") for cell in row] for row in rows)
-    lines = [heads, ["---"] * len(heads), *others]
+    head, *body = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    lines = [head, ["---"] * len(head), *body]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

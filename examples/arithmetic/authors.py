@@ -1,9 +1,9 @@
-"""Who writes the data of the warm start: a careful author, and a careless one far more often.
+"""The authors of the warm start's solutions: a careful one, and more often a careless one.
 
-The base model must be able to do the task and yet be mostly wrong, or there is nothing left for
-reinforcement learning to teach. So it imitates a mixture in which the frequent mistake is one
-and the same bad habit, forgetting the carry or the borrow: its most likely answer is wrong as well,
-and merely sharpening what it knows does not help.
+The base model must be able to do the task and yet be mostly wrong, so that reinforcement learning
+has something to teach. So it imitates a mixture in which the frequent mistake is one bad habit,
+forgetting the carry or the borrow: its most likely answer is wrong as well, and sharpening its
+distribution does not help.
 """
 
 import random
@@ -16,19 +16,19 @@ CAREFUL_SHARE = 0.12
 
 @dataclass(frozen=True)
 class Habits:
-    """How often the careless author does what."""
+    """Probabilities of the careless author's mistakes."""
 
     forgets_carry: float = 0.82  # per addition that needs a carry or a borrow
-    slips: float = 0.08  # per addition that did not forget: off by 1 or 2
-    merges: float = 0.15  # per solution: two steps in one equation, both done in the head
-    recovers: float = 0.30  # per equation that follows a wrong total: goes on from the true one
+    slips: float = 0.08  # per other addition: off by 1 or 2
+    merges: float = 0.15  # per solution: two steps in one equation
+    recovers: float = 0.30  # per equation after a wrong total: continues from the true one
 
 
 CARELESS = Habits()
 
 
 def write_solution(task: ArithmeticTask, rng: random.Random) -> str:
-    """One answer of the warm start's data."""
+    """Write one solution of the warm start's data."""
     if rng.random() < CAREFUL_SHARE:
         return task.solution
     return write_careless_solution(task, rng)
@@ -37,23 +37,27 @@ def write_solution(task: ArithmeticTask, rng: random.Random) -> str:
 def write_careless_solution(
     task: ArithmeticTask, rng: random.Random, habits: Habits = CARELESS
 ) -> str:
-    """An answer of the careless author, wrong more often than not, in the same form."""
-    total, steps_done, written = task.first, 0, ""
+    """Write a solution in the same form that is usually wrong."""
+    total = task.first
+    steps_done = 0
+    equations = ""
     for steps in choose_equations(task.steps, rng, habits):
         if total != task.totals[steps_done] and rng.random() < habits.recovers:
             total = task.totals[steps_done]
         result = total
         for step in steps:
             result = add_carelessly(result, step, rng, habits)
-        written += f"{total}{''.join(f'{step:+d}' for step in steps)}={result};"
-        total, steps_done = result, steps_done + len(steps)
-    return written + boxed(total)
+        terms = "".join(f"{step:+d}" for step in steps)
+        equations += f"{total}{terms}={result};"
+        total = result
+        steps_done += len(steps)
+    return equations + boxed(total)
 
 
 def choose_equations(
     steps: tuple[int, ...], rng: random.Random, habits: Habits
 ) -> list[tuple[int, ...]]:
-    """The steps that each equation will hold: one each, or once two neighbours together."""
+    """Return the steps of each equation: one each, or in one place two neighbours together."""
     equations = [(step,) for step in steps]
     if rng.random() >= habits.merges:
         return equations
@@ -62,7 +66,7 @@ def choose_equations(
 
 
 def add_carelessly(total: int, step: int, rng: random.Random, habits: Habits) -> int:
-    """The result of one addition as the careless author sees it; always within the range."""
+    """Return the careless author's result of one addition, always within the range."""
     tens, units = divmod(total, 10)
     crosses_ten = units + step not in range(10)
     if crosses_ten and rng.random() < habits.forgets_carry:

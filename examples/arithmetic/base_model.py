@@ -1,7 +1,7 @@
-"""What the tiny base model is made of: a tokenizer, an untrained Qwen2, imperfect solutions.
+"""The parts of the tiny base model: a tokenizer, an untrained Qwen2, imperfect solutions.
 
-Run `python -m examples.arithmetic.base_model` to write them to `runs/base-model`, where
-`weir sft examples/arithmetic/sft.toml DIR` finds them. The same files every time.
+`python -m examples.arithmetic.base_model` writes them to `runs/base-model`, where
+`weir sft examples/arithmetic/sft.toml DIR` finds them. The files are always the same.
 """
 
 import json
@@ -23,7 +23,9 @@ from examples.arithmetic.tasks import draw_side
 
 FOLDER = Path("runs/base-model")
 
-PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+PAD = "<pad>"
+BOS = "<bos>"
+EOS = "<eos>"
 PAD_ID, BOS_ID, EOS_ID = range(3)
 # Printable ASCII less ` and ~, which makes 96 entries with the three above. Any other character
 # would vanish from a prompt: byte-level BPE has no entry for "unknown".
@@ -37,10 +39,10 @@ NUM_SOLUTIONS = 128_000
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, a BOS in front, and a decoder that puts nothing in between.
+    """Make a tokenizer with one token per character and a BOS in front.
 
-    Byte-level BPE without a single merge: AutoTokenizer gives every Qwen2 folder its own Qwen2
-    class, which takes over a vocabulary, merges and post-processor, but no other kind of model.
+    It is byte-level BPE without merges: AutoTokenizer gives every Qwen2 folder its own Qwen2 class,
+    which accepts a vocabulary, merges and a post-processor, but no other kind of model.
     """
     byte_level = [SPACE_ENTRY if character == " " else character for character in CHARACTERS]
     ids = {entry: number for number, entry in enumerate([PAD, BOS, EOS, *byte_level])}
@@ -55,14 +57,14 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=PAD,
         bos_token=BOS,
         eos_token=EOS,
-        unk_token=None,  # said aloud, or the Qwen2 class adds a 97th entry of its own
+        unk_token=None,  # by default the Qwen2 class adds a 97th entry
         model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
     )
 
 
 def make_model() -> Qwen2ForCausalLM:
-    """The untrained model, small enough to be committed and sampled on a laptop."""
+    """Make the untrained model."""
     config = Qwen2Config(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=128,
@@ -80,17 +82,14 @@ def make_model() -> Qwen2ForCausalLM:
 
 
 def imperfect_solutions() -> Iterator[dict[str, str]]:
-    """The lines of the task file: random tasks of the training side, each answered once.
-
-    Far fewer of them make RL fragile.
-    """
+    """Yield random training tasks, each with one solution. Far fewer of them make RL fragile."""
     rng = random.Random(SEED)
     for number, task in enumerate(islice(draw_side(rng, held_out=False), NUM_SOLUTIONS)):
         yield task.record | {"id": f"{number}", "solution": write_solution(task, rng)}
 
 
 def write_parts(folder: Path) -> None:
-    """Writes the untrained model with its tokenizer, and the solutions that it is to imitate."""
+    """Write the untrained model with its tokenizer, and the solutions to imitate."""
     torch.manual_seed(SEED)
     make_model().save_pretrained(folder / "untrained")
     make_tokenizer().save_pretrained(folder / "untrained")

@@ -28,10 +28,11 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), layout="constrained")
     for axis, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
         for colour, (run, steps) in zip(_COLOURS, runs.items(), strict=False):
-            points = [(step["step"], step[name]) for step in steps if name in step]
-            xs, ys = [x for x, _ in points], [y for _, y in points]
-            axis.plot(xs, ys, color=colour, alpha=0.25, linewidth=1)
-            axis.plot(xs, smoothed(ys), color=colour, linewidth=2, label=run)
+            reported = [step for step in steps if name in step]
+            numbers = [step["step"] for step in reported]
+            values = [step[name] for step in reported]
+            axis.plot(numbers, values, color=colour, alpha=0.25, linewidth=1)
+            axis.plot(numbers, smooth(values), color=colour, linewidth=2, label=run)
         axis.set_title(title, fontsize=11, loc="left")
         axis.set_xlabel("training step", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
@@ -41,11 +42,13 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     plt.close(figure)
 
 
-def smoothed(values: Sequence[float]) -> list[float]:
-    """An exponential moving average without a bias at the start."""
-    average, weight, result = 0.0, 0.0, []
+def smooth(values: Sequence[float]) -> list[float]:
+    """Return an exponential moving average without a bias at the start."""
+    average = 0.0
+    weight = 0.0
+    averages: list[float] = []
     for value in values:
         average = _SMOOTHING * average + (1 - _SMOOTHING) * value
         weight = _SMOOTHING * weight + (1 - _SMOOTHING)
-        result.append(average / weight)
-    return result
+        averages.append(average / weight)
+    return averages

@@ -1,9 +1,7 @@
-"""The demo: start the stack, train the tiny model with PAPO, show how it got better, stop.
+"""The demo: start the stack, train the tiny model with PAPO, show the gain, stop.
 
 ``python -m examples.arithmetic.demo`` writes ``runs/demo/summary.json`` and ``curves.png``; with
-``--compare`` it trains once more with GRPO and draws both. Everything goes through the front door:
-the stack is started by its command, the job is a REST request, the numbers are its events and its
-result.
+``--compare`` it trains once more with GRPO and draws both. It uses the command and REST only.
 """
 
 from __future__ import annotations
@@ -26,9 +24,10 @@ from examples.arithmetic.curves import draw
 from weir.client import WeirClient
 from weir.stack import find_stack, model_for
 
-PAPO, GRPO = Path("recipes/demo.toml"), Path("recipes/demo-grpo.toml")
+PAPO = Path("recipes/demo.toml")
+GRPO = Path("recipes/demo-grpo.toml")
 RUNS = Path("runs/demo")
-_START_TIMEOUT_S = 320.0  # longer than `weir up` waits, which says what is missing
+_START_TIMEOUT_S = 320.0  # longer than `weir up` waits, so that its error is shown
 _EVERY_STEPS = 10
 
 Json = dict[str, Any]
@@ -44,11 +43,11 @@ class Run:
 
 
 class DemoFailed(RuntimeError):
-    """The demo cannot go on; the text says where to look."""
+    """The demo cannot continue; the text says where to look."""
 
 
 def main() -> int:
-    """Run the demo; returns the exit status."""
+    """Run the demo, and return the exit status."""
     parser = argparse.ArgumentParser(description="Train a tiny model with PAPO on this machine.")
     parser.add_argument("--compare", action="store_true", help="train with GRPO, too")
     recipes = [PAPO, GRPO] if parser.parse_args().compare else [PAPO]
@@ -89,7 +88,8 @@ def running_stack(home: Path) -> Iterator[None]:
 
 def train(recipe_path: Path) -> Run:
     """Submit a recipe and follow it to its end."""
-    recipe, stack = load_recipe(recipe_path), find_stack()
+    recipe = load_recipe(recipe_path)
+    stack = find_stack()
     with WeirClient(stack.url, stack.api_key) as weir:
         job = weir.submit_recipe(recipe, model=model_for(stack, recipe.model.path))
         print(f"{recipe.name}: {job['id']}, {recipe.training.steps} steps", flush=True)
@@ -106,7 +106,7 @@ def train(recipe_path: Path) -> Run:
 
 
 def show(event: Json, steps: int) -> None:
-    """Print an evaluation, and every so many steps."""
+    """Print an evaluation or every tenth step."""
     data = event["data"]
     if "evaluation" in data:
         result = data["evaluation"]
@@ -125,7 +125,7 @@ def show(event: Json, steps: int) -> None:
 
 
 def summarize(run: Run) -> Json:
-    """What a run achieved, as ``summary.json`` states it."""
+    """Return the numbers of ``summary.json``."""
     names = (
         "accuracy_before",
         "accuracy_after",
@@ -147,7 +147,7 @@ def summarize(run: Run) -> Json:
 
 
 def print_table(runs: list[Run]) -> None:
-    """What each run achieved, side by side."""
+    """Print the results of the runs in columns."""
     rows = [
         ("held-out accuracy before", "accuracy_before", "{:.3f}"),
         ("held-out accuracy after", "accuracy_after", "{:.3f}"),

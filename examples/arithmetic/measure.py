@@ -1,6 +1,6 @@
-"""What a model is worth on this task: accuracy, form, process score, mixed groups.
+"""Measure a model on this task: accuracy, form, process score, mixed groups.
 
-Run `python -m examples.arithmetic.measure MODEL_DIR` for the numbers in the README.
+`python -m examples.arithmetic.measure MODEL_DIR` prints the numbers in the README.
 """
 
 import re
@@ -34,7 +34,7 @@ SIGNED_NUMBER = re.compile(r"[+-]?\d+")
 
 @dataclass(frozen=True)
 class Score:
-    """What one response earned."""
+    """The score of one response."""
 
     well_formed: bool
     correct: bool
@@ -42,7 +42,7 @@ class Score:
 
 
 def score_response(task: ArithmeticTask, text: str) -> Score:
-    """A response that is not of the one expected form counts as wrong."""
+    """Score a response; another form than the expected one counts as wrong."""
     response = RESPONSE.fullmatch(text)
     equations = EQUATION.findall(text)
     right = sum(sum(map(int, SIGNED_NUMBER.findall(terms))) == int(z) for terms, z in equations)
@@ -58,15 +58,15 @@ def respond(
     model: GenerationMixin,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
-    **how: object,
+    **generation: object,
 ) -> list[str]:
-    """Texts [prompt * responses per prompt]. Prompts of this task all have the same length."""
+    """Return texts, [prompt * responses per prompt]. All prompts have the same length."""
     texts: list[str] = []
     for start in range(0, len(prompts), PROMPTS_PER_BATCH):
         batch = list(prompts[start : start + PROMPTS_PER_BATCH])
         inputs = tokenizer(batch, return_tensors="pt")
         output = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
-            **inputs, max_new_tokens=MAX_NEW_TOKENS, **how
+            **inputs, max_new_tokens=MAX_NEW_TOKENS, **generation
         )
         responses = output[:, inputs["input_ids"].shape[1] :]
         texts += tokenizer.batch_decode(responses, skip_special_tokens=True)
@@ -78,26 +78,26 @@ def score_groups(
     tokenizer: PreTrainedTokenizerBase,
     tasks: Sequence[ArithmeticTask],
     group_size: int,
-    **how: object,
+    **generation: object,
 ) -> list[list[Score]]:
-    """A group of scored responses for every task, in order."""
+    """Return a group of scored responses for every task."""
     prompts = [task.prompt for task in tasks]
-    texts = iter(respond(model, tokenizer, prompts, num_return_sequences=group_size, **how))
+    texts = iter(respond(model, tokenizer, prompts, num_return_sequences=group_size, **generation))
     return [[score_response(task, next(texts)) for _ in range(group_size)] for task in tasks]
 
 
 def is_mixed(group: Sequence[Score]) -> bool:
-    """Right and wrong answers in one group: what an outcome reward can learn from."""
+    """Whether a group has right and wrong answers, so that an outcome reward has a signal."""
     return len({score.correct for score in group}) == 2
 
 
 def differs_in_process(group: Sequence[Score]) -> bool:
-    """Unlike reasoning among the right answers: what only a process reward can learn from."""
+    """Whether the right answers differ in process score."""
     return len({score.process for score in group if score.correct}) > 1
 
 
 def summarize(sampled: Sequence[Sequence[Score]], greedy: Sequence[Score]) -> dict[str, float]:
-    """The figures of the README by their names, each a share or a mean."""
+    """Return the numbers of the README, each a share or a mean."""
     scores = list(chain.from_iterable(sampled))
     correct = [score for score in scores if score.correct]
     return {
@@ -112,13 +112,13 @@ def summarize(sampled: Sequence[Sequence[Score]], greedy: Sequence[Score]) -> di
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Answers the first 1,000 held-out prompts, once greedily and eight times by sampling."""
+    """Answer 1,000 held-out prompts, once greedily and eight times by sampling."""
     torch.manual_seed(SAMPLING_SEED)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tasks = distinct_tasks(NUM_PROMPTS, held_out=True)
     greedy = score_groups(model, tokenizer, tasks, 1, do_sample=False)
-    # top_k 0: transformers would otherwise look at the 50 likeliest tokens only
+    # transformers samples among the 50 likeliest tokens unless top_k is 0.
     sampled = score_groups(
         model, tokenizer, tasks, GROUP_SIZE, do_sample=True, temperature=1.0, top_k=0
     )

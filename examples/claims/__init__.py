@@ -1,1 +1,1 @@
-"""What the papers claim, in miniature: registered before it is run, and tested over seeds."""
+"""The claims of PAPO, DAPO and VAPO, tested in miniature."""

@@ -1,8 +1,8 @@
-"""What the base model of these examples is made of: episodes by careless players, turn by turn.
+"""The data of these examples' base model: episodes by careless players, turn by turn.
 
-Run `python -m examples.environments.base_model` to write a model to start from, that of
-`examples/arithmetic`, and the lines that it is to imitate to `runs/environments`, where
-`weir sft examples/environments/sft.toml DIR` finds them. The same files every time.
+`python -m examples.environments.base_model` writes the model of `examples/arithmetic` and the lines
+to imitate to `runs/environments`, where `weir sft examples/environments/sft.toml DIR` finds them.
+The files are always the same.
 """
 
 import json
@@ -22,20 +22,20 @@ ARITHMETIC = Path("examples/arithmetic/base-model")
 SEED = 20
 NUM_SUMS = 24_000
 NUM_GAMES = 4_000
-ASKS = 0.5  # how often an author has the first sum checked
-LISTENS = 0.25  # how often a careless author goes on from what the tool says
-MINDS_HINTS = 0.6  # how often a player guesses among the numbers that are left
-# The policy's turns end in EOS. What others say follows without a mark: it ends in a full stop.
+ASKS = 0.5  # share of episodes in which an author has the first sum checked
+LISTENS = 0.25  # share of checks after which a careless author continues from the tool's total
+MINDS_HINTS = 0.6  # share of guesses that agree with the hints
+# The policy's turns end in EOS, those of tool and game in a full stop.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.content }}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
 
-Turn = tuple[str, str]  # what came before, and what the policy says
+Turn = tuple[str, str]  # the conversation before, and the policy's text
 
 
-def turns_of_sum(task: ArithmeticTask, rng: random.Random) -> list[Turn]:
-    """An episode of *sum, then check*, by a careful author or, far more often, a careless one."""
+def play_sum(task: ArithmeticTask, rng: random.Random) -> list[Turn]:
+    """Play *sum, then check*, as a careful author or, more often, as a careless one."""
     if rng.random() >= ASKS:
         return [(task.prompt, write_solution(task, rng))]
     careful = rng.random() < CAREFUL_SHARE
@@ -43,19 +43,23 @@ def turns_of_sum(task: ArithmeticTask, rng: random.Random) -> list[Turn]:
     def add(total: int, step: int) -> int:
         return total + step if careful else add_carelessly(total, step, rng, CARELESS)
 
-    first, (one, two, last) = task.first, task.steps
-    middle = add(first, one)
-    claimed = add(middle, two)
-    said = f"{first}{one:+d}={middle};{middle}{two:+d}={claimed};"
-    total = task.totals[2] if careful or rng.random() < LISTENS else claimed
+    second, third, last = task.steps
+    middle = add(task.first, second)
+    claim = add(middle, third)
+    chain = f"{task.first}{second:+d}={middle};{middle}{third:+d}={claim};"
+    total = task.totals[2] if careful or rng.random() < LISTENS else claim
     final = add(total, last)
-    before = f"{task.prompt}{said}<eos>{check(said)}"
-    return [(task.prompt, said), (before, f"{total}{last:+d}={final};{boxed(final)}")]
+    before = f"{task.prompt}{chain}<eos>{check(chain)}"
+    return [(task.prompt, chain), (before, f"{total}{last:+d}={final};{boxed(final)}")]
 
 
-def turns_of_game(rng: random.Random) -> list[Turn]:
-    """A game by a player who heeds hints now and then, and guesses at random."""
-    game, low, high, before, turns = Game(rng.choice(NUMBERS)), NUMBERS[0], NUMBERS[-1], PROMPT, []
+def play_game(rng: random.Random) -> list[Turn]:
+    """Play a game with random guesses that only sometimes agree with the hints."""
+    game = Game(rng.choice(NUMBERS))
+    low = NUMBERS[0]
+    high = NUMBERS[-1]
+    before = PROMPT
+    turns: list[Turn] = []
     while not game.done:
         guess = rng.randint(low, high) if rng.random() < MINDS_HINTS else rng.choice(NUMBERS)
         turns.append((before, f"{guess}"))
@@ -69,17 +73,18 @@ def turns_of_game(rng: random.Random) -> list[Turn]:
 
 
 def records() -> Iterator[dict[str, str]]:
-    """The lines of the task file, one for every turn."""
+    """Yield the lines of the task file, one for every turn."""
     rng = random.Random(SEED)
-    episodes = [turns_of_sum(t, rng) for t in islice(draw_side(rng, held_out=False), NUM_SUMS)]
-    episodes += [turns_of_game(rng) for _ in range(NUM_GAMES)]
+    tasks = islice(draw_side(rng, held_out=False), NUM_SUMS)
+    episodes = [play_sum(task, rng) for task in tasks]
+    episodes += [play_game(rng) for _ in range(NUM_GAMES)]
     turns = [turn for episode in episodes for turn in episode]
     for number, (prompt, solution) in enumerate(turns):
         yield {"id": f"{number}", "prompt": prompt, "answer": solution, "solution": solution}
 
 
 def write_parts(folder: Path) -> None:
-    """Writes the model to start from, with a chat template, and the lines it is to imitate."""
+    """Write the first model, with a chat template, and the lines to imitate."""
     shutil.copytree(ARITHMETIC, folder / "start", dirs_exist_ok=True)
     (folder / "start" / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     with (folder / "turns.jsonl").open("w", encoding="utf-8") as file:

@@ -26,10 +26,10 @@ class Game:
     reward: float = 0.0
 
     def guess(self, text: str) -> None:
-        """The first number in the text is the guess; a text without one is a guess lost."""
+        """Take the first number of the text as a guess; a text without one costs a guess, too."""
         self.guesses += 1
-        found = _NUMBER.search(text)
-        self.text = _answer(self.number, int(found[0])) if found else "no number."
+        match = _NUMBER.search(text)
+        self.text = _answer(self.number, int(match[0])) if match else "no number."
         self.reward = float(self.text == "found.")
         self.done = self.reward > 0 or self.guesses == GUESSES
 
@@ -41,7 +41,7 @@ def _answer(number: int, guess: int) -> str:
 
 
 def records() -> Iterator[dict[str, object]]:
-    """A task for every number; what `metadata` has goes to the server's reset."""
+    """Yield a task for every number; its `metadata` goes to the server's reset."""
     messages = [{"role": "user", "content": PROMPT}]
     for number in NUMBERS:
         yield {"id": f"game-{number}", "messages": messages, "metadata": {"number": number}}

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 """*Sum, then check* as a taskset of `verifiers`, with a harness of its own.
 
-A harness is how an agent goes about a task. Those of `verifiers` start a program for each episode;
-this one asks from the worker's own process, since two short turns are over before that has begun.
+The harnesses of `verifiers` start a program for each episode, which takes longer than two short
+turns. This one calls the model from the worker's own process.
 Tasks are lines of a file with a prompt and an answer, such as those of `examples/arithmetic`.
 """
 
@@ -29,7 +29,7 @@ class SumTask(vf.Task[SumData]):
 
 class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
     def load(self) -> Iterable[SumTask]:
-        """One task, for a look; a recipe names its own."""
+        """Yield one task as an example; a recipe names its own."""
         yield SumTask(SumData(prompt="47+8-6+7=?", answer="56"), self.config.task)
 
 
@@ -38,7 +38,7 @@ class AnswersAfterACheck(vf.Harness[vf.HarnessConfig]):
     NEEDS_CONTAINER = False
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data) -> ProgramResult:
-        """A turn; then, unless that was the answer, the tool's reply and a second turn."""
+        """Play a turn and, unless that was the answer, the tool's reply and a second turn."""
         messages = [{"role": "user", "content": data.prompt}]
         headers = {"Authorization": f"Bearer {secret}"}
         # Plain HTTP on this machine: certificates would only cost time.
@@ -49,11 +49,11 @@ class AnswersAfterACheck(vf.Harness[vf.HarnessConfig]):
                 reply = await http.post(f"{endpoint}/chat/completions", json=body)
                 return reply.raise_for_status().json()["choices"][0]["message"]["content"]
 
-            said = await turn()
-            if not is_answer(said):
+            text = await turn()
+            if not is_answer(text):
                 messages += [
-                    {"role": "assistant", "content": said},
-                    {"role": "user", "content": check(said)},
+                    {"role": "assistant", "content": text},
+                    {"role": "user", "content": check(text)},
                 ]
                 await turn()
         return ProgramResult(0, "", "")

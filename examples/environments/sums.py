@@ -1,8 +1,8 @@
-"""Sum, then check: the policy writes a running total, a tool verifies it, the policy goes on.
+"""Sum, then check: the policy writes a running total, a tool verifies it, the policy continues.
 
 The first turn is to be a chain of equations such as `47+8=55;55-6=39;`. The tool adds up the same
-terms and says `right.` or `wrong: 49.`; the second turn goes on from there and boxes the answer. A
-turn that boxes a number ends the episode, so the policy may also answer without asking the tool.
+terms and says `right.` or `wrong: 49.`; the second turn continues from there and boxes the answer.
+A turn that boxes a number ends the episode, so the policy may also answer without the tool.
 """
 
 import re
@@ -16,7 +16,7 @@ _BOXED = re.compile(r"\\boxed\{(-?\d+)\}")
 
 
 def check(text: str) -> str:
-    """What the tool says of a chain: each equation goes on from the one before it."""
+    """Return the tool's reply to a chain of equations."""
     equations = _EQUATION.findall(text)
     if not equations:
         return NO_EQUATION
@@ -31,5 +31,5 @@ def is_answer(text: str) -> bool:
 
 
 def reward(text: str, answer: str) -> float:
-    """1 where the last boxed number is the answer."""
+    """Return 1 if the last boxed number is the answer, else 0."""
     return float(_BOXED.findall(text)[-1:] == [answer])

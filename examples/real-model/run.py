@@ -1,6 +1,6 @@
 """Teach SmolLM2-135M-Instruct: make the model and tasks, warm it up, train, fetch, ask, stop.
 
-Everything is a command that a person could give; what it costs is written beside each stage.
+Each stage is a command that a person could type, and prints its cost.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _QUESTIONS = 6
 
 
 def main() -> int:
-    """Run all stages; returns the exit status."""
+    """Run all stages, and return the exit status."""
     RUNS.mkdir(parents=True, exist_ok=True)
     os.environ["WEIR_HOME"] = str(RUNS / "stack")
     try:
         if not (RUNS / "smollm2").exists():
-            with cost_of("the model"):
+            with print_cost("the model"):
                 command(sys.executable, HERE / "base_model.py", RUNS / "smollm2")
         command(sys.executable, HERE / "tasks.py", RUNS)
         if not (RUNS / "warm").exists():
-            with cost_of("the warm start"):
+            with print_cost("the warm start"):
                 command("weir", "sft", HERE / "sft.toml", RUNS / "warm")
-        with cost_of("the job, with its stack"), running_stack(RUNS / "stack"):
+        with print_cost("the job, with its stack"), running_stack(RUNS / "stack"):
             _train()
     except (DemoFailed, subprocess.CalledProcessError) as error:
         print(f"real-model: {error}", file=sys.stderr)
@@ -64,9 +64,11 @@ def command(*words: str | Path, input: str | None = None) -> None:
 
 
 @contextmanager
-def cost_of(stage: str) -> Iterator[None]:
-    """Print the time, the core-seconds of every process, and the most memory of all together."""
-    begun, spent, peak = time.monotonic(), _core_seconds(), [0.0]
+def print_cost(stage: str) -> Iterator[None]:
+    """Print the time, the core-seconds of every process, and their peak memory in total."""
+    start = time.monotonic()
+    core_seconds_before = _core_seconds()
+    peak = [0.0]
     over = threading.Event()
     watching = threading.Thread(target=_watch, args=(peak, over), daemon=True)
     watching.start()
@@ -75,12 +77,16 @@ def cost_of(stage: str) -> Iterator[None]:
     finally:
         over.set()
         watching.join()
-        seconds, cores = time.monotonic() - begun, _core_seconds() - spent
-        print(f"{stage}: {seconds:.0f} s, {cores:.0f} core-seconds, {peak[0]:.1f} GiB", flush=True)
+        seconds = time.monotonic() - start
+        core_seconds = _core_seconds() - core_seconds_before
+        print(
+            f"{stage}: {seconds:.0f} s, {core_seconds:.0f} core-seconds, {peak[0]:.1f} GiB",
+            flush=True,
+        )
 
 
 def _core_seconds() -> float:
-    """Of all processes that this one and its children have started and waited for."""
+    """Return the CPU time of all descendants that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,6 +1,6 @@
 """Stories of one sum or difference: `python examples/real-model/tasks.py DIR` writes three files.
 
-No sum of the held-out stories is one of the others. `warm_up.jsonl` is what `weir sft` learns.
+Held-out stories share no sum with the others. `weir sft` learns `warm_up.jsonl`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import random
 import sys
 from pathlib import Path
 
-HELD_OUT, WARM_UP = 256, 128
+HELD_OUT = 256
+WARM_UP = 128
 _SEED = 7
 _NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Jack", "Maya")
 _THINGS = ("apples", "books", "cards", "coins", "cups", "eggs", "pens", "shells", "stamps")
@@ -21,10 +22,10 @@ Sum = tuple[int, str, int]
 
 
 def stories(sums: list[Sum], draw: random.Random) -> list[dict[str, str]]:
-    """Every sum, told about each name once, in an order that the draw decides."""
-    told = [_story(name, *one, draw) for name in _NAMES for one in sums]
-    draw.shuffle(told)
-    return told
+    """Return a story of every sum for each name, in random order."""
+    tasks = [_story(name, *terms, draw) for name in _NAMES for terms in sums]
+    draw.shuffle(tasks)
+    return tasks
 
 
 def _story(name: str, first: int, sign: str, second: int, draw: random.Random) -> dict[str, str]:
@@ -42,12 +43,13 @@ def main(folder: Path) -> None:
     draw = random.Random(_SEED)
     sums = [(a, sign, b) for a in range(10, 30) for sign in "+-" for b in range(2, 10)]
     draw.shuffle(sums)
-    apart = len(sums) // 4
-    held_out, rest = stories(sums[:apart], draw), stories(sums[apart:], draw)
+    num_held_out = len(sums) // 4
+    held_out = stories(sums[:num_held_out], draw)
+    train = stories(sums[num_held_out:], draw)
     files = {
         "held_out": held_out[:HELD_OUT],
-        "warm_up": rest[:WARM_UP],
-        "train": rest[WARM_UP:],
+        "warm_up": train[:WARM_UP],
+        "train": train[WARM_UP:],
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, tasks in files.items():
