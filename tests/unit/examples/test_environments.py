@@ -82,7 +82,7 @@ def test_the_committed_games_are_those_of_the_script() -> None:
 
 def test_the_base_model_has_read_what_the_chat_template_writes() -> None:
     tokenizer = AutoTokenizer.from_pretrained(EXAMPLE / "base-model")
-    asked = (base_model.turns_of_sum(TASK, random.Random(seed)) for seed in range(20))
+    asked = (base_model.play_sum(TASK, random.Random(seed)) for seed in range(20))
     (prompt, said), (before, _) = next(turns for turns in asked if len(turns) == 2)
     messages = [
         {"role": "user", "content": prompt},
