@@ -133,7 +133,7 @@ async def test_what_is_requested_while_models_load_is_obeyed_and_the_next_job_is
 async def test_a_job_whose_template_takes_too_much_fails_by_name_before_its_models_load(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, words: str
 ) -> None:
-    monkeypatch.setattr(renderer, "_CPU_S", 3.0)  # a busy machine takes long for ten
+    monkeypatch.setattr(renderer, "TOKENIZER_CPU_S", 3.0)  # a busy machine takes long for ten
     learner.models = tmp_path / "models"
     folder = shutil.copytree(ROOT / "examples/arithmetic/base-model", learner.models / "base-model")
     (folder / "chat_template.jinja").write_text(template)

@@ -26,7 +26,7 @@ from protocol.messages import (
 
 from services.chassis.service import Service
 from services.grader.worker import answer_trials_forever
-from services.learner.attempt import Attempt, JobFault, MachineFault
+from services.learner.attempt import Attempt, JobFault
 from services.learner.job import assembly
 from services.learner.job.references import readable_tasks
 from services.learner.supply.evaluator import HeldOut
@@ -153,6 +153,7 @@ async def test_a_job_waits_for_a_grader_and_goes_on_when_there_is_one(
     record = await learner.record()
     assert (record.state, record.failures) == (JobState.PAUSED, 0)
     assert "see that a grader of this release runs" in str(record.error)
+    assert await learner.exchange.take_trial(0.05) is None
     async with grader(server), answering(server.url):
         await learner.attempt()
     record = await learner.record()
@@ -200,15 +201,6 @@ async def test_a_job_that_began_under_an_older_release_keeps_its_tasks(
     tasks = a_file(*ANSWERS)
     kept, _ = await check(exchange, tmp_path, tasks, started_at=1.0)
     assert kept == tasks
-
-
-async def test_without_a_grader_the_job_waits_and_no_trial_is_left(
-    exchange: Exchange, tmp_path: Path
-) -> None:
-    attempt = Attempt(exchange, "job", 1, a_recipe(), tmp_path / "job")
-    with pytest.raises(MachineFault, match="see that a grader of this release runs"):
-        await readable_tasks(attempt, a_job_record(), tmp_path, (a_file("???"), {}), 0.05)
-    assert await exchange.take_trial(0.05) is None
 
 
 @pytest.mark.parametrize(

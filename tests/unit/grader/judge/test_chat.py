@@ -103,13 +103,6 @@ async def test_each_failure_has_its_reason_and_its_remedy_and_no_key(
     assert server.flooded_bytes < 20_000_000
 
 
-async def test_a_server_that_nobody_started_cannot_be_reached(server: ScriptedServer) -> None:
-    await server.go_away()
-    error = await failure(server)
-    assert error.is_temporary
-    assert "WEIR_JUDGE_URL" in str(error)
-
-
 @pytest.mark.parametrize(("odd", "count"), [(b"-5", 20), (b'"x"', 20), (b"100", 120)])
 async def test_odd_counts_of_tokens_spoil_no_verdict(
     odd: bytes, count: int, server: ScriptedServer
