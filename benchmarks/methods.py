@@ -21,7 +21,7 @@ from scipy import stats
 
 from examples.arithmetic.demo import running_stack
 from weir.client import WeirClient
-from weir.stack import find_stack, model_for
+from weir.stack import find_stack, model_name
 
 RESULTS = Path("benchmarks/methods.json")
 HOME = Path("runs/methods")
@@ -67,7 +67,7 @@ def train(recipe: Recipe) -> Json:
     """Run a recipe to its end, and return the numbers of the table."""
     stack = find_stack()
     with WeirClient(stack.url, stack.api_key) as weir:
-        job = weir.submit_recipe(recipe, model=model_for(stack, recipe.model.path))
+        job = weir.submit_recipe(recipe, model=model_name(stack, recipe.model.path))
         events = [event["data"] for event in weir.events(job["id"]) if event["type"] == "metrics"]
         job = weir.job(job["id"])
     if job["status"] != "succeeded":

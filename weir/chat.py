@@ -11,55 +11,69 @@ from functools import cache
 from weir.client import Json, WeirClient, WeirError
 from weir.views import complain, say, visible
 
-_HOW = "/reset begins again, /quit or Ctrl-D ends, Ctrl-C stops an answer"
-_ALONE = "each question stands alone: the model has learned from texts, and knows no chats"
+_HELP = "/reset begins again, /quit or Ctrl-D ends, Ctrl-C stops an answer"
+_STANDALONE = "each question stands alone: the model was trained on texts, and knows no chats"
 _CUT_OFF = "the answer is cut off at the limit of its tokens; see --max-tokens"
 
 
 @dataclass
 class Conversation:
-    """What was said so far; ``settings`` are the fields of each request beside the messages."""
+    """The messages so far; ``settings`` are the other fields of each request.
+
+    ``has_turns`` is False once the gateway reports that the model knows no chats.
+    """
 
     weir: WeirClient
     settings: Json
-    begins_with: list[Json]
+    system: list[Json]
     messages: list[Json] = field(default_factory=list)
-    has_turns: bool = True  # until an answer says that the model knows none
+    has_turns: bool = True
 
     def ask(self, question: str) -> Generator[str]:
-        """The answer as it comes. A question that gets none is forgotten, so it can be repeated."""
-        asked = [*self.messages, {"role": "user", "content": question}]
-        body, answer = {**self.settings, "messages": [*self.begins_with, *asked]}, ""
+        """Yield the answer as it comes. A question without an answer is forgotten."""
+        messages = [*self.messages, {"role": "user", "content": question}]
+        body = {**self.settings, "messages": [*self.system, *messages]}
+        answer = ""
         try:
-            for chunk in self.weir.chat(body, cache(complain)):  # each thing once
-                self._learn(chunk.get("weir") or {})
+            # `cache` prints each reason for waiting once.
+            for chunk in self.weir.chat(body, cache(complain)):
+                self._check_template(chunk.get("weir") or {})
                 for choice in chunk["choices"]:
-                    if text := choice["delta"].get("content"):
+                    text = choice["delta"].get("content")
+                    if text:
                         answer += text
                         yield text
                     if choice["finish_reason"] == "length":
                         complain(_CUT_OFF)
         finally:
             if answer and self.has_turns:
-                self.messages = [*asked, {"role": "assistant", "content": answer}]
+                self.messages = [*messages, {"role": "assistant", "content": answer}]
 
-    def _learn(self, facts: Json) -> None:
-        if facts.get("prompt_template") is not None and self.has_turns:
-            self.has_turns, self.messages = False, []
-            complain(_ALONE)
+    def _check_template(self, details: Json) -> None:
+        if details.get("prompt_template") is not None and self.has_turns:
+            self.has_turns = False
+            self.messages = []
+            complain(_STANDALONE)
 
 
 def answer_once(conversation: Conversation) -> None:
-    """Answer the question that standard input holds."""
+    """Answer the question on standard input."""
     _write(conversation.ask(sys.stdin.read().strip()))
 
 
 def talk(conversation: Conversation) -> None:
-    """Answer line by line, until the person has had enough."""
+    """Answer line by line until the person ends it."""
     import readline  # noqa: F401 - with it `input` edits lines
 
-    say(f"{conversation.settings['model']} answers; {_HOW}")
-    while (question := _asked()) is not None:
+    say(f"{conversation.settings['model']} answers; {_HELP}")
+    while True:
+        try:
+            question = input("> ").strip()
+        except EOFError:
+            say("")
+            return
+        if question == "/quit":
+            return
         if question == "/reset":
             conversation.messages = []
         elif question:
@@ -75,19 +89,10 @@ def _answer(conversation: Conversation, question: str) -> None:
         say("")
 
 
-def _asked() -> str | None:
-    """The next line; None at the end."""
-    try:
-        question = input("> ").strip()
-    except EOFError:
-        say("")
-        return None
-    return None if question == "/quit" else question
-
-
 def _write(answer: Generator[str]) -> None:
     text = ""
-    with closing(answer):  # one that is stopped is not sampled to its end
+    # Closing a stopped answer cancels its sampling.
+    with closing(answer):
         try:
             for text in answer:
                 print(visible(text), end="", flush=True)

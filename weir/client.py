@@ -1,4 +1,4 @@
-"""A client of the gateway: upload, submit, follow, cancel, fetch the model."""
+"""A client of the gateway: uploads, jobs, their events and samples, chats, and models."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ import httpx
 from protocol.recipe import Recipe
 
 JOBS = "/v1/fine_tuning/jobs"
-_AT_STEP = re.compile(r"(?P<job>ftjob-[0-9a-f]+)@(?P<step>[0-9]+)")
-_PATIENCE_S = 60.0
-_PAUSE_S = 1.0
-_JOBS_A_PAGE, _EVENTS_A_PAGE = 100, 1000
-_CHUNK = 2**18
+_JOB_AT_STEP = re.compile(r"(?P<job>ftjob-[0-9a-f]+)@(?P<step>[0-9]+)")
+# A stream or a download fails after this long without progress.
+_SILENCE_TIMEOUT_S = 60.0
+_RETRY_S = 1.0
+_MAX_TRIES = 3
+_JOBS_PER_PAGE = 100
+_EVENTS_PER_PAGE = 1000
+_CHUNK_BYTES = 2**18
 
 Json = dict[str, Any]
+# Called with a file's name, the bytes of the model that are here, and all its bytes.
 OnProgress = Callable[[str, int, int], None]
 
 
 class WeirError(Exception):
-    """The gateway refused a request, or could not be reached (then ``status`` is None)."""
+    """The gateway refused a request, or did not respond (then ``status`` is None)."""
 
     def __init__(
         self, message: str, *, status: int | None = None, param: str | None = None
@@ -42,9 +46,9 @@ class WeirError(Exception):
 
 
 class WeirClient:
-    """Talks to one gateway, by its address with or without ``/v1``.
+    """A client of the gateway at an address with or without ``/v1``.
 
-    Requests that fail in transit are repeated; nothing happens twice.
+    Requests that fail in transit are repeated, and take effect once.
     """
 
     def __init__(
@@ -57,7 +61,8 @@ class WeirClient:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._clock, self._sleep = clock, sleep
+        self._clock = clock
+        self._sleep = sleep
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"},
@@ -72,28 +77,29 @@ class WeirClient:
         self._http.close()
 
     def upload(self, path: Path) -> str:
-        """Upload a task file; returns its id. The same file again has the same id.
+        """Upload a task file, and return its id. The same file always has the same id.
 
         Raises:
-            WeirError: naming the lines and fields that are wrong.
+            WeirError: if lines or fields are wrong; the message names them.
         """
-        files, form = {"file": (path.name, path.read_bytes())}, {"purpose": "fine-tune"}
+        files = {"file": (path.name, path.read_bytes())}
+        form = {"purpose": "fine-tune"}
         return self._request("POST", "/v1/files", files=files, data=form)["id"]
 
     def submit(self, body: Mapping[str, Any]) -> Json:
-        """Submit a job: ``model``, ``training_file``, ``recipe`` and so on, as in the REST body.
+        """Submit a job; ``body`` is that of the route: ``model``, ``training_file``, ``recipe``…
 
         Raises:
-            WeirError: naming the field that is wrong.
+            WeirError: if a field is wrong; ``param`` names it.
         """
         headers = {"Idempotency-Key": secrets.token_hex(16)}
         return self._request("POST", JOBS, json=body, headers=headers)
 
     def submit_recipe(self, recipe: Recipe, *, model: str | None = None) -> Json:
-        """Upload the task files that a recipe names, relative to the current directory, and submit.
+        """Upload the task files of a recipe, relative to the current directory, and submit it.
 
-        ``model`` is how the gateway knows the model, if not by the recipe's ``model.path``. The
-        recipe goes as a whole: the deployment's defaults change nothing of it.
+        ``model`` is the gateway's name of the model, by default the recipe's ``model.path``. The
+        recipe is sent complete, so the deployment's defaults do not change it.
         """
         tables = recipe.model_dump(mode="json")
         tasks = tables.pop("tasks")
@@ -101,260 +107,275 @@ class WeirClient:
         body = {"model": model or path, "training_file": self.upload(Path(tasks["train"]))}
         if tasks.get("held_out"):
             body["validation_file"] = self.upload(Path(tasks["held_out"]))
-        for other in ((tables.get("evaluation") or {}).get("others") or {}).values():
+        evaluation = tables.get("evaluation") or {}
+        for other in (evaluation.get("others") or {}).values():
             other["held_out"] = self.upload(Path(other["held_out"]))
-        return self.submit(body | {"recipe": tables})
+        return self.submit({**body, "recipe": tables})
 
     def submit_again(self, job_id: str, *, model: str) -> Json:
-        """Submit a job by the recipe and the task files of another, which starts from ``model``."""
+        """Submit a job with the recipe and task files of another, which starts from ``model``."""
         job = self.job(job_id)
-        if job["weir"]["recipe"].get("client"):
-            raise WeirError(f"{job_id} is a client's, without a recipe to go on by; name a RECIPE")
-        recipe = {name: table for name, table in job["weir"]["recipe"].items() if name != "tasks"}
-        recipe["model"] = {key: v for key, v in recipe["model"].items() if key != "path"}
-        files = {name: job[name] for name in ("training_file", "validation_file") if job[name]}
-        return self.submit({"model": model, "recipe": recipe, **files})
+        recipe = job["weir"]["recipe"]
+        if recipe.get("client"):
+            raise WeirError(f"{job_id} is a session and has no recipe to repeat; name a RECIPE")
+        del recipe["model"]["path"]
+        recipe.pop("tasks", None)
+        body = {"model": model, "recipe": recipe}
+        for name in ("training_file", "validation_file"):
+            if job[name]:
+                body[name] = job[name]
+        return self.submit(body)
 
     def job(self, job_id: str) -> Json:
-        return self._request("GET", _path(job_id))
+        return self._request("GET", _job_url(job_id))
 
     def why(self, job_id: str) -> Json:
-        """Whether a job moves, what it waits for, and who does what."""
-        return self._request("GET", _path(job_id, "why"))
+        """Return whether a job moves, its reason to wait, and the activity of each process."""
+        return self._request("GET", _job_url(job_id, "why"))
 
     def jobs(self, limit: int = 20, **query: Any) -> list[Json]:
-        """The newest jobs that fit ``query``, which is that of the route."""
-        return list(islice(self.all_jobs(min(limit, _JOBS_A_PAGE), **query), limit))
+        """Return the newest jobs that match the route's ``query``."""
+        return list(islice(self.all_jobs(min(limit, _JOBS_PER_PAGE), **query), limit))
 
-    def all_jobs(self, page: int = _JOBS_A_PAGE, **query: Any) -> Iterator[Json]:
-        """Every job that fits ``query``, newest first, asked for by pages."""
-        return self._pages(JOBS, {"limit": page, **query})
+    def all_jobs(self, page_size: int = _JOBS_PER_PAGE, **query: Any) -> Iterator[Json]:
+        """Yield every job that matches ``query``, newest first."""
+        return self._pages(JOBS, {"limit": page_size, **query})
 
     def checkpoints(self, job_id: str) -> list[Json]:
-        """The checkpoints that a job has kept, newest first."""
-        return list(self._pages(_path(job_id, "checkpoints"), {}))
+        """Return a job's checkpoints, newest first."""
+        return list(self._pages(_job_url(job_id, "checkpoints"), {}))
 
     def delete(self, job_id: str) -> Json:
-        """Delete all of a job that has ended, the model that it has trained as well."""
-        return self._request("DELETE", _path(job_id))
+        """Delete all data of a job that has ended, including its model."""
+        return self._request("DELETE", _job_url(job_id))
 
     def cancel(self, job_id: str) -> Json:
-        return self._request("POST", _path(job_id, "cancel"))
+        return self._request("POST", _job_url(job_id, "cancel"))
 
     def cancel_all(self, **query: Any) -> Iterator[Json]:
-        """End every job that fits ``query``, which is that of the list of jobs."""
-        return self._until_none("POST", f"{JOBS}/cancel", query)
+        """Cancel every job that matches the ``query`` of the list of jobs, and yield them."""
+        return self._repeat("POST", f"{JOBS}/cancel", query)
 
     def delete_all(self, **query: Any) -> Iterator[Json]:
-        """Delete all of every job that has ended and fits ``query``."""
-        return self._until_none("DELETE", JOBS, query)
+        """Delete every job that has ended and matches ``query``, and yield them."""
+        return self._repeat("DELETE", JOBS, query)
 
     def pause(self, job_id: str) -> Json:
-        """Ask a job to write a checkpoint and rest."""
-        return self._request("POST", _path(job_id, "pause"))
+        """Request that a job writes a checkpoint and pauses."""
+        return self._request("POST", _job_url(job_id, "pause"))
 
     def resume(self, job_id: str) -> Json:
-        return self._request("POST", _path(job_id, "resume"))
+        return self._request("POST", _job_url(job_id, "resume"))
 
     def past_events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
-        """A job's events until now, oldest first."""
-        query = {"order": "asc", "limit": _EVENTS_A_PAGE} | ({"after": after} if after else {})
-        return self._pages(_path(job_id, "events"), query)
+        """Yield a job's events until now, oldest first."""
+        query: Json = {"order": "asc", "limit": _EVENTS_PER_PAGE}
+        if after:
+            query["after"] = after
+        return self._pages(_job_url(job_id, "events"), query)
 
     def samples(self, job_id: str, **query: Any) -> Iterator[Json]:
-        """A job's samples, newest first; ``query`` is that of the route, its ``limit`` of a page.
+        """Yield a job's samples, newest first; the ``limit`` of the ``query`` is that of a page.
 
         Raises:
-            WeirError: naming the part of the query that is wrong.
+            WeirError: if the query is wrong; ``param`` names the part.
         """
-        return self._pages(_path(job_id, "samples"), query)
+        return self._pages(_job_url(job_id, "samples"), query)
 
     def sample_group(self, job_id: str, key: str) -> Json:
-        """A group such as ``train:17``, with the text and the numbers of every token."""
-        return self._request("GET", _path(job_id, "samples", key))
+        """Return a group such as ``train:17``, with the text and the numbers of every token."""
+        return self._request("GET", _job_url(job_id, "samples", key))
 
     def events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
-        """A job's events as they happen, until it has ended; goes on by itself where a line broke.
+        """Yield a job's events as they happen until it has ended; broken connections resume.
 
         Raises:
-            WeirError: if there is no such job, or the gateway was away for a minute.
+            WeirError: if there is no such job, or the gateway does not respond for a minute.
         """
-        last_heard = self._clock()
-        while self._clock() - last_heard < _PATIENCE_S:
+        url = _job_url(job_id, "events")
+        last_line_at = self._clock()
+        while self._clock() - last_line_at < _SILENCE_TIMEOUT_S:
+            headers = {"Last-Event-ID": after} if after else {}
             try:
-                for line in self._stream(job_id, after):
-                    last_heard = self._clock()
+                for line in self._stream("GET", url, params={"stream": "true"}, headers=headers):
+                    last_line_at = self._clock()
                     if line == "data: [DONE]":
                         return
-                    if not line.startswith("data: "):
-                        continue  # a sign of life
-                    event = json.loads(line.removeprefix("data: "))
-                    after = event["id"]
-                    yield event
+                    # Other lines are comments, which keep the connection open.
+                    if line.startswith("data: "):
+                        event = json.loads(line.removeprefix("data: "))
+                        after = event["id"]
+                        yield event
             except httpx.TransportError:
-                pass  # the next round goes on after the last event
-            self._sleep(_PAUSE_S)
-        raise self._silent()
+                pass
+            except WeirError as error:
+                if error.status != httpx.codes.SERVICE_UNAVAILABLE:
+                    raise
+            self._sleep(_RETRY_S)
+        raise self._timeout()
 
     def chat(
         self, body: Mapping[str, Any], on_wait: Callable[[str], None] = lambda _: None
     ) -> Iterator[Json]:
-        """The chunks of a chat completion as they come; ``body`` is that of the route.
+        """Yield the chunks of a chat completion as they come; ``body`` is that of the route.
 
         Args:
-            on_wait: told what the answer waits for, in words.
+            on_wait: called with the reason while the answer waits.
 
         Raises:
-            WeirError: naming the field that is wrong, or saying why there is no answer.
+            WeirError: if a field is wrong, or there is no answer.
         """
         content = {**body, "stream": True}
         try:
-            with self._http.stream("POST", "/v1/chat/completions", json=content) as reply:
-                if not reply.headers.get("content-type", "").startswith("text/event-stream"):
-                    reply.read()
-                    raise _refused(reply)
-                for line in reply.iter_lines():
-                    if line.startswith(":"):
-                        on_wait(line.removeprefix(":").strip())
-                    elif line.startswith("data: {"):
-                        yield _chunk(line.removeprefix("data: "))
-        except httpx.ConnectError as error:
-            raise self._nobody(error) from error
+            for line in self._stream("POST", "/v1/chat/completions", json=content):
+                if line.startswith(":"):
+                    on_wait(line.removeprefix(":").strip())
+                elif line.startswith("data: {"):
+                    chunk = json.loads(line.removeprefix("data: "))
+                    error = chunk.get("error")
+                    if error:
+                        raise WeirError(error["message"], param=error.get("param"))
+                    yield chunk
         except httpx.TransportError as error:
-            raise WeirError(f"{self.url}: {error}") from error
+            raise self._unreachable(error) from error
 
-    def model_files(self, made_by: str) -> list[Json]:
-        """The files of the model of a job that has succeeded, or of ``JOB@STEP``."""
-        return self._request("GET", _path(made_by, "model"))["data"]
+    def model_files(self, name: str) -> list[Json]:
+        """Return the files of the model of ``JOB`` or ``JOB@STEP``."""
+        return self._request("GET", _job_url(name, "model"))["data"]
 
     def fetch_model(
-        self, made_by: str, folder: Path, on_progress: OnProgress = lambda *_: None
+        self, name: str, folder: Path, on_progress: OnProgress = lambda *_: None
     ) -> None:
-        """Bring a job's model here. A fetch that was interrupted goes on where it was.
+        """Download a model; an interrupted download resumes.
 
         Args:
-            made_by: a job that has succeeded, or ``JOB@STEP``: a checkpoint that it has kept.
-            folder: made if it is missing; a file in it is replaced when the new one is whole.
-            on_progress: told the file at hand, the bytes that are here, the bytes of the model.
+            name: ``JOB``, which has succeeded, or ``JOB@STEP``, one of its checkpoints.
+            folder: created if missing; a file in it is replaced when the new one is complete.
 
         Raises:
-            WeirError: saying why the job has no model, why the disk does not take it, or that the
-                gateway was away for a minute.
+            WeirError: if the job has no model, the disk refuses it, or the gateway does not respond
+                for a minute.
         """
-        listed = self.model_files(made_by)
-        total, before = sum(file["bytes"] for file in listed), 0
+        files = self.model_files(name)
+        total = sum(file["bytes"] for file in files)
+        num_done = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for file in listed:
-                part = PartFile(_within(folder, file["name"]), file["bytes"], file["modified_us"])
-                for here in self._download(_path(made_by, "model", file["name"]), part):
-                    on_progress(file["name"], before + here, total)
-                before += part.size
+            for file in files:
+                path = _path_in_folder(folder, file["name"])
+                part = PartFile(path, file["bytes"], file["modified_us"])
+                for num_received in self._download(_job_url(name, "model", file["name"]), part):
+                    on_progress(file["name"], num_done + num_received, total)
+                num_done += part.size
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             raise WeirError(f"{error.filename}: {error.strerror}; name another folder") from error
         except OSError as error:
             raise WeirError(
-                f"{folder}: {error.strerror}; what has arrived stays there, and the next fetch "
-                "goes on from it"
+                f"{folder}: {error.strerror}; the received part stays, and the next fetch resumes"
             ) from error
 
     def _download(self, url: str, part: PartFile) -> Iterator[int]:
+        """Yield the number of received bytes until the file is complete."""
         if part.is_complete:
             yield part.size
             return
-        furthest, last_gain = -1, self._clock()
-        while self._clock() - last_gain < _PATIENCE_S:
+        max_received = -1
+        last_gain_at = self._clock()
+        while self._clock() - last_gain_at < _SILENCE_TIMEOUT_S:
             try:
-                for here in self._pieces(url, part):
-                    if here > furthest:
-                        furthest, last_gain = here, self._clock()
-                    yield here
+                for num_received in self._receive(url, part):
+                    if num_received > max_received:
+                        max_received = num_received
+                        last_gain_at = self._clock()
+                    yield num_received
             except httpx.TransportError:
-                pass  # the next round goes on after the last piece
-            if part.here == part.size:
+                pass
+            if part.num_received == part.size:
                 part.finish()
                 return
-            self._sleep(_PAUSE_S)
-        raise self._silent()
+            self._sleep(_RETRY_S)
+        raise self._timeout()
 
-    def _pieces(self, url: str, part: PartFile) -> Iterator[int]:
-        start = part.here
+    def _receive(self, url: str, part: PartFile) -> Iterator[int]:
+        start = part.num_received
         if start == part.size:
             yield start
             return
         headers = {"Accept-Encoding": "identity"}
         if start:
-            headers |= {"Range": f"bytes={start}-", "If-Range": part.last_modified}
+            headers["Range"] = f"bytes={start}-"
+            headers["If-Range"] = part.last_modified
         with self._http.stream("GET", url, headers=headers) as reply:
             if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 return
             if reply.is_error:
                 reply.read()
-                raise _refused(reply)
+                raise _refusal(reply)
             if reply.status_code == httpx.codes.PARTIAL_CONTENT:
-                here = f"bytes {start}-{part.size - 1}/{part.size}"
-                is_listed = reply.headers.get("content-range") == here
+                content_range = f"bytes {start}-{part.size - 1}/{part.size}"
+                is_unchanged = reply.headers.get("content-range") == content_range
             else:
                 start = 0
-                is_listed = reply.headers.get("content-length", str(part.size)) == str(part.size)
-            if not is_listed:
+                is_unchanged = reply.headers.get("content-length") in {None, str(part.size)}
+            if not is_unchanged:
                 raise WeirError(f"{reply.url} has changed since it was listed; fetch it again")
-            yield from part.write(reply.iter_raw(_CHUNK), start)
+            yield from part.write(reply.iter_raw(_CHUNK_BYTES), start)
 
-    def _nobody(self, error: httpx.ConnectError) -> WeirError:
-        return WeirError(f"nothing answers at {self.url} ({error}); `weir up` starts a stack")
+    def _unreachable(self, error: httpx.TransportError) -> WeirError:
+        if isinstance(error, httpx.ConnectError):
+            return WeirError(f"nothing responds at {self.url} ({error}); `weir up` starts a stack")
+        return WeirError(f"{self.url}: {error}")
 
-    def _silent(self) -> WeirError:
-        return WeirError(f"{self.url} has not answered for {_PATIENCE_S:g} s")
+    def _timeout(self) -> WeirError:
+        return WeirError(f"{self.url} has not responded for {_SILENCE_TIMEOUT_S:g} s")
 
-    def _stream(self, job_id: str, after: str | None) -> Iterator[str]:
-        headers = {"Last-Event-ID": after} if after else {}
-        url, query = _path(job_id, "events"), {"stream": "true"}
-        with self._http.stream("GET", url, params=query, headers=headers) as reply:
-            if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-                return
+    def _stream(self, method: str, url: str, **content: Any) -> Iterator[str]:
+        """Yield the lines of an event stream; raises `WeirError` if the response is none."""
+        with self._http.stream(method, url, **content) as reply:
             if not reply.headers.get("content-type", "").startswith("text/event-stream"):
                 reply.read()
-                raise _refused(reply)
+                raise _refusal(reply)
             yield from reply.iter_lines()
 
     def _pages(self, url: str, query: Json) -> Iterator[Json]:
-        """What a list holds, from the place of ``query`` on."""
+        """Yield the entries of all pages of a list."""
         while True:
             page = self._request("GET", url, params=query)
             yield from page["data"]
             if not page["has_more"] or page["last_id"] == query.get("after"):
                 return
-            query = query | {"after": page["last_id"]}
+            query = {**query, "after": page["last_id"]}
 
-    def _until_none(self, method: str, url: str, query: Json) -> Iterator[Json]:
-        page: Json = {"has_more": True}
-        while page["has_more"]:
+    def _repeat(self, method: str, url: str, query: Json) -> Iterator[Json]:
+        """Repeat a request until it has no more entries, and yield them all."""
+        has_more = True
+        while has_more:
             page = self._request(method, url, params=query)
             yield from page["data"]
+            has_more = page["has_more"]
 
-    def _request(self, method: str, path: str, *, tries: int = 3, **content: Any) -> Json:
-        try:
-            reply = self._http.request(method, path, **content)
-        except httpx.ConnectError as error:
-            raise self._nobody(error) from error
-        except httpx.TransportError as error:
-            if tries == 1:
-                raise WeirError(f"{self.url}: {error}") from error
-        else:
-            if reply.is_success:
-                return _content(reply)
-            if reply.status_code != httpx.codes.SERVICE_UNAVAILABLE or tries == 1:
-                raise _refused(reply)
-        self._sleep(_PAUSE_S)
-        return self._request(method, path, tries=tries - 1, **content)
+    def _request(self, method: str, path: str, **content: Any) -> Json:
+        for number in range(1, _MAX_TRIES + 1):
+            is_last = number == _MAX_TRIES
+            try:
+                reply = self._http.request(method, path, **content)
+            except httpx.TransportError as error:
+                if is_last or isinstance(error, httpx.ConnectError):
+                    raise self._unreachable(error) from error
+            else:
+                if reply.is_success:
+                    return _parse_json(reply)
+                if is_last or reply.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                    raise _refusal(reply)
+            self._sleep(_RETRY_S)
+        raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
 class PartFile:
-    """``target`` while it arrives, under a name that has the time of the original's last change.
+    """The received part of ``target``.
 
-    So the pieces of another original are never taken for its own.
+    Its name has the time when the original was modified, so parts of two originals never mix.
     """
 
     target: Path
@@ -367,84 +388,80 @@ class PartFile:
 
     @property
     def last_modified(self) -> str:
-        """The original's last change, as HTTP writes it."""
+        """The time of the original's last change, as HTTP writes it."""
         return formatdate(self.modified_us / 1e6, usegmt=True)
 
     @property
     def is_complete(self) -> bool:
-        """If the target is here, whole, and of this original."""
-        return self.target.exists() and (
-            (found := self.target.stat()).st_size == self.size
-            and found.st_mtime_ns == self.modified_us * 1000
-        )
+        """Whether the target is a complete copy of this original."""
+        if not self.target.exists():
+            return False
+        status = self.target.stat()
+        return status.st_size == self.size and status.st_mtime_ns == self.modified_us * 1000
 
     @property
-    def here(self) -> int:
-        """Bytes that have arrived of this original."""
-        found = self.path.stat().st_size if self.path.exists() else 0
-        return found if found <= self.size else 0
+    def num_received(self) -> int:
+        """Received bytes; 0 if there are more than the original has."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        return size if size <= self.size else 0
 
     def write(self, chunks: Iterable[bytes], start: int) -> Iterator[int]:
-        """Write from byte ``start`` on, which is 0 or where the file ends.
+        """Write from byte ``start`` on, and yield the number of received bytes after each chunk.
 
-        Yields after each chunk how many bytes are here.
+        Two simultaneous downloads write the same bytes to the same positions.
         """
-        # Two fetches at once write the same bytes to the same places.
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        with os.fdopen(descriptor, "r+b", buffering=0) as out:
+        with os.fdopen(descriptor, "r+b") as out:
             if os.fstat(descriptor).st_size > self.size:
                 out.truncate(0)
             out.seek(start)
             for chunk in chunks:
-                while chunk:  # a disk that is nearly full takes less than it is given
-                    chunk = chunk[out.write(chunk) :]
+                out.write(chunk)
+                out.flush()
                 yield out.tell()
 
     def finish(self) -> None:
         try:
             with self.path.open("r+b" if self.size else "ab") as out:
                 os.fsync(out.fileno())
-        except FileNotFoundError:  # another fetch has put it in place
+        except FileNotFoundError:
+            # Another download has finished it.
             return
         os.utime(self.path, ns=(self.modified_us * 1000, self.modified_us * 1000))
         self.path.replace(self.target)
-        for left in self.target.parent.glob(f"{glob.escape(self.target.name)}.[0-9]*.part"):
-            left.unlink(missing_ok=True)
+        for part in self.target.parent.glob(f"{glob.escape(self.target.name)}.[0-9]*.part"):
+            part.unlink(missing_ok=True)
 
 
-def _path(job_id: str, *parts: str) -> str:
-    """Where a job is, or the checkpoint that ``JOB@STEP`` names."""
-    if named := _AT_STEP.fullmatch(job_id):
-        job_id = f"ftckpt-{named['job']}-{int(named['step'])}"
-    if "/" in job_id or job_id in {"", ".", ".."}:  # a server would take it for another path
-        raise WeirError(f"{job_id!r} is no id of a job; `weir jobs` lists those there are")
-    return "/".join([JOBS, *(quote(part, safe="") for part in (job_id, *parts))])
+def _job_url(name: str, *parts: str) -> str:
+    """Return the URL of a job, or of the checkpoint ``JOB@STEP``, or of a part of it."""
+    checkpoint = _JOB_AT_STEP.fullmatch(name)
+    if checkpoint:
+        name = f"ftckpt-{checkpoint['job']}-{int(checkpoint['step'])}"
+    # A server would take such a name for another path.
+    if "/" in name or name in {"", ".", ".."}:
+        raise WeirError(f"{name!r} is no id of a job; `weir jobs` lists them")
+    quoted = [quote(part, safe="") for part in (name, *parts)]
+    return "/".join([JOBS, *quoted])
 
 
-def _within(folder: Path, name: str) -> Path:
+def _path_in_folder(folder: Path, name: str) -> Path:
     if name in {"", ".."} or Path(name).name != name or "\0" in name:
-        raise WeirError(f"the gateway lists a file {name!r}, which would not lie in {folder}")
+        raise WeirError(f"the gateway lists a file {name!r}, which would lie outside {folder}")
     return folder / name
 
 
-def _content(reply: httpx.Response) -> Json:
+def _parse_json(reply: httpx.Response) -> Json:
     try:
         return reply.json()
     except ValueError as error:
-        raise WeirError(f"{reply.url} answered no JSON; is it a Weir gateway?") from error
+        raise WeirError(f"{reply.url} sent no JSON; is it a Weir gateway?") from error
 
 
-def _chunk(text: str) -> Json:
-    chunk = json.loads(text)
-    if error := chunk.get("error"):
-        raise WeirError(error["message"], param=error.get("param"))
-    return chunk
-
-
-def _refused(reply: httpx.Response) -> WeirError:
+def _refusal(reply: httpx.Response) -> WeirError:
+    status = reply.status_code
     try:
         error = reply.json()["error"]
-        message, param = error["message"], error["param"]
+        return WeirError(error["message"], status=status, param=error["param"])
     except (ValueError, KeyError, TypeError):
-        message, param = f"{reply.url} answered {reply.status_code}; is it a Weir gateway?", None
-    return WeirError(message, status=reply.status_code, param=param)
+        return WeirError(f"{reply.url} responded {status}; is it a Weir gateway?", status=status)

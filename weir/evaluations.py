@@ -1,8 +1,9 @@
-"""How far two evaluations of a job are apart."""
+"""The gain in accuracy between two evaluations of a job."""
 
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,66 +14,76 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The mean gain in accuracy from one evaluation to a later one."""
+    """The mean gain from one evaluation to a later one, with its 95 % interval.
+
+    ``tasks`` is the number of tasks compared; if unpaired, that of the smaller evaluation.
+    """
 
     gain: float
     low: float
     high: float
-    tasks: int  # the gain is over so many; if unpaired, of the smaller evaluation
+    tasks: int
     paired: bool
 
 
 def compare(first: Json, last: Json) -> Comparison | None:
-    """Compare the accuracy of two evaluation results, over the tasks that both could grade.
+    """Compare the accuracy of two evaluations, over the tasks that both could grade.
 
-    The interval is made of the two evaluations' own, less what their tasks have in common: with a
-    and b the distances from either accuracy to its bound, the distance from the gain to its bound
-    is sqrt(a² - 2rab + b²) (Newcombe 1998, method 10; Zou 2007). r is the correlation of the shares
-    over the tasks, taken as if one more task had changed independently of the others, so
-    that two evaluations that agree are no proof of equality. r is 0 where a result is not told by
-    task: then the comparison is not paired, and its interval wider. None if there are not at least
-    two tasks to compare.
+    With a and b the distances from either accuracy to its bound, the distance from the gain to its
+    bound is sqrt(a² - 2rab + b²) (Newcombe 1998, method 10; Zou 2007). r is the correlation of the
+    tasks' shares of correct responses. It counts one more task, which changed independently of the
+    others, so that two equal evaluations do not prove equality. If a result lacks its tasks, r is
+    0 and the comparison is unpaired. None if fewer than two tasks can be compared.
     """
-    if any(result.get("accuracy_low") is None for result in (first, last)):
+    if first.get("accuracy_low") is None or last.get("accuracy_low") is None:
         return None
-    before, after = first.get("per_task"), last.get("per_task")
+    before = first.get("per_task")
+    after = last.get("per_task")
     if before is None or after is None:
-        gain, tasks = last["accuracy"] - first["accuracy"], min(first["tasks"], last["tasks"])
-        return Comparison(gain, *_bounds(first, last, gain, tasks, 0.0), tasks, paired=False)
-    shares = [
-        (before[task][0] / before[task][1], after[task][0] / after[task][1])
-        for task in before
-        if task in after
-    ]
-    if len(shares) < 2:
+        num_tasks = min(first["tasks"], last["tasks"])
+        gain = last["accuracy"] - first["accuracy"]
+        low, high = _bounds(first, last, gain, num_tasks, correlation=0.0)
+        return Comparison(gain, low, high, num_tasks, paired=False)
+    tasks = [task for task in before if task in after]
+    if len(tasks) < 2:
         return None
-    gain, tasks = statistics.fmean(later - earlier for earlier, later in shares), len(shares)
-    bounds = _bounds(first, last, gain, tasks, _correlation(shares))
-    return Comparison(gain, *bounds, tasks, paired=True)
+    shares_before = [_share(before[task]) for task in tasks]
+    shares_after = [_share(after[task]) for task in tasks]
+    gain = statistics.fmean(map(operator.sub, shares_after, shares_before))
+    correlation = _correlation(shares_before, shares_after)
+    low, high = _bounds(first, last, gain, len(tasks), correlation)
+    return Comparison(gain, low, high, len(tasks), paired=True)
+
+
+def _share(counts: tuple[float, int]) -> float:
+    num_correct, num_samples = counts
+    return num_correct / num_samples
 
 
 def _bounds(
-    first: Json, last: Json, gain: float, tasks: int, correlation: float
+    first: Json, last: Json, gain: float, num_tasks: int, correlation: float
 ) -> tuple[float, float]:
-    (first_below, first_above), (last_below, last_above) = (
-        _margins(result, tasks) for result in (first, last)
-    )
-    below, above = (
-        math.sqrt(max(0.0, one**2 - 2 * correlation * one * other + other**2))
-        for one, other in ((first_above, last_below), (first_below, last_above))
-    )
-    return max(-1.0, gain - below), min(1.0, gain + above)
+    def distance(a: float, b: float) -> float:
+        return math.sqrt(max(0.0, a**2 - 2 * correlation * a * b + b**2))
+
+    first_below, first_above = _margins(first, num_tasks)
+    last_below, last_above = _margins(last, num_tasks)
+    low = gain - distance(first_above, last_below)
+    high = gain + distance(first_below, last_above)
+    return max(-1.0, low), min(1.0, high)
 
 
-def _margins(result: Json, tasks: int) -> tuple[float, float]:
-    """From the accuracy down to its interval's end, and up; longer if it is over fewer tasks."""
-    accuracy, scale = result["accuracy"], math.sqrt(result["tasks"] / tasks)
-    below, above = accuracy - result["accuracy_low"], result["accuracy_high"] - accuracy
-    return below * scale, above * scale
+def _margins(result: Json, num_tasks: int) -> tuple[float, float]:
+    """Return the accuracy's distances to its bounds, scaled to a smaller number of tasks."""
+    accuracy = result["accuracy"]
+    scale = math.sqrt(result["tasks"] / num_tasks)
+    below = (accuracy - result["accuracy_low"]) * scale
+    above = (result["accuracy_high"] - accuracy) * scale
+    return below, above
 
 
-def _correlation(shares: list[tuple[float, float]]) -> float:
-    before, after = zip(*shares, strict=True)
+def _correlation(before: list[float], after: list[float]) -> float:
     if len(set(before)) < 2 or len(set(after)) < 2:
         return 0.0
-    return statistics.correlation(before, after) * len(shares) / (len(shares) + 1)
+    num_tasks = len(before)
+    return statistics.correlation(before, after) * num_tasks / (num_tasks + 1)

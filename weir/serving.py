@@ -1,4 +1,4 @@
-"""The command by which vLLM serves a job's model, without Weir."""
+"""The command by which vLLM serves a job's model without Weir."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ import shlex
 
 from weir.client import WeirClient
 
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
+# Values that vLLM accepts for --max-lora-rank.
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
-def how_to_serve(weir: WeirClient, name: str) -> str:
-    """A command that fetches the model of ``JOB`` or ``JOB@STEP`` and serves it under that name.
+def serve_command(weir: WeirClient, name: str) -> str:
+    """Return a command that fetches the model of ``JOB`` or ``JOB@STEP``, and serves it.
 
     Raises:
-        WeirError: saying why the job has no model.
+        WeirError: if the job has no model.
     """
     job_id, _, step = name.partition("@")
     files = {file["name"] for file in weir.model_files(name)}
     model = weir.job(job_id)["weir"]["recipe"]["model"]
     folder = f"{job_id}-{int(step)}" if step else job_id
-    served = [f"./{folder}", "--served-model-name", name]
     if "adapter_config.json" in files:
         rank = next(rank for rank in _LORA_RANKS if rank >= model["lora"]["rank"])
-        served = [model["path"], "--enable-lora", "--lora-modules", f"{name}=./{folder}"]
-        served += ["--max-lora-rank", str(rank)]
-    served += ["--max-model-len", str(model["max_context"]), "--dtype", model["dtype"]]
-    if options := model["chat_template_options"]:
-        served += ["--default-chat-template-kwargs", json.dumps(options)]
+        options = [model["path"], "--enable-lora", "--lora-modules", f"{name}=./{folder}"]
+        options += ["--max-lora-rank", str(rank)]
+    else:
+        options = [f"./{folder}", "--served-model-name", name]
+    options += ["--max-model-len", str(model["max_context"])]
+    options += ["--dtype", model["dtype"]]
+    template_options = model["chat_template_options"]
+    if template_options:
+        options += ["--default-chat-template-kwargs", json.dumps(template_options)]
     fetch = shlex.join(["weir", "fetch", name, folder])
-    return f"{fetch} && {shlex.join(['vllm', 'serve', *served])}"
+    serve = shlex.join(["vllm", "serve", *options])
+    return f"{fetch} && {serve}"

@@ -1,8 +1,7 @@
 """``weir track``: write the events of jobs to experiment trackers, each event once.
 
-A tracker of another kind is one class here and one line in `TRACKERS`. A library is imported when
-its tracker is opened, and no sooner. What a tracker has is noted in a file, so that a process that
-is started again continues from there.
+A tracker of another kind is one class here and one line in `TRACKERS`. Its library is imported when
+it is opened. A file records its position, so that a restarted process continues from there.
 """
 
 from __future__ import annotations
@@ -26,22 +25,31 @@ from services.chassis.deployment import home_dir, read_variable
 from weir.client import WeirClient, WeirError
 
 Json = dict[str, Any]
-_MOST_METRICS, _MOST_PARAMETERS, _LONGEST_PARAMETER = 1000, 100, 6000  # of a request to MLflow
+# MLflow's limits for a request.
+_MAX_METRICS = 1000
+_MAX_PARAMETERS = 100
+_MAX_PARAMETER_CHARS = 6000
 _FINAL = {"succeeded", "failed", "cancelled"}
-_PAUSE_S = 2.0
-_BATCH = 500  # events
-_MOST_AT_RISK = 2000  # events that a killed process may have to write again: they must be there
-_NEWEST = 100  # jobs
+_POLL_S = 2.0
+_BATCH_EVENTS = 500
+# A tracker that is not durable is closed after this many events. A killed process has to write
+# them again, so the gateway must still have them.
+_MAX_EVENTS_AT_RISK = 2000
+_NUM_NEWEST_JOBS = 100
 _NOT_FOUND = 404
-_GATEWAY_IS_AWAY = {None, 500, 502, 503, 504}
+_GATEWAY_AWAY = {None, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one event says: numbers at a step, or a warning in words."""
+    """The content of an event: numbers at a step, or a warning.
 
-    created_at: float  # seconds since 1970
-    axis: str  # what ``step`` counts: "step", or "pretrain/step"
+    ``created_at`` is in seconds since 1970, ``axis`` names what ``step`` counts: "step" or
+    "pretrain/step".
+    """
+
+    created_at: float
+    axis: str
     step: int
     numbers: Mapping[str, float]
     level: str = "info"
@@ -64,47 +72,53 @@ class Run:
 
     @property
     def settings(self) -> dict[str, str | int | float | bool]:
-        """The recipe in one level, with dotted names; what is not set is left out."""
-        return dict(_leaves(self.recipe))
+        """The recipe's settings that are not None, by dotted names."""
+        return dict(_flatten(self.recipe))
 
 
 class Tracker(ABC):
-    """One run in one tracker. Its constructor takes what its last ``place`` was, {} if none."""
+    """A run in a tracker; ``position`` is that of the last process, or {}.
 
-    needs: ClassVar[tuple[str, str]]  # the module that it imports, the package that has it
-    is_durable: ClassVar[bool] = True  # whether what was written stays when the process is killed
+    ``needs`` are the module that the tracker imports and its package. A durable tracker keeps what
+    was written when the process is killed.
+    """
+
+    needs: ClassVar[tuple[str, str]]
+    is_durable: ClassVar[bool] = True
 
     @abstractmethod
-    def __init__(self, where: str, run: Run, place: Mapping[str, Any]) -> None: ...
+    def __init__(self, where: str, run: Run, position: Mapping[str, Any]) -> None: ...
 
     @abstractmethod
     def write(self, entries: Sequence[Entry]) -> None: ...
-    def place(self) -> Json:
-        """What lets another process continue here, or, unless it is durable, begin here again."""
+
+    def position(self) -> Json:
+        """Return where another process continues; unless durable, where it starts again."""
         return {}
 
     @abstractmethod
     def close(self, status: str | None) -> None:
-        """Leave the run, which has ended with this status, or goes on (None)."""
+        """Close a run that has ended with a status, or continues later (None)."""
 
 
 class TensorBoard(Tracker):
-    """Event files in a folder per job; every start writes one of its own."""
+    """Event files in a folder per job; each process writes a new one."""
 
     needs = "tensorboardX", "tensorboardX"
 
-    def __init__(self, where: str, run: Run, place: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, run: Run, position: Mapping[str, Any]) -> None:
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
 
-        self._summary, self._event = summary, vars(event_pb2)["Event"]
+        self._summary = summary
+        self._event = vars(event_pb2)["Event"]
         self._folder = Path(where) / run.file_name
         self._folder.mkdir(parents=True, exist_ok=True)
         self._step = 0
-        sizes = place.get("files", {})
-        self._cut(sizes)
-        # A name holds a time in seconds, and two starts may come in one.
+        sizes = position.get("files", {})
+        self._truncate_files(sizes)
+        # The suffix tells two files of the same second apart.
         self._writer = EventsWriter(str(self._folder / "events"), f".{len(sizes)}")
         if not sizes:
             recipe = json.dumps(run.recipe, indent=2).replace("\n", "\n    ")
@@ -119,11 +133,11 @@ class TensorBoard(Tracker):
             for name, value in entry.numbers.items():
                 self._add(self._summary.scalar(name, value), entry.created_at, entry.step)
             if entry.text:
-                said = self._summary.text(f"messages/{entry.level}", entry.text)
-                self._add(said, entry.created_at, self._step)
+                message = self._summary.text(f"messages/{entry.level}", entry.text)
+                self._add(message, entry.created_at, self._step)
         self._writer.flush()
 
-    def place(self) -> Json:
+    def position(self) -> Json:
         return {"files": {path.name: path.stat().st_size for path in self._files()}}
 
     def close(self, status: str | None) -> None:
@@ -134,8 +148,8 @@ class TensorBoard(Tracker):
     def _files(self) -> Iterator[Path]:
         return self._folder.glob("events.out.tfevents.*")
 
-    def _cut(self, sizes: Mapping[str, int]) -> None:
-        """Take back what a killed process wrote and did not tell."""
+    def _truncate_files(self, sizes: Mapping[str, int]) -> None:
+        """Remove the events that a killed process wrote after its last position."""
         for path in self._files():
             if path.name in sizes:
                 os.truncate(path, min(sizes[path.name], path.stat().st_size))
@@ -150,30 +164,33 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """A run of W&B, online or offline as its own variables say (``WANDB_MODE``).
+    """A run of W&B, online or offline as ``WANDB_MODE`` says.
 
-    It writes a file when enough has come, or at its end. What a killed process has left is deleted
-    and written again; W&B itself refuses the rows of it that it has already.
+    W&B writes a file when it has enough rows, or at its end. The file of a killed process is
+    deleted and written again; W&B ignores rows that it already has.
     """
 
     needs = "wandb", "wandb"
     is_durable = False
+    # This machine is not the one that trains.
     _SETTINGS: ClassVar[Json] = {
         "console": "off",
         "disable_code": True,
         "disable_git": True,
         "x_disable_meta": True,
-        "x_disable_stats": True,  # this machine is not the one that trains
+        "x_disable_stats": True,
     }
 
-    def __init__(self, where: str, run: Run, place: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, run: Run, position: Mapping[str, Any]) -> None:
         import wandb
 
         entity, _, project = where.rpartition("/")
         self._alert_level = wandb.AlertLevel  # pyright: ignore[reportAttributeAccessIssue]
-        if left := place.get("open"):
-            shutil.rmtree(left, ignore_errors=True)
-        self._row = place.get("row", 0)
+        unfinished = position.get("open")
+        if unfinished:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self._row = position.get("row", 0)
+        key = read_variable(os.environ, "WANDB_API_KEY")
         self._run = wandb.init(
             entity=entity or None,
             project=project,
@@ -182,11 +199,9 @@ class WandB(Tracker):
             config=dict(run.recipe),
             resume="allow",
             reinit="create_new",
-            settings=wandb.Settings(
-                **self._SETTINGS, api_key=read_variable(os.environ, "WANDB_API_KEY")
-            ),
+            settings=wandb.Settings(**self._SETTINGS, api_key=key),
         )
-        self._place = {"row": self._row, "open": str(Path(self._run.dir).parent)}
+        self._position = {"row": self._row, "open": str(Path(self._run.dir).parent)}
         self._run.define_metric("*", step_metric="step")
         self._run.define_metric("pretrain/*", step_metric="pretrain/step")
 
@@ -200,69 +215,75 @@ class WandB(Tracker):
                 level = self._alert_level(entry.level.upper())
                 self._run.alert(entry.level, entry.text, level=level, wait_duration=0)
 
-    def place(self) -> Json:
-        return self._place
+    def position(self) -> Json:
+        return self._position
 
     def close(self, status: str | None) -> None:
         if status is not None:
             self._run.summary["state"] = status
         self._run.finish(exit_code=0 if status in {None, "succeeded"} else 1)
-        self._place = {"row": self._row}
+        self._position = {"row": self._row}
 
 
 class MLflow(Tracker):
-    """A run on an MLflow server: that of a URI, or of ``MLFLOW_TRACKING_URI``."""
+    """A run on the MLflow server of a URI, or of ``MLFLOW_TRACKING_URI``."""
 
     needs = "mlflow", "mlflow-skinny"
     _STATUS: ClassVar[Mapping[str, str]] = {"succeeded": "FINISHED", "cancelled": "KILLED"}
 
-    def __init__(self, where: str, run: Run, place: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, run: Run, position: Mapping[str, Any]) -> None:
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 
-        uri, name = (where, "weir") if "://" in where else (None, where)
+        is_uri = "://" in where
         self._metric = Metric
-        self._client = MlflowClient(tracking_uri=uri)
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name)
-        self._run_id = self._run_of(run, experiment)
+        self._client = MlflowClient(tracking_uri=where if is_uri else None)
+        self._run_id = self._find_run(run, "weir" if is_uri else where)
         self._client.update_run(self._run_id, status="RUNNING")
-        values = [Param(n, str(v)[:_LONGEST_PARAMETER]) for n, v in run.settings.items()]
-        for some in _in_parts(values, _MOST_PARAMETERS):
-            self._client.log_batch(self._run_id, params=some)
+        parameters = [
+            Param(name, str(value)[:_MAX_PARAMETER_CHARS]) for name, value in run.settings.items()
+        ]
+        for batch in _batches(parameters, _MAX_PARAMETERS):
+            self._client.log_batch(self._run_id, params=batch)
 
     def write(self, entries: Sequence[Entry]) -> None:
-        points = [
-            self._metric(name, value, int(entry.created_at * 1000), entry.step)
-            for entry in entries
-            for name, value in entry.numbers.items()
-        ]
-        for some in _in_parts(points, _MOST_METRICS):
-            self._client.log_batch(self._run_id, metrics=some)
+        metrics: list[Any] = []
+        for entry in entries:
+            time_ms = int(entry.created_at * 1000)
+            for name, value in entry.numbers.items():
+                metrics.append(self._metric(name, value, time_ms, entry.step))
+        for batch in _batches(metrics, _MAX_METRICS):
+            self._client.log_batch(self._run_id, metrics=batch)
 
     def close(self, status: str | None) -> None:
         if status is not None:
             self._client.set_terminated(self._run_id, self._STATUS.get(status, "FAILED"))
 
-    def _run_of(self, run: Run, experiment: str) -> str:
-        found = self._client.search_runs([experiment], f"tags.weir_job = '{run.job_id}'")
-        if found:
-            return found[0].info.run_id
-        tags, began = {"weir_job": run.job_id}, int(run.created_at * 1000)
-        made = self._client.create_run(experiment, began, tags, run_name=run.name)
-        return made.info.run_id
+    def _find_run(self, run: Run, name: str) -> str:
+        """Return the id of the run in an experiment; both are created if missing."""
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
+            experiment_id = self._client.create_experiment(name)
+        else:
+            experiment_id = experiment.experiment_id
+        runs = self._client.search_runs([experiment_id], f"tags.weir_job = '{run.job_id}'")
+        if runs:
+            return runs[0].info.run_id
+        tags = {"weir_job": run.job_id}
+        start_ms = int(run.created_at * 1000)
+        return self._client.create_run(experiment_id, start_ms, tags, run_name=run.name).info.run_id
 
 
 class Trackio(Tracker):
-    """A run of trackio, below ``TRACKIO_DIR``, which has a row half a second after it was told."""
+    """A run of trackio, below ``TRACKIO_DIR``, which stores a row after half a second."""
 
     needs = "trackio", "trackio"
 
-    def __init__(self, where: str, run: Run, place: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, run: Run, position: Mapping[str, Any]) -> None:
         import trackio  # pyright: ignore[reportMissingImports]
 
         self._alert_level = trackio.AlertLevel
-        # trackio ends the run that its context holds when another begins.
+        # In its own context, since trackio ends the run of the current one.
         self._run = contextvars.Context().run(
             trackio.init,
             where,
@@ -295,114 +316,122 @@ TRACKERS: dict[str, type[Tracker]] = {
 }
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
+def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
     if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _leaves(item, f"{path}.{name}" if path else name)
+        for name, child in value.items():
+            yield from _flatten(child, f"{path}.{name}" if path else name)
     elif isinstance(value, str | int | float | bool):
         yield path, value
     elif value is not None:
         yield path, json.dumps(value)
 
 
-def _in_parts(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
-    return (items[begin : begin + most] for begin in range(0, len(items), most))
+def _batches(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
 
 
 class BadTarget(Exception):
-    """There is no such tracker, or its library is not installed; the text names the remedy."""
+    """The target is no tracker, or its library is not installed; the text names the remedy."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A tracker, and what it calls the place where runs are kept: a folder, a project."""
+    """A kind of tracker, and its folder, project or server."""
 
     kind: str
     where: str
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read ``tensorboard:DIR`` and the like.
+        """Parse ``tensorboard:DIR`` and the like.
 
         Raises:
-            BadTarget: if it is none, or the tracker's library is missing.
+            BadTarget: if there is no such tracker, or its library is missing.
         """
         kind, _, where = text.partition(":")
         if kind not in TRACKERS or not where:
-            known = ", ".join(f"{name}:…" for name in TRACKERS)
-            raise BadTarget(f"--to {text!r}: say where runs go, as one of {known}")
+            kinds = ", ".join(f"{name}:…" for name in TRACKERS)
+            raise BadTarget(f"--to {text!r} is no tracker; give one of {kinds}")
         module, package = TRACKERS[kind].needs
         if find_spec(module) is None:
             raise BadTarget(f"--to {text}: {module} is not installed; `pip install {package}`")
         return cls(kind, where)
 
     @property
-    def notes(self) -> Path:
+    def notes_folder(self) -> Path:
         if self.kind == "tensorboard":
             return Path(self.where)
-        where = re.sub(r"(?<=://)[^/@]*@", "", self.where)  # a password is for nobody's eyes
+        # A file name must not show a password.
+        where = re.sub(r"(?<=://)[^/@]*@", "", self.where)
         return home_dir(os.environ) / "trackers" / self.kind / re.sub(r"[^\w.-]+", "-", where)
 
 
 class Track:
-    """One job in one tracker, which is opened when there is something to write."""
+    """A job in a tracker, which is opened when there is something to write.
+
+    The note holds the last event that was written, and the tracker's position.
+    """
 
     def __init__(self, target: Target, job: Json) -> None:
         self._target = target
         self._run = Run(job["id"], job["weir"]["recipe"], job["created_at"])
-        self._note_path = target.notes / f"{self._run.file_name}.json"
+        self._note_path = target.notes_folder / f"{self._run.file_name}.json"
         self._note: Json = {"after": None, "ended": False, "place": {}}
         if self._note_path.is_file():
             self._note = json.loads(self._note_path.read_text(encoding="utf-8"))
-        self._after: str | None = self._note["after"]  # the last event that was written
+        self._after: str | None = self._note["after"]
         self._tracker: Tracker | None = None
-        self._written = 0  # events, since it was opened
+        self._num_written = 0
 
-    def go_on(self, weir: WeirClient, status: str) -> None:
-        """Write what is new of the job, which had this status before."""
-        if self._note["ended"] and status in _FINAL:
+    def resume(self, weir: WeirClient, status: str) -> None:
+        """Write the new events of the job, which had this status before they were read."""
+        has_ended = status in _FINAL
+        if has_ended and self._note["ended"]:
             return
         events = weir.past_events(self._run.job_id, after=self._after)
         try:
-            while batch := list(islice(events, _BATCH)):
+            while batch := list(islice(events, _BATCH_EVENTS)):
                 self._write(batch)
         except WeirError as error:
             if error.status != _NOT_FOUND:
                 raise
-            self.leave()  # the job was deleted after it had been listed
+            # The job was deleted after it had been listed.
+            self.leave()
             return
-        if status in _FINAL and self._after is not None:
-            self._opened().close(status)
-            self._keep_note(after=self._after, ended=True)
+        if has_ended and self._after is not None:
+            self._open_tracker().close(status)
+            self._save_note(after=self._after, ended=True)
             self._tracker = None
 
     def leave(self) -> None:
         if self._tracker is not None:
             self._tracker.close(None)
-            self._keep_note(after=self._after)
+            self._save_note(after=self._after)
             self._tracker = None
 
     def _write(self, batch: Sequence[Json]) -> None:
-        tracker = self._opened()
-        tracker.write([entry for event in batch if (entry := entry_of(event))])
+        tracker = self._open_tracker()
+        entries = [read_entry(event) for event in batch]
+        tracker.write([entry for entry in entries if entry])
         self._after = batch[-1]["id"]
-        self._written += len(batch)
+        self._num_written += len(batch)
         if tracker.is_durable:
-            self._keep_note(after=self._after)
-        elif self._written >= _MOST_AT_RISK:
+            self._save_note(after=self._after)
+        elif self._num_written >= _MAX_EVENTS_AT_RISK:
             self.leave()
 
-    def _opened(self) -> Tracker:
+    def _open_tracker(self) -> Tracker:
         if self._tracker is None:
-            opened = TRACKERS[self._target.kind]
-            self._tracker = opened(self._target.where, self._run, self._note["place"])
-            self._written = 0
-            self._keep_note(ended=False)
+            tracker_class = TRACKERS[self._target.kind]
+            self._tracker = tracker_class(self._target.where, self._run, self._note["place"])
+            self._num_written = 0
+            self._save_note(ended=False)
         return self._tracker
 
-    def _keep_note(self, **changes: Any) -> None:
-        place = self._tracker.place() if self._tracker else {}
-        self._note = {**self._note, **changes, "place": place}
+    def _save_note(self, **changes: Any) -> None:
+        position = self._tracker.position() if self._tracker else {}
+        self._note = {**self._note, **changes, "place": position}
         unfinished = self._note_path.with_suffix(".unfinished")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps(self._note), encoding="utf-8")
@@ -415,18 +444,19 @@ def track(
     find_jobs: Callable[[], Iterable[Json]],
     *,
     until_all_ended: bool,
-    pause_s: float = _PAUSE_S,
+    poll_s: float = _POLL_S,
 ) -> None:
-    """Write what jobs tell to every target, for ever or until they have ended.
+    """Write the events of jobs to every target, forever or until the jobs have ended.
 
-    Waits for: new events. Unblocked by: the gateway, which it asks every two seconds, however long
-    that is away; or an interrupt, after which another call goes on where this one was.
+    Waits for: new events. Unblocked by: the gateway, which it asks every two seconds, even while it
+    does not respond; or an interrupt, after which another call continues.
 
     Raises:
         WeirError: if the gateway refuses.
     """
     tracks: dict[tuple[Target, str], Track] = {}
-    unwritten: dict[str, Json] = {}  # also of a round that the gateway's absence broke off
+    # Jobs of an interrupted round stay here.
+    unwritten: dict[str, Json] = {}
     is_away = False
     try:
         while True:
@@ -435,88 +465,95 @@ def track(
                 for job, target in product(unwritten.values(), targets):
                     key = target, job["id"]
                     tracks[key] = tracks.get(key) or Track(target, job)
-                    tracks[key].go_on(weir, job["status"])
+                    tracks[key].resume(weir, job["status"])
                 if until_all_ended and all(job["status"] in _FINAL for job in unwritten.values()):
                     return
-                unwritten, is_away = {}, False
+                unwritten = {}
+                is_away = False
             except WeirError as error:
-                if error.status not in _GATEWAY_IS_AWAY:
+                if error.status not in _GATEWAY_AWAY:
                     raise
                 if not is_away:
-                    print(f"weir: {error}; this goes on when it answers", file=sys.stderr)
+                    print(f"weir: {error}; tracking continues when it responds", file=sys.stderr)
                 is_away = True
-            time.sleep(pause_s)
+            time.sleep(poll_s)
     finally:
-        for one in tracks.values():
-            one.leave()
+        for job_track in tracks.values():
+            job_track.leave()
 
 
 @dataclass
-class BegunJobs:
-    """Finds every job that has begun and not ended, and the newest of those that have ended.
+class StartedJobs:
+    """Finds every job that has started and not ended, and the newest ended ones.
 
-    The first call looks at all jobs, the later ones at the newest and at those that had not ended.
+    The first call reads all jobs, later ones the newest and those that had not ended.
     """
 
     weir: WeirClient
-    newest: int = _NEWEST
+    num_newest: int = _NUM_NEWEST_JOBS
     _unfinished: set[str] | None = None
-    _seen: set[str] = field(default_factory=set)
+    _listed: set[str] = field(default_factory=set)
 
     def __call__(self) -> list[Json]:
-        """The jobs.
+        """Return the jobs.
 
         Raises:
-            WeirError: if the gateway refuses, or does not answer.
+            WeirError: if the gateway refuses, or does not respond.
         """
-        found: dict[str, Json] = {}
-        is_first, seen = self._unfinished is None, set[str]()
-        for place, job in enumerate(self.weir.all_jobs()):
-            is_new = job["id"] not in self._seen
-            if not (is_first or is_new or place < self.newest):
+        is_first = self._unfinished is None
+        jobs: dict[str, Json] = {}
+        listed: set[str] = set()
+        for index, job in enumerate(self.weir.all_jobs(), start=1):
+            job_id = job["id"]
+            is_new = not is_first and job_id not in self._listed
+            if index <= self.num_newest or is_new or job["status"] not in _FINAL:
+                jobs[job_id] = job
+            listed.add(job_id)
+            # The rest was listed before; stop before another page is requested.
+            if not is_first and not is_new and index >= self.num_newest:
                 break
-            seen.add(job["id"])
-            if place < self.newest or (is_new and not is_first) or job["status"] not in _FINAL:
-                found[job["id"]] = job
-            if not is_first and not is_new and place + 1 >= self.newest:
-                break  # before another page is asked for
-        self._seen |= seen
-        for job_id in (self._unfinished or set()) - found.keys():
+        self._listed |= listed
+        for job_id in (self._unfinished or set()) - jobs.keys():
             try:
-                found[job_id] = self.weir.job(job_id)
+                jobs[job_id] = self.weir.job(job_id)
             except WeirError as error:
                 if error.status != _NOT_FOUND:
                     raise
-        self._unfinished = {job_id for job_id, job in found.items() if job["status"] not in _FINAL}
-        return [job for job in found.values() if job["status"] != "queued"]
+        self._unfinished = {job_id for job_id, job in jobs.items() if job["status"] not in _FINAL}
+        return [job for job in jobs.values() if job["status"] != "queued"]
 
 
-def entry_of(event: Mapping[str, Any]) -> Entry | None:
-    """What an event says to a tracker; None if that is nothing."""
-    data, created_at = event["data"], event["created_at"]
-    other = data.get("other_evaluation")
-    if event["type"] == "message" and other is None:
+def read_entry(event: Mapping[str, Any]) -> Entry | None:
+    """Return the content of an event for a tracker; None if it has none."""
+    data = event["data"]
+    created_at = event["created_at"]
+    axis = "step"
+    step = data.get("step", 0)
+    values = data
+    prefix = ""
+    if "other_evaluation" in data:
+        values = data["other_evaluation"]
+        prefix = f"evaluation/{values['name']}/"
+    elif event["type"] == "message":
         if event["level"] == "info":
             return None
         return Entry(created_at, "step", 0, {}, event["level"], event["message"])
-    if other is not None:
-        numbers, axis, prefix = other, "step", f"evaluation/{other['name']}/"
     elif "evaluation" in data:
-        numbers, axis, prefix = data["evaluation"], "step", "evaluation/"
+        values = data["evaluation"]
+        prefix = "evaluation/"
     elif "pretrain_step" in data:
-        numbers, axis, prefix = data, "pretrain/step", "pretrain/"
-    else:
-        numbers, axis, prefix = data, "step", ""
-    step = data.get("pretrain_step", data.get("step", 0))
-    found = dict(_numbers(numbers, prefix))
+        axis = "pretrain/step"
+        step = data["pretrain_step"]
+        prefix = "pretrain/"
+    numbers = dict(_numbers(values, prefix))
     for name in ("step", f"{prefix}step", "pretrain/pretrain_step"):
-        found.pop(name, None)
-    return Entry(created_at, axis, step, found)
+        numbers.pop(name, None)
+    return Entry(created_at, axis, step, numbers)
 
 
-def _numbers(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    """Every number below ``data`` by its path; no tracker refuses the characters of these."""
-    for name, value in data.items():
+def _numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    """Yield every number by its path, in characters that every tracker accepts."""
+    for name, value in values.items():
         path = prefix + re.sub(r"[^\w.-]", "_", name.replace("@", "_at_"))
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{path}/")

@@ -22,7 +22,7 @@ from protocol.recipe import load_recipe
 
 from examples.arithmetic.curves import draw
 from weir.client import WeirClient
-from weir.stack import find_stack, model_for
+from weir.stack import find_stack, model_name
 
 PAPO = Path("recipes/demo.toml")
 GRPO = Path("recipes/demo-grpo.toml")
@@ -91,7 +91,7 @@ def train(recipe_path: Path) -> Run:
     recipe = load_recipe(recipe_path)
     stack = find_stack()
     with WeirClient(stack.url, stack.api_key) as weir:
-        job = weir.submit_recipe(recipe, model=model_for(stack, recipe.model.path))
+        job = weir.submit_recipe(recipe, model=model_name(stack, recipe.model.path))
         print(f"{recipe.name}: {job['id']}, {recipe.training.steps} steps", flush=True)
         steps = []
         for event in weir.events(job["id"]):

@@ -139,7 +139,7 @@ def test_tensorboard_and_wandb_find_every_number_of_a_job(
     to = ("--to", "tensorboard:runs", "--to", "wandb:maths")
     status, out, err = weir(here, "track", job["id"], *to)
     assert status == 0, err
-    assert "all that it told is in tensorboard:runs, wandb:maths" in out
+    assert "all its events are in tensorboard:runs, wandb:maths" in out
 
     numbers, read = in_tensorboard(here / "runs")
     assert {tag: numbers[tag] for tag in expected()} == expected()
@@ -219,7 +219,7 @@ def test_all_jobs_are_written_those_to_come_among_them_until_it_is_told_to_stop(
     process.terminate()
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "")
-    assert "goes on from it" in out
+    assert "continues from there" in out
 
 
 class Away(httpx.HTTPTransport):
@@ -243,8 +243,8 @@ def test_while_the_gateway_is_away_it_waits_and_says_so_once(
     with WeirClient(stack.url, KEY, transport=Away()) as client:
         target = trackers.Target("tensorboard", str(tmp_path))
         jobs = lambda: [client.job(job["id"])]  # noqa: E731
-        trackers.track(client, [target], jobs, until_all_ended=True, pause_s=0.0)
-    assert capsys.readouterr().err.count("goes on when it answers") == 1
+        trackers.track(client, [target], jobs, until_all_ended=True, poll_s=0.0)
+    assert capsys.readouterr().err.count("continues when it responds") == 1
     assert in_tensorboard(tmp_path)[0]["reward"] == [(1, 0.125)]
 
 
@@ -257,7 +257,7 @@ def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(
     for job_id in (newer, newest):
         take_up(stack, job_id, state="succeeded")
     with WeirClient(stack.url, KEY) as client:
-        find = trackers.BegunJobs(client, newest=1)
+        find = trackers.StartedJobs(client, num_newest=1)
 
         def found() -> dict[str, str]:
             mine = (older, deleted, newer, newest)

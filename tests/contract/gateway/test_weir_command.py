@@ -142,7 +142,7 @@ def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(
     job_id = a_job(http)["id"]
     assert weir("fork", job_id)[::2] == (
         2,
-        f"weir: {job_id} has no such checkpoint; the steps of those it has kept: none\n",
+        f"weir: {job_id} has no such checkpoint; the steps of its checkpoints: none\n",
     )
     a_checkpoint(stack, job_id, 4)
     status, _, err = weir("fork", job_id, "--step", "3")

@@ -1,4 +1,4 @@
-"""Which gateway the command finds."""
+"""The gateway that the command finds."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from weir.stack import NoStack, Stack, connected, find_stack, model_for
-
-
-def a_home(folder: Path, text: str) -> dict[str, str]:
-    (folder / "stack.json").write_text(text)
-    return {"WEIR_HOME": str(folder)}
+from weir.stack import NoStack, Stack, connected, find_stack, model_name
 
 
 def test_the_environment_goes_before_the_local_stack(tmp_path: Path) -> None:
-    home = a_home(tmp_path, json.dumps({"url": "http://here", "api_key": "k", "pids": []}))
+    stack = {"url": "http://here", "api_key": "k", "pids": []}
+    (tmp_path / "stack.json").write_text(json.dumps(stack))
+    home = {"WEIR_HOME": str(tmp_path)}
     assert find_stack(home) == Stack("http://here", "k", is_local=True)
-    there = home | {"WEIR_URL": "http://there", "WEIR_API_KEY": "l"}
-    assert find_stack(there) == Stack("http://there", "l", is_local=False)
+    remote = home | {"WEIR_URL": "http://there", "WEIR_API_KEY": "l"}
+    assert find_stack(remote) == Stack("http://there", "l", is_local=False)
 
 
 @pytest.mark.parametrize(
@@ -27,12 +24,13 @@ def test_the_environment_goes_before_the_local_stack(tmp_path: Path) -> None:
     [("{", "damaged"), ("[]", "damaged"), ('{"url": "http://here"}', "api_key")],
 )
 def test_a_damaged_file_says_what_to_do(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "stack.json").write_text(text)
     with pytest.raises(NoStack, match=rf"{message}.*weir down"):
-        find_stack(a_home(tmp_path, text))
+        find_stack({"WEIR_HOME": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
-    ("given", "key"),
+    ("variables", "key"),
     [
         ({"WEIR_API_KEY": "own", "WEIR_API_KEYS": "a"}, "own"),
         ({"WEIR_API_KEY": "", "WEIR_API_KEY_FILE": "one", "WEIR_API_KEYS": "a"}, "from a file"),
@@ -41,16 +39,17 @@ def test_a_damaged_file_says_what_to_do(tmp_path: Path, text: str, message: str)
     ],
 )
 def test_a_key_may_be_in_a_file_or_among_those_of_the_gateway(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], key: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], key: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("one").write_text("from a file\n")
     Path("many").write_text(" first\nsecond,third\n")
     Path("lines").write_text(f"alice:read:sha256:{'0' * 64}\nplain\nother\n")
-    assert find_stack({"WEIR_URL": "http://u"} | given) == Stack("http://u", key, is_local=False)
+    stack = find_stack({"WEIR_URL": "http://u", **variables})
+    assert stack == Stack("http://u", key, is_local=False)
 
 
-THERE = {"WEIR_URL": "http://there"}
+REMOTE = {"WEIR_URL": "http://there"}
 
 
 @pytest.mark.parametrize(
@@ -58,10 +57,10 @@ THERE = {"WEIR_URL": "http://there"}
     [
         ({"WEIR_URL": "nonsense"}, "WEIR_URL='nonsense'"),
         ({"WEIR_URL": "http://[::"}, "WEIR_URL='http://"),
-        (THERE | {"WEIR_API_KEYS": " ,"}, "WEIR_API_KEY is not"),
-        (THERE | {"WEIR_API_KEYS": "a:read:sha256:00"}, "WEIR_API_KEY is not"),
-        (THERE | {"WEIR_API_KEY": "ключ"}, "WEIR_API_KEY holds"),
-        (THERE | {"WEIR_API_KEY_FILE": "absent"}, "absent"),
+        (REMOTE | {"WEIR_API_KEYS": " ,"}, "WEIR_API_KEY is not"),
+        (REMOTE | {"WEIR_API_KEYS": "a:read:sha256:00"}, "WEIR_API_KEY is not"),
+        (REMOTE | {"WEIR_API_KEY": "ключ"}, "WEIR_API_KEY has"),
+        (REMOTE | {"WEIR_API_KEY_FILE": "absent"}, "absent"),
         ({"WEIR_HOME": "elsewhere"}, "elsewhere/stack.json.*weir up"),
     ],
 )
@@ -70,7 +69,7 @@ def test_a_wrong_variable_is_named(variables: dict[str, str], words: str) -> Non
         find_stack(variables)
 
 
-def test_a_connection_that_the_environment_does_not_allow_is_told_with_its_variables(
+def test_an_impossible_connection_names_its_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "::")
@@ -83,6 +82,6 @@ def test_a_connection_that_the_environment_does_not_allow_is_told_with_its_varia
 
 def test_only_a_local_stack_gets_a_folder_of_this_machine(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    assert model_for(Stack("u", "k", is_local=True), folder) == str(tmp_path.resolve())
-    assert model_for(Stack("u", "k", is_local=False), "models/tiny") == "models/tiny"
-    assert model_for(Stack("u", "k", is_local=True), "Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"
+    assert model_name(Stack("u", "k", is_local=True), folder) == str(tmp_path.resolve())
+    assert model_name(Stack("u", "k", is_local=False), "models/tiny") == "models/tiny"
+    assert model_name(Stack("u", "k", is_local=True), "Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"
