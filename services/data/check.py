@@ -1,4 +1,4 @@
-"""``weir data check``: every problem of a task file, with its line."""
+"""``weir data check``: report every problem of a task file, with its line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from services.grader.tools import Settings, Tools
 from services.grader.verifiers.math_answer import EXAMINE, WARM_UP
 
 _MAX_ANSWER_CHARS = 2_000
-_BATCH = 256
+# This many answers are compared at once.
+_BATCH_SIZE = 256
 _EMPTY = re.compile(r": (?:String|Tuple) should have at least 1 (?:character|item).*")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to say about a line; a warning is no problem."""
+    """A problem of a line, or a warning."""
 
     line: int
     text: str
@@ -35,83 +36,88 @@ class Finding:
 
 
 async def check(path: Path) -> tuple[int, list[Finding]]:
-    """Check a task file as a job would read it, and that the grader can read every answer.
+    """Check a task file as a job does, and that the grader can read every answer.
 
     Returns:
-        The number of tasks, and what was found, by line.
+        The number of tasks, and the findings by line.
 
     Raises:
         OSError: if the file cannot be read.
     """
     with path.open("rb") as file:
-        lines = list(examined(raw_lines(file)))
-    lines = lines or [Line(1, "", None, ("the file holds no task",))]
+        lines = list(check_lines(raw_lines(file)))
+    if not lines:
+        return 0, [Finding(1, "the file holds no task")]
     tasks = {line.number: line.task for line in lines if line.task}
-    found = [Finding(line.number, text) for line in lines for text in line.problems]
-    found += _repeated_prompts(tasks)
+    findings = [Finding(line.number, problem) for line in lines for problem in line.problems]
+    findings += _find_repeated_prompts(tasks)
     unanswered = [number for number, task in tasks.items() if task.answer is None]
     if unanswered:
         text = f"no answer, in {len(unanswered)} tasks in all: only some graders can do without"
-        found.append(Finding(unanswered[0], text, is_warning=True))
+        findings.append(Finding(unanswered[0], text, is_warning=True))
     answers = {number: task.answer for number, task in tasks.items() if task.answer}
-    for number, fault in (await faults_of(answers)).items():
-        found.append(Finding(number, f"answer: {fault}: {answers[number][:100]!r}"))
-    return len(tasks), sorted(found, key=lambda finding: finding.line)
+    faults = await find_answer_faults(answers)
+    for number, fault in faults.items():
+        findings.append(Finding(number, f"answer: {fault}: {answers[number][:100]!r}"))
+    return len(tasks), sorted(findings, key=lambda finding: finding.line)
 
 
-def examined(lines: Iterable[bytes]) -> Iterator[Line]:
-    """Every line that is not blank, with all that is wrong with it."""
+def check_lines(lines: Iterable[bytes]) -> Iterator[Line]:
+    """Yield every line that is not blank, with all its problems."""
     for line in parse_lines(lines):
-        blanks = () if line.task is None else tuple(_blanks(line.task))
-        yield replace(line, problems=(*map(_plain, line.problems), *blanks))
+        remedy = ": empty; fill it in, or remove the task"
+        problems = [_EMPTY.sub(remedy, problem) for problem in line.problems]
+        if line.task is not None:
+            problems += _find_blanks(line.task)
+        yield replace(line, problems=tuple(problems))
 
 
-def _plain(problem: str) -> str:
-    """An empty field, in the words of this report instead of the validator's."""
-    return _EMPTY.sub(": empty; fill it in, or remove the task", problem)
-
-
-def _blanks(task: Task) -> Iterator[str]:
+def _find_blanks(task: Task) -> Iterator[str]:
     if task.answer is not None and not task.answer.strip():
         yield "answer: blank; give the answer, or remove the task"
-    texts = [task.prompt] if task.messages is None else [turn.content for turn in task.messages]
-    if not any((text or "").strip() for text in texts):
+    contents = [task.prompt or ""]
+    if task.messages is not None:
+        contents = [message.content for message in task.messages]
+    if not "".join(contents).strip():
         yield "prompt: blank; give the problem, or remove the task"
 
 
-async def faults_of(answers: Mapping[int, str]) -> dict[int, str]:
-    """What keeps the grader from comparing with answers, by their numbers.
+async def find_answer_faults(answers: Mapping[int, str]) -> dict[int, str]:
+    """Return why the grader cannot compare with answers, by their numbers.
 
-    What only algebra can read goes to the pool; without any there is no pool.
+    Numbers and words are compared without algebra; only other answers need the pool.
     """
-    hard = [(number, answer) for number, answer in answers.items() if _needs_algebra(answer)]
-    if not hard:
-        return {}
     faults: dict[int, str] = {}
+    algebraic = [number for number, answer in answers.items() if _needs_algebra(answer)]
+    if not algebraic:
+        return faults
     async with Pool(Settings.from_environment().workers, warm_ups=[WARM_UP]) as pool:
-        for start in range(0, len(hard), _BATCH):
-            batch = hard[start : start + _BATCH]
-            found = await asyncio.gather(*(_fault(answer, Tools(pool)) for _, answer in batch))
-            pairs = zip(batch, found, strict=True)
-            faults |= {number: fault for (number, _), fault in pairs if fault}
+        tools = Tools(pool)
+        for start in range(0, len(algebraic), _BATCH_SIZE):
+            numbers = algebraic[start : start + _BATCH_SIZE]
+            results = await asyncio.gather(
+                *(_find_fault(answers[number], tools) for number in numbers)
+            )
+            for number, fault in zip(numbers, results, strict=True):
+                if fault:
+                    faults[number] = fault
     return faults
 
 
-def _repeated_prompts(tasks: Mapping[int, Task]) -> Iterator[Finding]:
-    first_line_of: dict[object, int] = {}
+def _find_repeated_prompts(tasks: Mapping[int, Task]) -> Iterator[Finding]:
+    first_lines: dict[object, int] = {}
     for number, task in tasks.items():
-        earlier = first_line_of.setdefault(task.prompt or task.messages, number)
-        if earlier != number:
-            yield Finding(number, f"the same prompt as line {earlier}", is_warning=True)
+        first = first_lines.setdefault(task.prompt or task.messages, number)
+        if first != number:
+            yield Finding(number, f"the same prompt as line {first}", is_warning=True)
 
 
 def _needs_algebra(answer: str) -> bool:
-    """Whether it is neither a number nor words, which are compared without algebra."""
     value = read_answer(answer[: _MAX_ANSWER_CHARS + 1])
     return bool(answer.strip()) and not isinstance(value, Number | Words)
 
 
-async def _fault(answer: str, tools: Tools) -> str | None:
+async def _find_fault(answer: str, tools: Tools) -> str | None:
     if len(answer) > _MAX_ANSWER_CHARS:
         return f"longer than {_MAX_ANSWER_CHARS} characters, which is too long to compare"
     outcome = await tools.pool.run(EXAMINE, answer, deadline_s=tools.compare_deadline_s)

@@ -1,4 +1,4 @@
-"""``weir data import``: rows of a dataset become tasks, each problem once, all of them checked."""
+"""``weir data import``: turn the rows of a dataset into checked tasks, each problem once."""
 
 from __future__ import annotations
 
@@ -9,26 +9,20 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
-from services.data.check import examined, faults_of
-from services.data.mapping import (
-    Dropped,
-    RefusedError,
-    Row,
-    flat,
-    resolved,
-    task_fields,
-)
+from services.data.check import check_lines, find_answer_faults
+from services.data.mapping import RefusedError, Row, RowSkipped, build_fields, find_columns, flatten
 from services.data.presets import Preset
 
-_FIRST = 1000  # rows, of which each may lack a column
+# Each row may lack a column, so the columns are those of this many rows.
+_NUM_SCHEMA_ROWS = 1000
 
 
 @dataclass
 class Draft:
-    """A task to be, and the row that it comes from."""
+    """The fields of a task and its row; equal problems have the same ``key``."""
 
     row: int
-    key: str  # the same for equal problems
+    key: str
     fields: dict[str, Any]
 
     @property
@@ -38,76 +32,76 @@ class Draft:
 
 @dataclass
 class Imported:
-    """The tasks of a dataset, and what became of every other row."""
+    """The tasks of a dataset, and the rows left out by reason."""
 
     num_rows: int = 0
     drafts: list[Draft] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    left_out: dict[str, list[int]] = field(default_factory=dict)  # rows by reason
+    left_out: dict[str, list[int]] = field(default_factory=dict)
 
     def leave_out(self, reason: str, row: int) -> None:
         self.left_out.setdefault(reason, []).append(row)
 
     def report(self) -> Iterator[str]:
-        """What was left out, and why, the most frequent reason first."""
+        """Yield the notes, and the rows left out, the most frequent reason first."""
         yield from self.notes
-        by_size = sorted(self.left_out.items(), key=lambda item: -len(item[1]))
+        by_size = sorted(self.left_out.items(), key=lambda entry: -len(entry[1]))
         for reason, rows in by_size:
             yield f"left out: {len(rows)}, {reason} (first in row {min(rows)})"
 
 
 async def import_tasks(rows: Iterable[Row], preset: Preset, limit: int | None) -> Imported:
-    """All tasks of a dataset that a job would take and whose answers the grader can read.
+    """Return the tasks of a dataset that a job accepts, with answers that the grader can read.
 
     Args:
-        limit: the number of problems after which no more rows are read.
+        limit: stop after this number of problems.
 
     Raises:
-        RefusedError: if the rows have no such columns, or there is no row.
+        RefusedError: if the rows lack a column, or there is no row.
     """
     imported = Imported()
-    drafts = _distinct(_drafts(rows, preset, imported), imported, limit)
-    _name(drafts, imported)
-    sound: list[Draft] = []
+    drafts = _deduplicate(_read_drafts(rows, preset, imported), imported, limit)
+    _assign_ids(drafts, imported)
+    valid: list[Draft] = []
     for draft in drafts:
-        (line,) = examined([draft.text.encode(errors="backslashreplace")])
+        (line,) = check_lines([draft.text.encode(errors="backslashreplace")])
         if line.problems:
             imported.leave_out(line.problems[0], draft.row)
         else:
-            sound.append(draft)
-    faults = await faults_of({draft.row: draft.fields["answer"] for draft in sound})
+            valid.append(draft)
+    faults = await find_answer_faults({draft.row: draft.fields["answer"] for draft in valid})
     for row, fault in faults.items():
         imported.leave_out(f"answer: {fault}", row)
-    imported.drafts = [draft for draft in sound if draft.row not in faults]
+    imported.drafts = [draft for draft in valid if draft.row not in faults]
     return imported
 
 
-def held_out(drafts: Sequence[Draft], size: float, seed: int) -> set[str]:
-    """The keys of ``size`` tasks (below 1: that share), chosen by their problems and a seed.
+def choose_held_out(drafts: Sequence[Draft], size: float, seed: int) -> set[str]:
+    """Return the keys of ``size`` held-out tasks; a size below 1 is a share.
 
-    So a task stays where it is when rows change their order, and mostly when others come or go.
+    The choice depends on the problems and the seed, not on the order of rows.
     """
-    count = 0
+    num_held_out = 0
     if 0 < size < len(drafts):
-        count = round(size * len(drafts)) if size < 1 else int(size)
-    if not 0 < count < len(drafts):
+        num_held_out = round(size * len(drafts)) if size < 1 else int(size)
+    if not 0 < num_held_out < len(drafts):
         raise RefusedError(f"{size:g} of {len(drafts)} tasks cannot be held out")
-    return set(
-        sorted((draft.key for draft in drafts), key=lambda key: _digest(f"{seed}:{key}"))[:count]
-    )
+    keys = [draft.key for draft in drafts]
+    keys.sort(key=lambda key: _digest(f"{seed}:{key}"))
+    return set(keys[:num_held_out])
 
 
-def _drafts(rows: Iterable[Row], preset: Preset, imported: Imported) -> Iterator[Draft]:
-    flat_rows = map(flat, rows)
-    first = list(islice(flat_rows, _FIRST))
-    if not first:
+def _read_drafts(rows: Iterable[Row], preset: Preset, imported: Imported) -> Iterator[Draft]:
+    flat_rows = map(flatten, rows)
+    first_rows = list(islice(flat_rows, _NUM_SCHEMA_ROWS))
+    if not first_rows:
         raise RefusedError("the dataset has no row")
-    found = resolved(preset, set().union(*first))
-    for number, row in enumerate(chain(first, flat_rows), start=1):
+    columns = find_columns(preset, set().union(*first_rows))
+    for number, row in enumerate(chain(first_rows, flat_rows), start=1):
         imported.num_rows = number
         try:
-            fields = task_fields(found, row)
-        except Dropped as reason:
+            fields = build_fields(columns, row)
+        except RowSkipped as reason:
             imported.leave_out(str(reason), number)
         except RefusedError as error:
             raise RefusedError(f"row {number}, {error}") from error
@@ -116,33 +110,34 @@ def _drafts(rows: Iterable[Row], preset: Preset, imported: Imported) -> Iterator
             yield Draft(number, _digest(" ".join(problem.split())), fields)
 
 
-def _distinct(drafts: Iterable[Draft], imported: Imported, limit: int | None) -> list[Draft]:
-    """Each problem once, as it comes first; none at all if its answers differ."""
-    first: dict[str, Draft] = {}
+def _deduplicate(drafts: Iterable[Draft], imported: Imported, limit: int | None) -> list[Draft]:
+    """Return the first draft of each problem; none if its answers differ."""
+    first_drafts: dict[str, Draft] = {}
     ambiguous: set[str] = set()
     for draft in drafts:
-        earlier = first.setdefault(draft.key, draft)
-        if earlier is not draft:
+        first = first_drafts.setdefault(draft.key, draft)
+        if first is not draft:
             imported.leave_out("the same problem again", draft.row)
-            if earlier.fields["answer"] != draft.fields["answer"]:
+            if first.fields["answer"] != draft.fields["answer"]:
                 ambiguous.add(draft.key)
-        if len(first) == limit:
+        if len(first_drafts) == limit:
             imported.notes.append(f"stopped at row {draft.row}, after {limit} problems")
             break
     for key in ambiguous:
-        imported.leave_out("repeated with another answer", first.pop(key).row)
-    return list(first.values())
+        imported.leave_out("repeated with another answer", first_drafts.pop(key).row)
+    return list(first_drafts.values())
 
 
-def _name(drafts: Sequence[Draft], imported: Imported) -> None:
-    """Ids of the dataset's own if all problems have one each, else made from the problems."""
-    own = {draft.fields.get("id") for draft in drafts}
-    if len(own) == len(drafts) and None not in own:
+def _assign_ids(drafts: Sequence[Draft], imported: Imported) -> None:
+    """Keep the dataset's ids if every problem has its own; otherwise derive them from problems."""
+    ids = {draft.fields.get("id") for draft in drafts}
+    if len(ids) == len(drafts) and None not in ids:
         return
-    if own != {None}:
+    if ids != {None}:
         imported.notes.append("ids made from the problems: the dataset's own are not unique")
     for draft in drafts:
-        draft.fields = {"id": "", **draft.fields} | {"id": draft.key[:16]}
+        draft.fields = {"id": "", **draft.fields}
+        draft.fields["id"] = draft.key[:16]
 
 
 def _digest(text: str) -> str:

@@ -1,8 +1,8 @@
-r"""``weir data integers``: a model finds an answer's format, and the problem asks for an integer.
+r"""``weir data integers``: rewrite problems to ask for an integer, with formats that a model finds.
 
-As DAPO did with its data (arXiv:2503.14476, section 3.5): for 11-2√6 it is $k-m\sqrt{n}$, and the
-problem asks for k+m+n. Nothing else that the model writes reaches a task, and a format only if it
-is the answer as that was written, once its integers are put in.
+As DAPO did with its data (arXiv:2503.14476, section 3.5): the format of 11-2√6 is $k-m\sqrt{n}$, so
+the problem asks for k+m+n. A format is used only if it equals the answer's text with its integers
+put in. No other text of the model reaches a task.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from services.grader.judge.question import Form, Question, encode_json, number_f
 from services.grader.judge.settings import JudgeSettings
 
 REWRITTEN = "rewritten"
-_REPLY = Form(
+_FORM = Form(
     {
         "analysis": text_field("your reasons"),
         "format": text_field("the format, in LaTeX without dollar signs"),
@@ -41,113 +41,135 @@ and variables stay. Take letters that are not in the problem, each once, and nei
 2. Solve for the integers.
 3. Give their sum, which is the answer of the new problem.
 If the answer has no such format, leave format and integers empty, and give 0.
-{_REPLY.instructions}"""
-_LETTER = re.compile(r"(?<![A-Za-z\\])[a-z](?![A-Za-z])")  # no part of a word or a command
-_MATH = re.compile(r"(?<!\\)(?:\$+|\\[()\[\]])")  # every other one begins it
-_EXPONENT = re.compile(r"[\^_](?! *(?:\d|\{-?\d+\}|\{?\\circ))")  # or index, of more than digits
-_VALUE = re.compile(r"\b([a-z]) ?= ?(\d{1,12})\b")
+{_FORM.instructions}"""
+# A letter that is no part of a word or a command.
+_LETTER = re.compile(r"(?<![A-Za-z\\])[a-z](?![A-Za-z])")
+_MATH_DELIMITER = re.compile(r"(?<!\\)(?:\$+|\\[()\[\]])")
+# An exponent or index with more than digits.
+_EXPONENT = re.compile(r"[\^_](?! *(?:\d|\{-?\d+\}|\{?\\circ))")
+_INTEGER = re.compile(r"\b([a-z]) ?= ?(\d{1,12})\b")
 
-Outcome = tuple[dict[str, Any], str]  # the fields of a task; `REWRITTEN`, or why they are as before
+# The fields of a task, and `REWRITTEN` or the reason why they are unchanged.
+Outcome = tuple[dict[str, Any], str]
 
 
 async def rewrite_all(lines: Sequence[Line], server: JudgeSettings, replies: Path) -> list[Outcome]:
-    """Rewrite the tasks of sound lines; `JudgeDown` if the model cannot be asked.
+    """Rewrite the tasks of valid lines; `JudgeDown` if the model does not respond.
 
-    An interrupted run does not ask for what is in the file ``replies``.
+    The file ``replies`` keeps the replies, so that an interrupted run does not request them again.
     """
     async with Judge(replace(server, patient=False)) as judge:
-        model = Model(judge, replies)
+        model = _Model(judge, replies)
         tasks = [(line.task, line.fields) for line in lines if line.task is not None]
-        return await asyncio.gather(*(_rewritten(*task, model) for task in tasks))
+        return await asyncio.gather(*(_rewrite(task, fields, model) for task, fields in tasks))
 
 
-class Model:
-    """The model, and the file of its replies, where a line that was cut off is none."""
+class _Model:
+    """The model, and the file of its replies, in which a line may be cut off."""
 
-    def __init__(self, judge: Judge, replies: Path) -> None:
-        self._judge, self._replies = judge, replies
-        self._known: dict[str, Answer] = {}
-        for line in replies.read_bytes().splitlines() if replies.exists() else ():
-            try:
-                self._known |= [json.loads(line)]
-            except (TypeError, ValueError):
-                continue
+    def __init__(self, judge: Judge, path: Path) -> None:
+        self._judge = judge
+        self._path = path
+        self._replies: dict[str, Answer] = {}
+        if path.exists():
+            for line in path.read_bytes().splitlines():
+                try:
+                    key, reply = json.loads(line)
+                except (TypeError, ValueError):
+                    continue
+                self._replies[key] = reply
 
     async def ask(self, task: Task) -> Answer:
-        given = f"Problem:\n{task.problem}\n\nAnswer:\n{task.answer}"
-        turns = {"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": given}
-        question = Question(turns, _REPLY)
-        asked = encode_json({"model": self._judge.settings.model, **question.request})
-        if (key := hashlib.sha256(asked).hexdigest()) in self._known:
-            return self._known[key]
-        [reply] = await self._judge.ask(question)
+        content = f"Problem:\n{task.problem}\n\nAnswer:\n{task.answer}"
+        turns = (
+            {"role": "system", "content": _INSTRUCTIONS},
+            {"role": "user", "content": content},
+        )
+        question = Question(turns, _FORM)
+        request = encode_json({"model": self._judge.settings.model, **question.request})
+        key = hashlib.sha256(request).hexdigest()
+        if key in self._replies:
+            return self._replies[key]
+        (reply,) = await self._judge.ask(question)
         if not isinstance(reply, Ungradable):
-            with self._replies.open("ab") as file:
+            with self._path.open("ab") as file:
                 file.write(b"\n" + encode_json([key, reply]))
         return reply
 
 
-async def _rewritten(task: Task, fields: dict[str, Any], model: Model) -> Outcome:
-    if reason := _why_not_asked(task.answer or ""):
+async def _rewrite(task: Task, fields: dict[str, Any], model: _Model) -> Outcome:
+    reason = _answer_problem(task.answer or "")
+    if reason:
         return fields, reason
     reply = await model.ask(task)
     if isinstance(reply, Ungradable):
         return fields, f"the model gives no reply ({reply.reason})"
-    form = str(reply["format"]).strip("$ \n")
-    integers = {name: int(digits) for name, digits in _VALUE.findall(str(reply["integers"]))}
-    if reason := _why_not_taken(task, form, integers):
+    answer_format = str(reply["format"]).strip("$ \n")
+    integers = {name: int(digits) for name, digits in _INTEGER.findall(str(reply["integers"]))}
+    reason = _format_problem(task, answer_format, integers)
+    if reason:
         return fields, reason
-    total, listed = sum(integers.values()), ", ".join(f"${name}$" for name in integers)
+    total = sum(integers.values())
     if total != reply["answer"]:
         return fields, "the model's answer is not the sum of its integers"
-    text = f"In simplest form the answer is ${form}$ with integers {listed}. "
-    text += f"Find ${'+'.join(integers)}$."
-    name = "answer" if "answer" in fields else "reference_answer"
-    return {**fields, **_asking(task, text), name: str(total)}, REWRITTEN
+    names = ", ".join(f"${name}$" for name in integers)
+    request = (
+        f"In simplest form the answer is ${answer_format}$ with integers {names}. "
+        f"Find ${'+'.join(integers)}$."
+    )
+    answer_name = "answer" if "answer" in fields else "reference_answer"
+    return {**fields, **_append(task, request), answer_name: str(total)}, REWRITTEN
 
 
-def _why_not_asked(answer: str) -> str | None:
+def _answer_problem(answer: str) -> str | None:
+    """Return why an answer is not rewritten."""
     value = read_answer(answer)
     if isinstance(value, Number) and value.value.denominator == 1:
         return "an integer already"
     if isinstance(value, Words | Choice) or not answer:
         return "no answer, or one in words"
-    has_marks = re.search(r"\.\d|\d\{?,\}?\d{3}(?!\d)", answer)
-    return "a decimal, or a number with commas" if has_marks else None
+    if re.search(r"\.\d|\d\{?,\}?\d{3}(?!\d)", answer):
+        return "a decimal, or a number with commas"
+    return None
 
 
-def _why_not_taken(task: Task, form: str, integers: Mapping[str, int]) -> str | None:
-    names, letters, answer = integers.keys(), _LETTER.findall(form), task.answer or ""
-    put_in = _LETTER.sub(lambda letter: f" {integers.get(letter[0], letter[0])} ", form)
+def _format_problem(task: Task, answer_format: str, integers: Mapping[str, int]) -> str | None:
+    """Return why a format of the model is refused."""
+    answer = task.answer or ""
+    names = integers.keys()
+    if not names or not names <= set(_LETTER.findall(answer_format)):
+        return "the model finds no format"
+    if names & _find_letters(task.problem):
+        return "the problem uses a letter of the format"
+    if _EXPONENT.search(answer_format):
+        return "the format may fit other integers"
+    filled = _LETTER.sub(lambda letter: f" {integers.get(letter[0], letter[0])} ", answer_format)
+    if _normalize(filled) != _normalize(answer):
+        return "the integers do not make the answer"
     value = read_answer(answer)
-    parts = value.value.as_integer_ratio() if isinstance(value, Number) else ()
-    faults = {
-        "the model finds no format": not names or not names <= {*letters},
-        "the problem uses a letter of the format": names & _letters_of(task.problem),
-        "the format may fit other integers": _EXPONENT.search(form),
-        "the integers do not make the answer": _spelled(put_in) != _spelled(answer),
-        "the fraction is not in lowest terms": parts
-        and sorted(map(abs, parts)) != sorted(integers.values()),
-    }
-    return next((reason for reason, is_so in faults.items() if is_so), None)
+    if isinstance(value, Number):
+        parts = map(abs, value.value.as_integer_ratio())
+        if sorted(parts) != sorted(integers.values()):
+            return "the fraction is not in lowest terms"
+    return None
 
 
-def _letters_of(problem: str) -> set[str]:
-    """Those by themselves, and in formulas also those of products."""
-    formulas = re.sub(r"\\[A-Za-z]+", "", "".join(_MATH.split(problem)[1::2]))
-    return {*_LETTER.findall(problem), *formulas}
+def _find_letters(problem: str) -> set[str]:
+    """Return letters that stand alone, and all letters of formulas."""
+    formulas = "".join(_MATH_DELIMITER.split(problem)[1::2])
+    return {*_LETTER.findall(problem), *re.sub(r"\\[A-Za-z]+", "", formulas)}
 
 
-def _spelled(latex: str) -> tuple[str, list[str]]:
-    r"""Without spaces, the size of \frac and braces around one character; and the numbers in it."""
-    plain = re.sub(r"\\(?:left|right)(?![a-z])|\\[,;! ]|[\s$]", "", latex)
-    plain = re.sub(r"\\[dt]frac", r"\\frac", plain)
-    return re.sub(r"\{(\w)\}", r"\1", plain), re.findall(r"\d+", latex)
+def _normalize(latex: str) -> tuple[str, list[str]]:
+    r"""Drop spaces, sizes of \frac, and braces of single characters; also return the numbers."""
+    text = re.sub(r"\\(?:left|right)(?![a-z])|\\[,;! ]|[\s$]", "", latex)
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    return re.sub(r"\{(\w)\}", r"\1", text), re.findall(r"\d+", latex)
 
 
-def _asking(task: Task, text: str) -> dict[str, Any]:
+def _append(task: Task, text: str) -> dict[str, Any]:
     if task.messages is None:
         return {"prompt": f"{task.prompt}\n\n{text}"}
-    turns = [turn.model_dump() for turn in task.messages]
-    turns[-1]["content"] += f"\n\n{text}"
-    return {"messages": turns}
+    messages = [message.model_dump() for message in task.messages]
+    messages[-1]["content"] += f"\n\n{text}"
+    return {"messages": messages}

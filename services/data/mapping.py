@@ -1,156 +1,195 @@
-"""A row of a dataset as the fields of a task."""
+"""Map a row of a dataset to the fields of a task."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from answers import last_boxed
 
-from services.data.presets import Preset, Taken
+from services.data.presets import AnswerPart, Preset
 
 Row = dict[str, Any]
 
 _HASHES = "####"
-_TURN = "role", "content"
-_MISSING = {Taken.COLUMN: "answer", Taken.BOX: "box", Taken.HASHES: _HASHES}
+_TURN_FIELDS = ("role", "content")
+_PART_NAMES = {AnswerPart.COLUMN: "answer", AnswerPart.BOX: "box", AnswerPart.HASHES: _HASHES}
 
 
 class RefusedError(ValueError):
     """The command cannot do its work; the text says what to change."""
 
 
-class Dropped(ValueError):
-    """A row that makes no task; the text is the reason, the same for all of its kind."""
+class RowSkipped(ValueError):
+    """A row that makes no task; the text is the reason, the same for all rows of its kind."""
 
 
-def flat(row: Row, before: str = "") -> Row:
-    """A row that also has the fields of its structs, by names with dots."""
-    found: Row = {}
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a preset that exist in a dataset; "" if there is no such column.
+
+    ``only`` are the preset's conditions on existing columns.
+    """
+
+    preset: Preset
+    only: Mapping[str, frozenset[str]]
+    problem: str
+    answer: str
+    part: AnswerPart
+    solution: str
+    id: str
+
+
+def flatten(row: Row, prefix: str = "") -> Row:
+    """Add the fields of a row's structs, by names with dots."""
+    flat: Row = {}
     for name, value in row.items():
-        found[f"{before}{name}"] = value
+        flat[f"{prefix}{name}"] = value
         if isinstance(value, dict):
-            found |= flat(value, f"{before}{name}.")
-    return found
+            flat |= flatten(value, f"{prefix}{name}.")
+    return flat
 
 
-def resolved(preset: Preset, there: set[str]) -> Preset:
-    """The preset with those of its columns that are there.
+def find_columns(preset: Preset, names: set[str]) -> Columns:
+    """Find a preset's columns in a dataset with these columns.
 
     Raises:
-        RefusedError: naming the column that is not there, and those that are.
+        RefusedError: if one is missing.
     """
-    taken = dict(preset.answer)
-    problem = _one_of("the problem", preset.problem, there)
-    answer = _one_of("the answer", tuple(taken), there)
+    parts = dict(preset.answer)
+    answer = _require("the answer", parts, names)
     for name in sorted(preset.required):
-        _one_of("what was asked for", (name,), there)
-    return replace(
-        preset,
-        problem=(problem,),
-        answer=((answer, taken[answer]),),
-        solution=tuple(name for name in preset.solution if name in there)[:1],
-        id=tuple(name for name in preset.id if name in there)[:1],
-        only={name: values for name, values in preset.only.items() if name in there},
+        _require("an option", [name], names)
+    return Columns(
+        preset=preset,
+        only={name: values for name, values in preset.only.items() if name in names},
+        problem=_require("the problem", preset.problem, names),
+        answer=answer,
+        part=parts[answer],
+        solution=_first_existing(preset.solution, names),
+        id=_first_existing(preset.id, names),
     )
 
 
-def task_fields(preset: Preset, row: Row) -> dict[str, Any]:
-    """The fields of a task by a resolved preset; no ``id`` where the dataset has none.
+def _first_existing(candidates: Iterable[str], names: set[str]) -> str:
+    return next((name for name in candidates if name in names), "")
+
+
+def _require(part: str, candidates: Iterable[str], names: set[str]) -> str:
+    name = _first_existing(candidates, names)
+    if not name:
+        missing = " or ".join(map(repr, candidates))
+        raise RefusedError(f"no column {missing} for {part}; there are: {', '.join(sorted(names))}")
+    return name
+
+
+def build_fields(columns: Columns, row: Row) -> dict[str, Any]:
+    """Return the fields of a task; without ``id`` if the dataset has none.
 
     Raises:
-        Dropped: if the row makes no task.
-        RefusedError: if it is not known what the author wrote in a cell.
+        RowSkipped: if the row makes no task.
+        RefusedError: if the text of a cell cannot be known.
     """
-    for name, wanted in preset.only.items():
-        if _as_text(row.get(name)) not in wanted:
-            raise Dropped(f"{name} is not {' or '.join(value or 'empty' for value in wanted)}")
-    for name, unwanted in preset.never.items():
-        if (text := _as_text(row.get(name))) in unwanted:
-            raise Dropped(f"{name} is {text}")
-    own_id = _text(row, *preset.id) if preset.id else ""
-    fields: dict[str, Any] = {"id": own_id} if own_id else {}
-    fields |= {**_problem(preset, row), "answer": _answer(preset, row)}
-    if solution := _solution(preset, row):
+    preset = columns.preset
+    _check_conditions(columns, row)
+    fields: dict[str, Any] = {}
+    row_id = _text(row, columns.id)
+    if row_id:
+        fields["id"] = row_id
+    fields |= _problem(columns, row)
+    fields["answer"] = _answer(columns, row)
+    solution = _solution(columns, row)
+    if solution:
         fields["solution"] = solution
     metadata = {name: row[name] for name in preset.keep if _text(row, name)}
-    return fields | ({"metadata": metadata} if metadata else {})
+    if metadata:
+        fields["metadata"] = metadata
+    return fields
 
 
-def _problem(preset: Preset, row: Row) -> dict[str, Any]:
-    (name,) = preset.problem
+def _check_conditions(columns: Columns, row: Row) -> None:
+    for name, values in columns.only.items():
+        if _to_text(row.get(name)) not in values:
+            expected = " or ".join(value or "empty" for value in values)
+            raise RowSkipped(f"{name} is not {expected}")
+    for name, values in columns.preset.never.items():
+        text = _to_text(row.get(name))
+        if text in values:
+            raise RowSkipped(f"{name} is {text}")
+
+
+def _problem(columns: Columns, row: Row) -> dict[str, Any]:
+    name = columns.problem
     turns = _cell(row, name)
-    if not (isinstance(turns, list) and turns and isinstance(turns[0], dict)):
+    is_conversation = isinstance(turns, list) and turns and isinstance(turns[0], dict)
+    if not is_conversation:
         turns = [{"role": "user", "content": _text(row, name)}]
-    if any(turn.get(key) is None for turn in turns for key in _TURN):
-        raise Dropped(f"a turn without {' or '.join(_TURN)} in {name!r}")
-    content = turns[0]["content"]
-    if [turn["role"] for turn in turns] != ["user"] or not isinstance(content, str):
-        return {"messages": [{key: turn[key] for key in _TURN} for turn in turns]}
-    head, tail = preset.wrapping
+    messages = [{key: turn.get(key) for key in _TURN_FIELDS} for turn in turns]
+    if any(message[key] is None for message in messages for key in _TURN_FIELDS):
+        raise RowSkipped(f"a turn without {' or '.join(_TURN_FIELDS)} in {name!r}")
+    content = messages[0]["content"]
+    has_one_turn = [message["role"] for message in messages] == ["user"]
+    if not has_one_turn or not isinstance(content, str):
+        return {"messages": messages}
+    head, tail = columns.preset.wrapping
     problem = content.strip().removeprefix(head).removesuffix(tail).strip()
     if not problem:
-        raise Dropped(f"no problem in {name!r}")
-    context = _text(row, preset.context)
+        raise RowSkipped(f"no problem in {name!r}")
+    context = _text(row, columns.preset.context)
     return {"prompt": f"{context}\n\n{problem}" if context else problem}
 
 
-def _answer(preset: Preset, row: Row) -> str:
-    [(name, taken)] = preset.answer
-    text = _text(row, name)
-    if taken is Taken.BOX:
+def _answer(columns: Columns, row: Row) -> str:
+    text = _text(row, columns.answer)
+    if columns.part is AnswerPart.BOX:
         text = (last_boxed(text) or "").strip()
-    elif taken is Taken.HASHES:
-        text = text.rpartition(_HASHES)[2].strip() if _HASHES in text else ""
+    elif columns.part is AnswerPart.HASHES:
+        _, separator, text = text.rpartition(_HASHES)
+        text = text.strip() if separator else ""
     if not text:
-        raise Dropped(f"no {_MISSING[taken]} in {name!r}")
-    unit = _text(row, preset.unit)
-    return text + (rf"\text{{ {unit}}}" if unit[:1].isalpha() else unit)
+        raise RowSkipped(f"no {_PART_NAMES[columns.part]} in {columns.answer!r}")
+    unit = _text(row, columns.preset.unit)
+    if unit[:1].isalpha():
+        unit = rf"\text{{ {unit}}}"
+    return text + unit
 
 
-def _solution(preset: Preset, row: Row) -> str:
-    """The first of several; only what is before the answer, if that stands behind it."""
-    if not preset.solution:
-        return ""
-    (name,) = preset.solution
-    value = _cell(row, name)
-    text = _as_text(value[0] if isinstance(value, list) and value else value)
-    if preset.answer == ((name, Taken.HASHES),):
+def _solution(columns: Columns, row: Row) -> str:
+    """Return the first of several solutions, without the answer after ####."""
+    value = _cell(row, columns.solution)
+    if isinstance(value, list) and value:
+        value = value[0]
+    text = _to_text(value)
+    if columns.part is AnswerPart.HASHES and columns.solution == columns.answer:
         text = text.rpartition(_HASHES)[0].strip()
-    return re.sub(preset.noise, "", text)
-
-
-def _one_of(part: str, names: Sequence[str], there: set[str]) -> str:
-    for name in names:
-        if name in there:
-            return name
-    wanted = " or ".join(map(repr, names))
-    raise RefusedError(f"no column {wanted} for {part}; there are: {', '.join(sorted(there))}")
+    return re.sub(columns.preset.noise, "", text)
 
 
 def _text(row: Row, name: str) -> str:
-    return _as_text(_cell(row, name))
+    return _to_text(_cell(row, name))
 
 
 def _cell(row: Row, name: str) -> Any:
-    value = row.get(name) if name else None  # a column of a CSV may have no name
+    # A column of a CSV may have the name "", which here means no column.
+    value = row.get(name) if name else None
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
-        remedy = "what its author wrote cannot be told; store it as text in UTF-8"
-        raise RefusedError(f"column {name!r}: {remedy}") from error
+        raise RefusedError(
+            f"column {name!r}: the text of a cell cannot be known; store it as text in UTF-8"
+        ) from error
     return value
 
 
-def _as_text(value: Any) -> str:
-    """A number as it is, a list of plain values with commas, all else as JSON."""
+def _to_text(value: Any) -> str:
+    """Return a list of plain values with commas, other nested values as JSON."""
     if value is None:
         return ""
     if isinstance(value, list) and not any(isinstance(part, dict | list) for part in value):
-        return ", ".join(filter(None, map(_as_text, value)))
+        return ", ".join(filter(None, map(_to_text, value)))
     if isinstance(value, bool | dict | list):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value).strip()

@@ -1,4 +1,4 @@
-"""Where each part of a task stands in a dataset, and what is known of it."""
+"""Presets: the columns of known datasets, and how a task is made of them."""
 
 from __future__ import annotations
 
@@ -7,45 +7,55 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Taken(StrEnum):
-    """How an answer is taken from its column."""
+class AnswerPart(StrEnum):
+    """The part of its column that an answer is: all, the last box, or the text after ####."""
 
-    COLUMN = "column"  # all of it
-    BOX = "box"  # what is in the last box
-    HASHES = "hashes"  # what stands behind the last ####
+    COLUMN = "column"
+    BOX = "box"
+    HASHES = "hashes"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """The columns of a dataset; of several names the first one that is there counts.
+    """The columns of a dataset; of several names the first existing one counts.
 
-    A name with dots leads into structs. ``only`` and ``never`` are values of columns that a row
-    must have, or must not have. A column that is not there does not count, but for ``required``.
+    A name with dots leads into structs. A missing column is ignored unless it is ``required``, or
+    that of the problem or the answer.
+
+    Args:
+        keep: columns that become metadata.
+        context: the column of a text to put before the problem.
+        unit: the column of the answer's unit.
+        only: values of columns that a row must have.
+        never: values of columns that a row must not have.
+        wrapping: the beginning and end of prompts around the problem.
+        noise: a pattern to remove from solutions.
     """
 
     problem: tuple[str, ...] = ("problem",)
-    answer: tuple[tuple[str, Taken], ...] = (("answer", Taken.COLUMN),)
+    answer: tuple[tuple[str, AnswerPart], ...] = (("answer", AnswerPart.COLUMN),)
     solution: tuple[str, ...] = ()
     id: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()  # as metadata
+    keep: tuple[str, ...] = ()
     hub: str = ""
     configs: tuple[str, ...] = ()
     split: str = "train"
-    context: str = ""  # what the problem needs before it
-    unit: str = ""  # of the answer
+    context: str = ""
+    unit: str = ""
     only: Mapping[str, frozenset[str]] = field(default_factory=dict)
     never: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    required: frozenset[str] = frozenset()  # besides those of the problem and the answer
-    wrapping: tuple[str, str] = ("", "")  # what the prompts begin and end with besides the problem
-    noise: str = r"(?!)"  # a pattern of what solutions have that nobody should learn
+    required: frozenset[str] = frozenset()
+    wrapping: tuple[str, str] = ("", "")
+    noise: str = r"(?!)"
 
 
 _SUBJECTS = (
-    "algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra"
+    "algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra "
+    "precalculus"
 )
 _AIME = Preset(
     problem=("problem", "Problem", "question"),
-    answer=(("answer", Taken.COLUMN), ("Answer", Taken.COLUMN)),
+    answer=(("answer", AnswerPart.COLUMN), ("Answer", AnswerPart.COLUMN)),
     solution=("solution", "Solution"),
     id=("id", "ID", "problem_idx"),
     keep=("year", "url"),
@@ -56,33 +66,34 @@ _VALID = frozenset({"Yes"})
 PRESETS: Mapping[str, Preset] = {
     "gsm8k": Preset(
         problem=("question",),
-        answer=(("answer", Taken.HASHES),),
+        answer=(("answer", AnswerPart.HASHES),),
         solution=("answer",),
         hub="openai/gsm8k",
         configs=("main",),
-        noise=r"<<[^<>]*>>",  # what its calculators were told
+        # Annotations of a calculator.
+        noise=r"<<[^<>]*>>",
     ),
     "math": Preset(
-        answer=(("solution", Taken.BOX),),
+        answer=(("solution", AnswerPart.BOX),),
         solution=("solution",),
         keep=("level", "type"),
         hub="EleutherAI/hendrycks_math",
-        configs=(*_SUBJECTS.split(), "precalculus"),
+        configs=tuple(_SUBJECTS.split()),
     ),
-    # Version 1.5 has answers, NuminaMath-CoT has boxes alone.
+    # Version 1.5 has answers; NuminaMath-CoT has only boxes.
     "numina-math": Preset(
-        answer=(("answer", Taken.COLUMN), ("solution", Taken.BOX)),
+        answer=(("answer", AnswerPart.COLUMN), ("solution", AnswerPart.BOX)),
         solution=("solution",),
         keep=("source", "problem_type"),
         hub="AI-MO/NuminaMath-1.5",
         only={"problem_is_valid": _VALID, "solution_is_valid": _VALID},
         never={"question_type": frozenset({"proof"}), "answer": frozenset({"proof", "notfound"})},
     ),
-    # Each of its problems is there about a hundred times; without repetitions, as open-r1 has it,
-    # the columns are others.
+    # It repeats each problem about a hundred times. The version of open-r1 does not, and has other
+    # columns.
     "dapo-math-17k": Preset(
         problem=("prompt",),
-        answer=(("reward_model.ground_truth", Taken.COLUMN), ("solution", Taken.COLUMN)),
+        answer=(("reward_model.ground_truth", AnswerPart.COLUMN), ("solution", AnswerPart.COLUMN)),
         id=("extra_info.index",),
         keep=("data_source",),
         hub="BytedTsinghua-SIA/DAPO-Math-17k",
@@ -95,7 +106,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "olympiadbench": Preset(
         problem=("question",),
-        answer=(("final_answer", Taken.COLUMN),),
+        answer=(("final_answer", AnswerPart.COLUMN),),
         solution=("solution",),
         id=("id",),
         keep=("subfield", "answer_type", "is_multiple_answer", "error"),
@@ -103,7 +114,8 @@ PRESETS: Mapping[str, Preset] = {
         configs=("OE_TO_maths_en_COMP",),
         context="context",
         unit="unit",
-        only={"image_1": frozenset({""})},  # no problem of text alone
+        # Problems with images are left out.
+        only={"image_1": frozenset({""})},
     ),
     "aime": _AIME,
     "aime-2025": Preset(

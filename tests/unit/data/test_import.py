@@ -18,7 +18,7 @@ from protocol.tasks import read_tasks
 from services.data import __main__ as command
 from services.data.__main__ import main
 from services.data.importing import import_tasks
-from services.data.mapping import Dropped, task_fields
+from services.data.mapping import RowSkipped, build_fields, find_columns
 from services.data.presets import PRESETS, Preset
 
 Rows = list[dict[str, Any]]
@@ -164,8 +164,8 @@ def test_a_dataset_becomes_tasks_by_its_preset(preset: str) -> None:
     assert {reason: len(rows) for reason, rows in made.left_out.items()} == left_out
 
 
-def answer_of(value: object) -> str:
-    return task_fields(Preset(), {"problem": "1?", "answer": value})["answer"]
+def map_row(row: dict[str, Any], preset: Preset = Preset()) -> dict[str, Any]:
+    return build_fields(find_columns(preset, set(row)), row)
 
 
 @pytest.mark.parametrize(
@@ -178,21 +178,20 @@ def answer_of(value: object) -> str:
     ],
 )
 def test_an_answer_of_any_plain_type_is_its_text(value: object, answer: str) -> None:
-    assert answer_of(value) == answer
+    assert map_row({"problem": "1?", "answer": value})["answer"] == answer
 
 
 @pytest.mark.parametrize("value", [None, [], " "])
 def test_an_answer_that_is_none_makes_no_task(value: object) -> None:
-    with pytest.raises(Dropped, match="no answer in 'answer'"):
-        answer_of(value)
+    with pytest.raises(RowSkipped, match="no answer in 'answer'"):
+        map_row({"problem": "1?", "answer": value})
 
 
 def test_of_several_solutions_the_first_counts() -> None:
     preset = Preset(solution=("proof",))
     row = {"problem": "1?", "answer": "1", "proof": ["So.", "Or so."]}
-    fields = task_fields(preset, row)
-    assert fields["solution"] == "So."
-    assert "solution" not in task_fields(preset, row | {"proof": [None]})
+    assert map_row(row, preset)["solution"] == "So."
+    assert "solution" not in map_row(row | {"proof": [None]}, preset)
 
 
 ROWS: Rows = [
@@ -336,7 +335,7 @@ ONE = '{"problem": "1?", "answer": "1"}\n'
         ("rows.jsonl", ONE, ["--split", "test"], "--split"),
         ("rows.jsonl", ONE, ["--problem", "x"], "'x' for the problem; there are: answer, problem"),
         ("rows.jsonl", ONE, ["--answer", "result"], "no column 'result' for the answer"),
-        ("rows.jsonl", ONE, ["--solution", "proof"], "no column 'proof' for what was asked for"),
+        ("rows.jsonl", ONE, ["--solution", "proof"], "no column 'proof' for an option"),
         ("rows.jsonl", ONE, ["--preset", "olympiadbench"], "no column 'question'"),
         *[
             ("rows.jsonl", ONE + ONE.replace("1?", "2?"), ["--held-out", size], "cannot be held")
@@ -392,10 +391,10 @@ def test_the_file_that_is_read_is_not_overwritten_and_a_folder_must_be_there(
 def test_a_preset_alone_is_looked_for_on_the_hub(
     out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rows_of(source: str, parts: object, split: str) -> Rows:
+    def read_rows(source: str, parts: object, split: str) -> Rows:
         return [{"question": f"{source} {split}?", "answer": "It is 2.\n#### 2"}]
 
-    monkeypatch.setattr(command, "rows_of", rows_of)
+    monkeypatch.setattr(command, "read_rows", read_rows)
     (task,) = imported("gsm8k", out)
     assert (task["prompt"], task["answer"]) == ("openai/gsm8k train?", "2")
     monkeypatch.undo()

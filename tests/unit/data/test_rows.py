@@ -16,7 +16,7 @@ from datasets import Dataset, Image, load_dataset
 from pyarrow import parquet
 
 from services.data.__main__ import main
-from services.data.rows import rows_of
+from services.data.rows import read_rows
 
 Answers = list[Any]
 INT = pa.int64()
@@ -33,7 +33,7 @@ def tasks_of(source: Path, out: Path, *options: str) -> list[dict[str, Any]]:
 
 
 def answers_in(source: Path) -> Answers:
-    return [row["answer"] for row in rows_of(str(source), (), "train")]
+    return [row["answer"] for row in read_rows(str(source), (), "train")]
 
 
 def as_lines(answers: list[str]) -> str:
