@@ -60,13 +60,14 @@ def find_columns(preset: Preset, names: set[str]) -> Columns:
         RefusedError: if one is missing.
     """
     parts = dict(preset.answer)
+    problem = _require("the problem", preset.problem, names)
     answer = _require("the answer", parts, names)
     for name in sorted(preset.required):
         _require("an option", [name], names)
     return Columns(
         preset=preset,
         only={name: values for name, values in preset.only.items() if name in names},
-        problem=_require("the problem", preset.problem, names),
+        problem=problem,
         answer=answer,
         part=parts[answer],
         solution=_first_existing(preset.solution, names),
