@@ -164,7 +164,8 @@ def test_a_dataset_becomes_tasks_by_its_preset(preset: str) -> None:
     assert {reason: len(rows) for reason, rows in made.left_out.items()} == left_out
 
 
-def map_row(row: dict[str, Any], preset: Preset = Preset()) -> dict[str, Any]:
+def map_row(row: dict[str, Any], **columns: Any) -> dict[str, Any]:
+    preset = Preset(**columns)
     return build_fields(find_columns(preset, set(row)), row)
 
 
@@ -188,10 +189,9 @@ def test_an_answer_that_is_none_makes_no_task(value: object) -> None:
 
 
 def test_of_several_solutions_the_first_counts() -> None:
-    preset = Preset(solution=("proof",))
     row = {"problem": "1?", "answer": "1", "proof": ["So.", "Or so."]}
-    assert map_row(row, preset)["solution"] == "So."
-    assert "solution" not in map_row(row | {"proof": [None]}, preset)
+    assert map_row(row, solution=("proof",))["solution"] == "So."
+    assert "solution" not in map_row(row | {"proof": [None]}, solution=("proof",))
 
 
 ROWS: Rows = [
