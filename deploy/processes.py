@@ -1,4 +1,4 @@
-"""Processes of this machine, each with all that it starts, and the folder that a stack lives in."""
+"""Supervised processes of this machine with their process groups, and the folder of a stack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,15 +29,17 @@ from services.chassis.deployment import read_variable
 
 STOP_TIMEOUT_S = 20.0
 _MEMORY = "/dev/shm"
-_SLOW_DISK = 25 * 10**6  # bytes per second
-_LOOK_S = 0.1
+_SLOW_DISK_BYTES_PER_S = 25 * 10**6
+_POLL_S = 0.1
 _SERVICE_PORTS = range(20_000, 32_768)
-_FIRST_RESTART_PAUSE_S = 0.5
-_LONGEST_RESTART_PAUSE_S = 10.0
-_SHORT_S = 1.0  # a process that ends well sooner has nothing to do, and waits before it looks again
-_STEADY_S = 20.0  # a process that lived this long may restart soon
+_MIN_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 10.0
+# The backoff starts again after a process ran this long, or this long and ended with status 0.
+_STEADY_S = 20.0
+_STEADY_IF_DONE_S = 1.0
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here: a child that was only forked must not load a library
+# Loaded early, since a forked child must not load a library.
+_LIBC = ctypes.CDLL(None)
 
 
 class StackError(RuntimeError):
@@ -46,24 +48,28 @@ class StackError(RuntimeError):
 
 @dataclass
 class Process:
-    """One supervised process: how to start it, and how it has fared.
+    """A supervised process.
 
-    ``log_path`` is where its output goes; None: to this process's own. ``held`` are file
-    descriptors that stay open as long as it, or anything that inherits them, lives.
+    Args:
+        log_path: the file of its output; None for this process's output.
+        inherited_files: descriptors that stay open in it and its children.
+        secret_files: descriptors by variable.
+        has_started: whether it has started since its last `start`.
+        num_failures: how often in a row it ended before it had started.
     """
 
     launch: Launch
     port: int
     log_path: Path | None = None
     standard_input: bytes = field(default=b"", repr=False)
-    held: tuple[int, ...] = ()
-    secret_files: dict[str, int] = field(default_factory=dict)  # descriptors, by the variable
+    inherited_files: tuple[int, ...] = ()
+    secret_files: dict[str, int] = field(default_factory=dict)
     running: subprocess.Popen[bytes] | None = None
-    has_started: bool = False  # since it was last begun
-    failures: int = 0  # in a row, each before it had started
+    has_started: bool = False
+    num_failures: int = 0
     started_at: float = 0.0
     restart_at: float = 0.0
-    restart_pause_s: float = _FIRST_RESTART_PAUSE_S
+    backoff_s: float = _MIN_BACKOFF_S
 
     @property
     def name(self) -> str:
@@ -71,77 +77,91 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it ran, and has come to an end by itself."""
+        """Whether it has ended by itself."""
         return self.running is not None and self.running.poll() is not None
 
     def variables(self) -> dict[str, str]:
-        """Return its environment. A secret is in a file, which a variable ``NAME_FILE`` names.
+        """Return its environment; the variable ``NAME_FILE`` names the file of a secret.
 
-        The file is in memory, and ends with this process, however that ends. Other users cannot
-        open it; everything that the process itself starts can, as the ranks of a learner do.
+        The file is in memory and vanishes with this process. Other users cannot open it; children
+        of the process can, such as the ranks of a learner.
         """
         for name in self.launch.secrets.keys() - self.secret_files.keys():
             self.secret_files[name] = _write_in_memory(name, self.launch.secrets[name])
-        files = {f"{n}_FILE": f"/proc/{os.getpid()}/fd/{d}" for n, d in self.secret_files.items()}
-        return environment_for({**self.launch.environment_at(self.port), **files})
+        variables = self.launch.variables(self.port)
+        for name, descriptor in self.secret_files.items():
+            variables[f"{name}_FILE"] = f"/proc/{os.getpid()}/fd/{descriptor}"
+        return add_inherited(variables)
 
     def close(self) -> None:
-        """Close the files of its secrets, once it has ended for good."""
+        """Close the files of its secrets, when it will not start again."""
         while self.secret_files:
             os.close(self.secret_files.popitem()[1])
 
     def start(self) -> None:
-        """Start it, in a process group of its own; if that cannot be done, `revive` tries again."""
+        """Start it in its own process group; if that fails, `restart_if_ended` tries again."""
         self.has_started = False
         try:
             with self.log_path.open("ab") if self.log_path else nullcontext() as log:
                 self.running = subprocess.Popen(
-                    self.launch.command_at(self.port),
+                    self.launch.command_line(self.port),
                     env=self.variables(),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT if log else None,
                     process_group=0,
-                    pass_fds=self.held,
-                    preexec_fn=partial(_before_its_program, self.launch.niceness),
+                    pass_fds=self.inherited_files,
+                    preexec_fn=partial(_prepare_child, self.launch.niceness),
                 )
-        except (OSError, subprocess.SubprocessError) as error:  # no more processes, a full disk
-            self._pause(is_steady=False)
+        except (OSError, subprocess.SubprocessError) as error:
+            # There may be too many processes, or a full disk.
+            self._back_off(is_steady=False)
             say(f"{self.name} cannot be started now: {error}")
             return
         self.started_at = time.monotonic()
         assert self.running.stdin is not None
-        with suppress(BrokenPipeError), self.running.stdin as pipe:  # it may have ended again
+        # The process may have ended already.
+        with suppress(BrokenPipeError), self.running.stdin as pipe:
             pipe.write(self.standard_input)
 
-    def revive(self) -> None:
-        """If it has ended, clear away its process group, and start it again after a pause."""
-        if self.running is not None and (status := self.running.poll()) is not None:
-            _kill_group(self.running)
-            how = f"ended with status {status}; starting it again" if status else "starts again"
-            log = f"; see {self.log_path}" if status and self.log_path else ""
-            say(f"{self.name} {how}{log}")
-            self.failures += 0 if self.has_started or status == 0 else 1
-            lived_s = time.monotonic() - self.started_at
-            self._pause(is_steady=lived_s > (_STEADY_S if status else _SHORT_S))
-            self.running = None
+    def restart_if_ended(self) -> None:
+        """If it has ended, kill its process group, and start it again after a backoff."""
+        if self.running is not None:
+            status = self.running.poll()
+            if status is not None:
+                self._clear_ended(self.running, status)
         if self.running is None and time.monotonic() >= self.restart_at:
             self.start()
 
-    def look(self) -> bool:
-        """Ask whether it has started, unless it is known to; a process that has says so itself."""
+    def _clear_ended(self, ended: subprocess.Popen[bytes], status: int) -> None:
+        _kill_group(ended)
+        self.running = None
+        run_s = time.monotonic() - self.started_at
+        if status == 0:
+            say(f"{self.name} starts again")
+            self._back_off(is_steady=run_s > _STEADY_IF_DONE_S)
+            return
+        log = f"; see {self.log_path}" if self.log_path else ""
+        say(f"{self.name} ended with status {status}; starting it again{log}")
+        if not self.has_started:
+            self.num_failures += 1
+        self._back_off(is_steady=run_s > _STEADY_S)
+
+    def check_started(self) -> bool:
+        """Return whether it has started; asks the process until it has."""
         if not self.has_started and self.running is not None:
-            self.has_started = self._says_so() and not self.has_ended
+            self.has_started = self._responds() and not self.has_ended
         if self.has_started:
-            self.failures = 0
+            self.num_failures = 0
         return self.has_started
 
-    def _pause(self, *, is_steady: bool) -> None:
-        longer = min(_LONGEST_RESTART_PAUSE_S, 2 * self.restart_pause_s)
-        self.restart_pause_s = _FIRST_RESTART_PAUSE_S if is_steady else longer
-        self.restart_at = time.monotonic() + self.restart_pause_s
+    def _back_off(self, *, is_steady: bool) -> None:
+        self.backoff_s = min(_MAX_BACKOFF_S, 2 * self.backoff_s)
+        if is_steady:
+            self.backoff_s = _MIN_BACKOFF_S
+        self.restart_at = time.monotonic() + self.backoff_s
 
-    def _says_so(self) -> bool:
+    def _responds(self) -> bool:
         path = self.launch.startup_path
         try:
             if path is None:
@@ -153,27 +173,26 @@ class Process:
             return False
 
 
-def stop(processes: Iterable[Process], patience_s: Callable[[], float]) -> None:
-    """Send SIGTERM to processes; kill what is left of their groups after ``patience_s``.
+def stop(processes: Sequence[Process], timeout_s: Callable[[], float]) -> None:
+    """Send SIGTERM to processes, and kill their groups when they have ended or time is up.
 
-    How long that may take is asked for again while it does.
+    ``timeout_s`` is called repeatedly, since the timeout may grow.
     """
-    stopping = list(processes)
-    leaving = [(process, process.running) for process in stopping if process.running]
-    for _, running in leaving:
+    stopping = [(process, process.running) for process in processes if process.running]
+    for _, running in stopping:
         running.terminate()
-    began = time.monotonic()
-    while not all(process.has_ended for process, _ in leaving):
-        if time.monotonic() - began > patience_s():
+    start = time.monotonic()
+    while not all(process.has_ended for process, _ in stopping):
+        if time.monotonic() - start > timeout_s():
             break
-        time.sleep(_LOOK_S)
-    for process, running in leaving:
+        time.sleep(_POLL_S)
+    for process, running in stopping:
         if not process.has_ended:
-            say(f"{process.name} did not leave in time; killing it")
+            say(f"{process.name} did not stop in time; killing it")
         _kill_group(running)
         running.wait()
         process.running = None
-    for process in stopping:
+    for process in processes:
         process.close()
 
 
@@ -183,19 +202,19 @@ def _kill_group(leader: subprocess.Popen[bytes]) -> None:
 
 
 def stop_timeout_s(data: Path) -> float:
-    """How long a learner may take to leave, by the checkpoints in a data folder.
+    """Return how long a learner may take to stop, by the checkpoints in a data folder.
 
-    As long as a slow disk takes for the largest; one that is being written counts with what is
-    there, so that none is cut off while it grows.
+    A slow disk must be able to write the largest, which may still grow.
     """
-    sizes = map(size_of, data.glob("jobs/*/checkpoints/*"))
-    return STOP_TIMEOUT_S + max(sizes, default=0) / _SLOW_DISK
+    sizes = map(folder_size, data.glob("jobs/*/checkpoints/*"))
+    return STOP_TIMEOUT_S + max(sizes, default=0) / _SLOW_DISK_BYTES_PER_S
 
 
-def size_of(folder: Path) -> int:
-    """The bytes of all files below a folder that others change meanwhile."""
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files below a folder that others may change meanwhile."""
     size = 0
-    for path, _, names in os.walk(folder):  # which passes over a folder that has just gone
+    # `walk` skips folders that vanish.
+    for path, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
                 size += os.stat(os.path.join(path, name)).st_size
@@ -203,10 +222,9 @@ def size_of(folder: Path) -> int:
 
 
 def free_ports() -> Iterator[int]:
-    """Ports of this machine that nobody uses, none of them twice.
+    """Yield unused ports of this machine, each once.
 
-    They are below those that the kernel gives to outgoing connections, so that a process finds its
-    port free when it is started again.
+    They are below the ports of outgoing connections, so they stay free until a process restarts.
     """
     candidates = list(_SERVICE_PORTS)
     random.shuffle(candidates)
@@ -216,7 +234,8 @@ def free_ports() -> Iterator[int]:
 def is_free(port: int) -> bool:
     """Whether a server could listen on a port."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        # Servers set this option, too.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError:
@@ -225,121 +244,129 @@ def is_free(port: int) -> bool:
 
 
 def say(text: str) -> None:
-    """Tell the person who started the stack."""
+    """Print a message for the operator."""
     print(f"weir: {text}", file=sys.stderr, flush=True)
 
 
-def environment_for(own: Mapping[str, str]) -> dict[str, str]:
-    """What is inherited, and what is its own; a file that would say the same is left out."""
-    inherited = inherited_variables(os.environ).items()
-    return {**{k: v for k, v in inherited if k.removesuffix("_FILE") not in own}, **own}
+def add_inherited(variables: Mapping[str, str]) -> dict[str, str]:
+    """Add inherited variables; ``NAME_FILE`` only if ``NAME`` is not set."""
+    inherited = inherited_variables(os.environ)
+    missing = {
+        name: text
+        for name, text in inherited.items()
+        if name.removesuffix("_FILE") not in variables
+    }
+    return {**missing, **variables}
 
 
 def _write_in_memory(name: str, text: str) -> int:
-    """Return the descriptor of a file without a place on a disk, which only this user may read."""
+    """Return the descriptor of a file in memory that only this user may read."""
     descriptor = os.memfd_create(name)
     os.fchmod(descriptor, 0o400)
     os.write(descriptor, text.encode())
     return descriptor
 
 
-def _before_its_program(niceness: int) -> None:
-    """Runs in the child: if the supervisor is killed, it is told to leave."""
+def _prepare_child(niceness: int) -> None:
+    """Have the kernel send SIGTERM to this child if the supervisor is killed."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     os.nice(niceness)
 
 
 class Home:
-    """One stack's folder, WEIR_HOME, where the ``weir`` command finds it.
+    """The folder of a stack, WEIR_HOME, where the ``weir`` command finds it.
 
-    Every process that a stack's supervisor starts holds the same lock on it, by inheritance, so a
-    stack is gone when the lock is free, however its processes ended. The supervisor alone has the
-    file ``supervisor`` open.
+    All processes of a stack inherit its lock, so a free lock means that all have ended. Only the
+    supervisor has the file ``supervisor`` open. ``lock`` is the lock's descriptor while it is held.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path.resolve()
+        self.lock = -1
         self._clock = clock
-        self._lock, self._mark = self.path / "lock", self.path / "supervisor"
-        self.lock = -1  # its file descriptor, while this process holds it
-        self._marking = -1
+        self._lock_path = self.path / "lock"
+        self._supervisor_path = self.path / "supervisor"
+        self._supervisor_file = -1
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Home:
-        """The folder that WEIR_HOME names."""
+    def from_environment(cls, environment: Mapping[str, str]) -> Home:
         return cls(Path(environment.get("WEIR_HOME", ".weir")))
 
-    def take(self) -> None:
-        """Become the only stack here, once the processes of one that was killed have left.
+    def acquire(self) -> None:
+        """Become the only stack here, after the processes of a killed stack have ended.
 
         Raises:
             StackError: if a stack runs here.
         """
         (self.path / "logs").mkdir(parents=True, exist_ok=True)
-        began = self._clock()
+        start = self._clock()
         while not self._try_to_lock():
-            for process_id in _holders(self._mark):
+            for process_id in _find_holders(self._supervisor_path):
                 raise StackError(
                     f"a stack runs here already (process {process_id}); stop it with `weir down`, "
                     "or set WEIR_HOME to another folder"
                 )
-            self._wait(began, stop_timeout_s(self.path / "data"))
-        self.forget()  # what a killed stack has left
-        self._marking = os.open(self._mark, os.O_RDWR | os.O_CREAT, 0o600)
+            self._wait(start, stop_timeout_s(self.path / "data"))
+        self.withdraw()
+        self._supervisor_file = os.open(self._supervisor_path, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def vacate(self) -> bool:
-        """Tell the stack that runs here to stop, and wait until all of it has; False if none."""
-        if not self._lock.exists() or self._try_to_lock():
+    def stop_stack(self) -> bool:
+        """Stop the stack that runs here, and wait for its processes; False if there is none."""
+        if not self._lock_path.exists() or self._try_to_lock():
             return False
-        told = set[int]()
-        began = self._clock()
+        notified: set[int] = set()
+        start = self._clock()
         while not self._try_to_lock():
-            for process_id in {*_holders(self._mark)} - told:
-                told.add(process_id)
-                with suppress(ProcessLookupError):  # it has just ended
+            for process_id in set(_find_holders(self._supervisor_path)) - notified:
+                notified.add(process_id)
+                with suppress(ProcessLookupError):
                     os.kill(process_id, signal.SIGTERM)
-            # The services leave, then their server.
-            self._wait(began, stop_timeout_s(self.path / "data") + 2 * STOP_TIMEOUT_S)
+            # The services stop first, then their server.
+            self._wait(start, stop_timeout_s(self.path / "data") + 2 * STOP_TIMEOUT_S)
         return True
 
-    def tell(self, facts: Mapping[str, Any]) -> None:
-        """Write stack.json, by which the ``weir`` command finds the gateway."""
+    def publish(self, stack: Mapping[str, Any]) -> None:
+        """Write stack.json, where the ``weir`` command finds the gateway."""
         path = self.path / "stack.json"
-        _write(path, json.dumps({**facts, "pid": os.getpid()}, indent=1))
-        say(f"Weir is up at {facts['url']} (key in {path}); logs in {self.path / 'logs'}")
+        _write(path, json.dumps({**stack, "pid": os.getpid()}, indent=1))
+        say(f"Weir is up at {stack['url']} (key in {path}); logs in {self.path / 'logs'}")
 
-    def forget(self) -> None:
+    def withdraw(self) -> None:
+        """Remove stack.json."""
         (self.path / "stack.json").unlink(missing_ok=True)
 
     def api_keys(self, environment: Mapping[str, str]) -> tuple[str, str]:
-        """The gateway's keys, and the one of them that the ``weir`` command uses here.
+        """Return the gateway's keys, and the key of the ``weir`` command.
 
-        The keys are WEIR_API_KEYS, or the file of WEIR_API_KEYS_FILE. Where none of them is there
-        in plain text, one that is made once is added.
+        The keys are those of WEIR_API_KEYS or WEIR_API_KEYS_FILE. If all are hashes, this stack's
+        own key is added.
 
         Raises:
-            DeploymentError: if that file cannot be read.
+            DeploymentError: if the file cannot be read.
         """
         keys = read_variable(environment, "WEIR_API_KEYS") or ""
         for key in map(str.strip, re.split("[,\n]", keys)):
-            if key and ":" not in key:  # which a hash has
+            # Hashes of keys contain colons.
+            if key and ":" not in key:
                 return keys, key
         path = self.path / "api_key"
         if not path.exists():
             _write(path, f"weir-{secrets.token_urlsafe(24)}")
-        own = path.read_text(encoding="utf-8")
-        return f"{keys},{own}" if keys else own, own
+        own_key = path.read_text(encoding="utf-8")
+        return f"{keys},{own_key}" if keys else own_key, own_key
 
-    def memory(self, environment: Mapping[str, str]) -> Path:
-        """This stack's own folder below WEIR_MEMORY_DIR; with no memory to write to, a disk's."""
-        root = environment.get("WEIR_MEMORY_DIR") or (
-            _MEMORY if os.access(_MEMORY, os.W_OK) else ""
-        )
+    def memory_dir(self, environment: Mapping[str, str]) -> Path:
+        """Return this stack's folder in memory; without writable memory, one on disk."""
+        root = environment.get("WEIR_MEMORY_DIR")
+        if not root:
+            if not os.access(_MEMORY, os.W_OK):
+                return self.path / "data" / "weights"
+            root = _MEMORY
         name = hashlib.sha256(str(self.path).encode()).hexdigest()[:16]
-        return Path(root) / f"weir-{name}" if root else self.path / "data" / "weights"
+        return Path(root) / f"weir-{name}"
 
     def _try_to_lock(self) -> bool:
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -348,29 +375,30 @@ class Home:
         self.lock = descriptor
         return True
 
-    def _wait(self, began: float, patience_s: float) -> None:
-        """Look again soon; after ``patience_s`` kill whatever still holds the lock.
+    def _wait(self, start: float, timeout_s: float) -> None:
+        """Sleep; after the timeout kill the processes that hold the lock.
 
-        Without their Redis, services wait two minutes for it before they leave.
+        Services without their Redis would wait two minutes for it before they stop.
         """
-        for process_id in _holders(self._lock) if self._clock() - began > patience_s else ():
-            say(f"killing process {process_id}, which holds {self._lock}")
-            with suppress(ProcessLookupError):
-                os.kill(process_id, signal.SIGKILL)
-        time.sleep(_LOOK_S)
+        if self._clock() - start > timeout_s:
+            for process_id in _find_holders(self._lock_path):
+                say(f"killing process {process_id}, which holds {self._lock_path}")
+                with suppress(ProcessLookupError):
+                    os.kill(process_id, signal.SIGKILL)
+        time.sleep(_POLL_S)
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that nobody else may read, whole or not at all."""
+    """Write a file that only this user may read, completely or not at all."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.touch(mode=0o600)
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
 
 
-def _holders(file: Path) -> Iterator[int]:
-    """The processes that have a file open, but for other people's."""
+def _find_holders(file: Path) -> Iterator[int]:
+    """Yield this user's processes that have a file open."""
     for link in iglob("/proc/[0-9]*/fd/*"):
-        with suppress(OSError):  # it has just been closed
+        with suppress(OSError):
             if os.readlink(link) == str(file):
                 yield int(link.split("/")[2])

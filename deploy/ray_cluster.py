@@ -1,17 +1,15 @@
-"""The same stack on a Ray cluster: ``weir up --ray ADDRESS``. The only file that imports ray.
+"""The stack on a Ray cluster: ``weir up --ray ADDRESS``. Only this file imports ray.
 
-Ray places processes, and nothing else: an actor per process runs the command line that `weir up`
-runs, starts it again when it ends, and is itself started again elsewhere when its node dies. This
-driver asks each actor twice a second how its process fares, which is when it looks. Redis
-(WEIR_REDIS_URL) and a folder that every node sees (WEIR_DATA_DIR) are given. Logs and readiness are
-in Ray's dashboard. The stack lives as long as this driver: Ctrl-C, ``weir down``, or the end of the
-job of ``ray job submit``.
+Ray only places processes: an actor per process runs the command line of `weir up`, and restarts it
+when it ends; Ray restarts the actor elsewhere when its node dies. Twice a second this driver polls
+the actors, which then check their processes. Redis (WEIR_REDIS_URL) and a shared folder
+(WEIR_DATA_DIR) must exist. Logs and readiness are in Ray's dashboard. The stack ends with this
+driver: by Ctrl-C, ``weir down``, or the end of the job of ``ray job submit``.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 import time
@@ -19,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import ray
@@ -30,14 +29,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy.launches import (
     Launch,
+    add_secrets,
     cluster_variables,
     judge_launch,
-    launches,
     learner_command,
     python_path,
-    resources_of,
+    ray_resources,
+    stack_launches,
     stack_secrets,
-    with_secrets,
 )
 from deploy.processes import Home, Process, StackError, free_ports, say, stop, stop_timeout_s
 from services.chassis.deployment import read_variable
@@ -45,10 +44,10 @@ from services.chassis.secret_variables import hide_secrets
 
 PLACING_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 300.0
-_LOOK_S = 0.5
-_TEAM_STOP_S = 3.0  # the others of a broken team have nothing left to save
+_POLL_S = 0.5
+# The other launchers of a broken team have nothing to save.
+_TEAM_STOP_TIMEOUT_S = 3.0
 _CALL_TIMEOUT_S = 5.0
-_STRATEGIES = {"learner": "PACK"}  # the others: SPREAD
 
 
 @dataclass(frozen=True)
@@ -60,127 +59,141 @@ class Status:
 
 
 class Host:
-    """An actor: one process of the stack, on the node where Ray has put it.
+    """An actor with a process of the stack, on a node that Ray chooses.
 
-    A process of a ``team`` waits for `begin`, and is not started again alone.
+    A process of a team waits for `start`, and is not restarted alone.
     """
 
-    def __init__(self, launch: Launch, *, team: bool) -> None:
+    def __init__(self, launch: Launch, *, in_team: bool) -> None:
         self._launch = launch
-        self._team = team
+        self._in_team = in_team
         self._ports = free_ports()
         self._process: Process | None = None
-        self._ready = Gauge("weir_process_ready", "It has started, and runs", tag_keys=("process",))
-        # One thread starts all: what it started is told to leave when it ends.
+        self._ready = Gauge(
+            "weir_process_ready", "1 while the process runs and has started", tag_keys=("process",)
+        )
+        # All processes are children of one thread, since they get SIGTERM when it ends.
         self._thread = ThreadPoolExecutor(1)
-        if not team:
-            self.begin(launch.command)
+        if not in_team:
+            self.start(launch.command)
 
-    def begin(self, command: Sequence[str]) -> None:
+    def start(self, command: Sequence[str]) -> None:
         self._thread.submit(self._start, tuple(command)).result()
 
-    def end(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: float) -> None:
         self._thread.submit(self._stop, timeout_s).result()
 
     def status(self) -> Status:
-        """Look after the process, and tell how it fares."""
-        return self._thread.submit(self._look_after).result()
+        """Restart the process if it has ended, and return its status."""
+        return self._thread.submit(self._check).result()
 
-    def meeting_place(self) -> tuple[str, int]:
-        """The address and a port where launchers on other nodes can meet with the one here."""
+    def master_address(self) -> tuple[str, int]:
+        """Return this node's address and a free port, where launchers of other nodes connect."""
         return ray.util.get_node_ip_address(), next(self._ports)
 
-    def sees(self, path: str) -> bool:
+    def has_file(self, path: str) -> bool:
         return Path(path).is_file()
 
     def _start(self, command: tuple[str, ...]) -> None:
         self._stop(0.0)
-        launch = replace(self._launch, command=command, environment=_on_node(self._launch))
+        launch = replace(self._launch, command=command, environment=_node_variables(self._launch))
         self._process = Process(launch, launch.port or next(self._ports))
         self._process.start()
 
     def _stop(self, timeout_s: float) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             stop([process], lambda: timeout_s)
 
-    def _look_after(self) -> Status:
-        if self._process is not None and not self._team:
-            self._process.revive()
-        elif self._process is not None and self._process.has_ended:
-            self._stop(0.0)
+    def _check(self) -> Status:
         process = self._process
-        runs = process is not None and process.running is not None
-        has_started = process is not None and process.look()
-        self._ready.set(float(runs and has_started), {"process": self._launch.name})
-        port = process.port if process else 0
-        return Status(ray.util.get_node_ip_address(), port, runs, has_started)
+        if process is not None and self._in_team and process.has_ended:
+            self._stop(0.0)
+            process = None
+        address = ray.util.get_node_ip_address()
+        status = Status(address, port=0, running=False, has_started=False)
+        if process is not None:
+            if not self._in_team:
+                process.restart_if_ended()
+            is_running = process.running is not None
+            status = Status(address, process.port, is_running, process.check_started())
+        is_ready = status.running and status.has_started
+        self._ready.set(float(is_ready), {"process": self._launch.name})
+        return status
 
 
-def _on_node(launch: Launch) -> dict[str, str]:
-    """The variables of a launch on this node; Ray has set CUDA_VISIBLE_DEVICES for the actor."""
+def _node_variables(launch: Launch) -> dict[str, str]:
+    """Return the variables on this node; Ray sets CUDA_VISIBLE_DEVICES of the actor."""
     has_gpus = launch.bundle and launch.bundle.gpus and visible_gpus({}, os.listdir("/dev"))
-    by_default = {"DS_ACCELERATOR": "cuda" if has_gpus else "cpu"}
-    return {**by_default, **launch.environment, "PYTHONPATH": python_path(os.environ)}
+    accelerator = "cuda" if has_gpus else "cpu"
+    path = python_path(os.environ)
+    return {"DS_ACCELERATOR": accelerator, **launch.environment, "PYTHONPATH": path}
 
 
 @dataclass
 class Actor:
-    """A host as the driver sees it."""
+    """The driver's handle of a host; its status is None while it cannot be reached."""
 
     launch: Launch
     handle: Any
-    status: Status | None = None  # None: it cannot be reached now
+    status: Status | None = None
 
     @property
     def has_started(self) -> bool:
         return self.status is not None and self.status.has_started
 
-    def ask(self, method: str, *arguments: Any, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
-        """The answer of the actor; None if it cannot be reached, as while its node is down."""
+    @property
+    def is_running(self) -> bool:
+        return self.status is not None and self.status.running
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
+        """Call a method of the actor; None if it fails, or the actor cannot be reached."""
         try:
             return ray.get(getattr(self.handle, method).remote(*arguments), timeout=timeout_s)
-        except RayTaskError as error:  # it was reached, and could not do it
+        except RayTaskError as error:
             say(f"{self.launch.name}: {error.cause}")
         except (GetTimeoutError, RayError):
             pass
         return None
 
 
-def look_at(actors: Sequence[Actor]) -> None:
-    """Ask all at once how their processes fare. Who is only slow to answer fares as before."""
-    asked = {actor.handle.status.remote(): actor for actor in actors}
-    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_CALL_TIMEOUT_S)
-    for reference in answered:
+def poll(actors: Sequence[Actor]) -> None:
+    """Update the status of all actors at once; a slow one keeps its status."""
+    calls = {actor.handle.status.remote(): actor for actor in actors}
+    finished, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_CALL_TIMEOUT_S)
+    for reference in finished:
         try:
-            asked[reference].status = ray.get(reference)
+            calls[reference].status = ray.get(reference)
         except RayError:
-            asked[reference].status = None
+            calls[reference].status = None
 
 
 @dataclass
 class Team:
-    """The learner's launchers on several nodes, which start and end together."""
+    """The learner's launchers on several nodes, which start and stop together."""
 
     members: list[Actor]
 
-    def look_after(self) -> None:
-        """If one has ended or is gone, end the others, and start all anew once all are back."""
-        if all(member.status and member.status.running for member in self.members):
+    def restart_if_broken(self) -> None:
+        """If a member does not run, stop the others; start all when all can be reached."""
+        missing = [member.launch.name for member in self.members if not member.is_running]
+        if not missing:
             return
-        reached = [member for member in self.members if member.status is not None]
-        missing = [m.launch.name for m in self.members if not (m.status and m.status.running)]
-        say(f"{', '.join(missing)} must begin; the learner's other launchers end")
-        for member in reached:
-            member.ask("end", _TEAM_STOP_S, timeout_s=_TEAM_STOP_S + _CALL_TIMEOUT_S)
-        place = self.members[0].ask("meeting_place")
-        if place is None or len(reached) < len(self.members):
+        say(f"{', '.join(missing)} must start; the learner's other launchers stop")
+        reachable = [member for member in self.members if member.status is not None]
+        for member in reachable:
+            member.call(
+                "stop", _TEAM_STOP_TIMEOUT_S, timeout_s=_TEAM_STOP_TIMEOUT_S + _CALL_TIMEOUT_S
+            )
+        master = self.members[0].call("master_address")
+        if master is None or len(reachable) < len(self.members):
             return
-        say(f"the learner's ranks meet at {place[0]}:{place[1]}")
+        say(f"the learner's ranks meet at {master[0]}:{master[1]}")
         for node, member in enumerate(self.members):
             assert member.launch.bundle is not None
-            ranks, nodes = member.launch.bundle.ranks, len(self.members)
-            member.ask("begin", learner_command(ranks, node, nodes, place))
+            ranks = member.launch.bundle.ranks
+            member.call("start", learner_command(ranks, node, len(self.members), master))
 
 
 @dataclass
@@ -193,53 +206,57 @@ class Cluster:
     team: Team = field(default_factory=lambda: Team([]))
 
     def up(self) -> None:
-        """Place everything and keep it running until told to stop."""
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._stop)
+        """Place all processes, and keep them running until a signal to stop."""
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
         try:
             self._place()
             deadline = time.monotonic() + START_TIMEOUT_S
-            told = False
+            is_published = False
             while not self.stopping:
-                look_at(self.actors)
-                self.team.look_after()
-                told = told or self._tell_when_started(deadline)
-                time.sleep(_LOOK_S)
+                poll(self.actors)
+                self.team.restart_if_broken()
+                is_published = is_published or self._publish_if_started(deadline)
+                time.sleep(_POLL_S)
         finally:
             self._down()
-            self.home.forget()
+            self.home.withdraw()
 
     def _place(self) -> None:
         environment = self.environment
-        known = stack_secrets(environment, self.home.api_keys(environment)[0])
+        keys, _ = self.home.api_keys(environment)
+        secrets = stack_secrets(environment, keys)
         shared = cluster_variables(environment, self.placement)
-        shared["WEIR_MEMORY_DIR"] = str(self.home.memory(environment))  # of each node
+        shared["WEIR_MEMORY_DIR"] = str(self.home.memory_dir(environment))
         if self.placement.judge is not None:
             (judge,) = self._place_role("judge", [judge_launch(self.placement.judge, environment)])
-            look_at([judge])
+            poll([judge])
             if judge.status is not None:
                 shared["WEIR_JUDGE_URL"] = f"http://{judge.status.address}:{judge.status.port}/v1"
-        every = launches(self.placement, shared, environment)
-        gateway, *others = (with_secrets(launch, known) for launch in every)
-        (front,) = self._place_role("gateway", [gateway])
-        if at := front.ask("status", timeout_s=PLACING_TIMEOUT_S):
-            url = {"WEIR_GATEWAY_URL": f"http://{at.address}:{at.port}"}
-            others = [replace(each, environment={**each.environment, **url}) for each in others]
-        for role in ("grader", "environment", "rollout", "learner"):
-            if of_role := [launch for launch in others if launch.role == role]:
-                self._place_role(role, of_role)
+        gateway, *launches = stack_launches(self.placement, shared, environment)
+        (front,) = self._place_role("gateway", [add_secrets(gateway, secrets)])
+        status = front.call("status", timeout_s=PLACING_TIMEOUT_S)
+        url = {"WEIR_GATEWAY_URL": f"http://{status.address}:{status.port}"} if status else {}
+        by_role: dict[str, list[Launch]] = {}
+        for launch in launches:
+            launch = replace(launch, environment={**launch.environment, **url})
+            by_role.setdefault(launch.role, []).append(add_secrets(launch, secrets))
+        for role, role_launches in by_role.items():
+            self._place_role(role, role_launches)
         self._check_folder(Path(environment["WEIR_DATA_DIR"]))
 
-    def _place_role(self, role: str, of_role: Sequence[Launch]) -> list[Actor]:
-        """One placement group: its processes get their resources together."""
-        bundles = [resources_of(launch) for launch in of_role]
-        here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+    def _place_role(self, role: str, launches: Sequence[Launch]) -> list[Actor]:
+        """Place processes in a placement group, which get their resources together."""
+        bundles = [ray_resources(launch) for launch in launches]
+        labels: list[dict[str, str]] = [{} for _ in bundles]
+        if role == "gateway":
+            # On this driver's node, so that its address stays as long as the stack.
+            labels = [{"ray.io/node-id": ray.get_runtime_context().get_node_id()}]
         group = placement_group(
             bundles,
-            _STRATEGIES.get(role, "SPREAD"),
+            "PACK" if role == "learner" else "SPREAD",
             name=f"weir-{role}",
-            # Where this driver is: the stack ends with it, and its address stays.
-            bundle_label_selector=[here] if role == "gateway" else [{} for _ in bundles],
+            bundle_label_selector=labels,
         )
         deadline = time.monotonic() + PLACING_TIMEOUT_S
         while not group.wait(timeout_seconds=1):
@@ -251,42 +268,50 @@ class Cluster:
                     f"the cluster has no place for the {role}: it needs {bundles}, and "
                     f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free"
                 )
-        is_team = role == "learner" and len(of_role) > 1
-        placed = [
-            Actor(launch, _actor(launch, group, index, team=is_team))
-            for index, launch in enumerate(of_role)
+        is_team = role == "learner" and len(launches) > 1
+        actors = [
+            Actor(launch, _start_actor(launch, group, index, in_team=is_team))
+            for index, launch in enumerate(launches)
         ]
-        self.actors += placed
+        self.actors += actors
         if is_team:
-            self.team = Team(placed)
-        return placed
+            self.team = Team(actors)
+        return actors
 
     def _check_folder(self, folder: Path) -> None:
-        """Every node must see the data that the others write."""
+        """Raise a `StackError` unless all nodes share the folder of the data."""
         folder.mkdir(parents=True, exist_ok=True)
-        mark = folder / f".seen-{secrets.token_hex(4)}"
-        mark.touch()
+        file = folder / f".seen-{token_hex(4)}"
+        file.touch()
         try:
             for actor in self.actors:
-                if actor.ask("sees", str(mark), timeout_s=PLACING_TIMEOUT_S) is False:
+                if actor.call("has_file", str(file), timeout_s=PLACING_TIMEOUT_S) is False:
                     raise StackError(
                         f"WEIR_DATA_DIR={folder} is not shared: the node of {actor.launch.name} "
-                        "does not see what this one writes there"
+                        "does not have a file that this node writes there"
                     )
         finally:
-            mark.unlink()
+            file.unlink()
 
-    def _tell_when_started(self, deadline: float) -> bool:
-        mute = self.team.members[1:]  # only the first rank serves
-        awaited = [a for a in self.actors if a.launch.is_awaited and a not in mute]
-        late = [actor.launch.name for actor in awaited if not actor.has_started]
-        if late and time.monotonic() > deadline:
-            raise StackError(f"{', '.join(late)} did not start; see their logs in the dashboard")
+    def _publish_if_started(self, deadline: float) -> bool:
+        # Only the first rank serves HTTP.
+        silent = self.team.members[1:]
+        late = [
+            actor.launch.name
+            for actor in self.actors
+            if actor.launch.is_awaited and actor not in silent and not actor.has_started
+        ]
         if late:
+            if time.monotonic() > deadline:
+                names = ", ".join(late)
+                raise StackError(f"{names} did not start; see their logs in the dashboard")
             return False
-        where = {a.launch.name: a.status for a in self.actors if a.status and a.has_started}
-        urls = {name: f"http://{at.address}:{at.port}" for name, at in where.items()}
-        self.home.tell(
+        urls: dict[str, str] = {}
+        for actor in self.actors:
+            status = actor.status
+            if status is not None and status.has_started:
+                urls[actor.launch.name] = f"http://{status.address}:{status.port}"
+        self.home.publish(
             {
                 "url": urls["gateway"],
                 "api_key": self.home.api_keys(self.environment)[1],
@@ -300,40 +325,41 @@ class Cluster:
 
     def _down(self) -> None:
         timeout_s = stop_timeout_s(Path(self.environment["WEIR_DATA_DIR"]))
-        leaving = [actor.handle.end.remote(timeout_s) for actor in self.actors]
-        if leaving:
-            ray.wait(leaving, num_returns=len(leaving), timeout=timeout_s)
+        calls = [actor.handle.stop.remote(timeout_s) for actor in self.actors]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
         ray.shutdown()
         say("Weir is down")
 
 
-def _actor(launch: Launch, group: PlacementGroup, index: int, *, team: bool) -> Any:
-    bundle = resources_of(launch)
+def _start_actor(launch: Launch, group: PlacementGroup, index: int, *, in_team: bool) -> Any:
+    resources = ray_resources(launch)
     options = {
         "name": f"weir-{launch.name}",
-        "num_cpus": bundle["CPU"],
-        "num_gpus": bundle.get("GPU", 0),
+        "num_cpus": resources["CPU"],
+        "num_gpus": resources.get("GPU", 0),
         "max_restarts": -1,
         "max_concurrency": 4,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
     }
-    return ray.remote(Host).options(**options).remote(launch, team=team)
+    return ray.remote(Host).options(**options).remote(launch, in_team=in_team)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a stack on the cluster at an address; returns the exit status."""
+    """Run a stack on the cluster at an address, and return the exit status."""
     if len(arguments) != 1 or not arguments[0]:
         say("usage: weir up --ray ADDRESS")
         return 2
     hide_secrets()
-    home = Home.of(os.environ)
+    home = Home.from_environment(os.environ)
+    required = ("WEIR_REDIS_URL", "WEIR_DATA_DIR")
     try:
-        required = ("WEIR_REDIS_URL", "WEIR_DATA_DIR")
-        if missing := [name for name in required if not read_variable(os.environ, name)]:
+        missing = [name for name in required if not read_variable(os.environ, name)]
+        if missing:
             raise StackError(
-                f"{' and '.join(missing)} must be set: a Redis, and a folder, that every node sees"
+                f"{' and '.join(missing)} must be set: a Redis and a folder for all nodes"
             )
-        home.take()
+        home.acquire()
         path = {"PYTHONPATH": python_path(os.environ)}
         ray.init(address=arguments[0], namespace="weir", runtime_env={"env_vars": path})
         placement = choose_on(ray.nodes(), os.environ)

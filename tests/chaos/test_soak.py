@@ -22,7 +22,7 @@ from protocol.exchange import connect, news
 from protocol.messages import JobRecord, JobState
 from protocol.streams import EVENTS, POLICY, WORK_STREAMS
 
-from deploy.processes import size_of
+from deploy.processes import folder_size
 from services.chassis.service import Service
 from tests.chaos.job import JOB, a_chaos_recipe, write_tasks
 from tests.chaos.places import LEARNER, ROLLOUTS, WORKERS, Place
@@ -139,10 +139,10 @@ def _needs(step: int, seconds: float, server: Server, folder: Path) -> Needs:
         seconds=round(seconds),
         redis=redis // _KIB,
         memory=_resident_bytes() // _KIB,
-        log=size_of(job / "log") // _KIB,
-        samples=size_of(job / "samples") // _KIB,
-        checkpoints=size_of(job / "checkpoints") // _KIB,
-        weights=size_of(folder / "data" / "weights") // _KIB,
+        log=folder_size(job / "log") // _KIB,
+        samples=folder_size(job / "samples") // _KIB,
+        checkpoints=folder_size(job / "checkpoints") // _KIB,
+        weights=folder_size(folder / "data" / "weights") // _KIB,
         state_json=states[-1].stat().st_size // _KIB if states else 0,
         files=sum(len(names) for _, _, names in os.walk(folder / "data")),
         events=lengths.pop(EVENTS),

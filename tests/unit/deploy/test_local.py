@@ -59,8 +59,8 @@ def test_two_stacks_side_by_side_share_no_port_and_no_secret(
     one, other = (stack_of(tmp_path / name) for name in "ab")
     ports = [process.port for stack in (one, other) for process in stack.processes]
     assert len(set(ports)) == len(ports)
-    assert one.facts["api_key"] != other.facts["api_key"]
-    assert one.facts["api_key"] == stack_of(tmp_path / "a").facts["api_key"]
+    assert one.description["api_key"] != other.description["api_key"]
+    assert one.description["api_key"] == stack_of(tmp_path / "a").description["api_key"]
     for process in one.services:
         deployment = Deployment.from_environment(process.variables())
         assert deployment.metrics_port == deployment.port == process.port
@@ -75,15 +75,15 @@ def test_a_stack_on_cpus_has_as_many_processes_as_the_environment_says(tmp_path:
     assert roles == expected
     assert "torch.distributed.run" in stack.services[-1].launch.command
     assert all("CUDA_VISIBLE_DEVICES" not in p.launch.environment for p in stack.services)
-    held = {process.held for process in stack.processes}
-    assert held == {(stack.home.lock,)}, "the home is free when all have gone"
+    inherited = {process.inherited_files for process in stack.processes}
+    assert inherited == {(stack.home.lock,)}, "the home is free when all have gone"
     urls = {p.launch.role: p.launch.secrets["WEIR_REDIS_URL"] for p in stack.services}
     users = {role: (urlsplit(url).username, urlsplit(url).password) for role, url in urls.items()}
     assert all(role == user for role, (user, _) in users.items())
     assert len({password for _, password in users.values()}) == 5
     for user, password in (
         *users.values(),
-        ("default", urlsplit(stack.facts["redis_url"]).password),
+        ("default", urlsplit(stack.description["redis_url"]).password),
     ):
         assert f'user {user} on ">{password}" '.encode() in stack.valkey.standard_input
     for line in (b"maxmemory-policy noeviction", b"appendonly yes", b"appendfsync always"):
@@ -108,7 +108,7 @@ def test_on_a_gpu_box_every_process_sees_its_own_gpus(tmp_path: Path) -> None:
     assert by_name["learner"].launch.command == learner_command(4)
     judge = by_name["judge"]
     assert made["grader-0"]["WEIR_JUDGE_URL"] == f"http://127.0.0.1:{judge.port}/v1"
-    assert {sys.executable, str(judge.port)} < {*judge.launch.command_at(judge.port)}
+    assert {sys.executable, str(judge.port)} < {*judge.launch.command_line(judge.port)}
 
 
 def test_environment_workers_run_by_a_python_of_their_own_and_know_the_model_door(
@@ -124,11 +124,11 @@ def test_environment_workers_run_by_a_python_of_their_own_and_know_the_model_doo
     python.symlink_to(sys.executable)
     stack = stack_of(tmp_path, **variables)
     (worker,) = (p for p in stack.services if p.launch.role == "environment")
-    assert worker.launch.command_at(1) == [str(python), "-m", "services.environment"]
-    assert worker.launch.environment["WEIR_GATEWAY_URL"] == stack.facts["url"]
+    assert worker.launch.command_line(1) == [str(python), "-m", "services.environment"]
+    assert worker.launch.environment["WEIR_GATEWAY_URL"] == stack.description["url"]
     (gateway,) = (p for p in stack.services if p.launch.role == "gateway")
     key = worker.launch.secrets["WEIR_ENVIRONMENT_KEY"]
-    assert key == gateway.launch.secrets["WEIR_ENVIRONMENT_KEY"] != stack.facts["api_key"]
+    assert key == gateway.launch.secrets["WEIR_ENVIRONMENT_KEY"] != stack.description["api_key"]
     again = {p.launch.secrets.get("WEIR_ENVIRONMENT_KEY") for p in stack_of(tmp_path).services}
     assert key not in again, "every start has another"
 
@@ -190,7 +190,7 @@ def test_the_file_of_a_secret_is_for_one_user_and_its_process_and_then_gone(home
 
 
 def test_launchers_of_several_nodes_meet_at_the_first() -> None:
-    text = " ".join(learner_command(4, node=1, nodes=2, meet_at=("10.0.0.1", 29500)))
+    text = " ".join(learner_command(4, node=1, nodes=2, master=("10.0.0.1", 29500)))
     assert "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29500" in text
     assert "--nproc-per-node 4 -m services.learner" in text
 
@@ -206,7 +206,7 @@ def test_the_command_gets_a_plain_key_however_the_keys_are_written(
     monkeypatch.setenv("WEIR_API_KEYS_FILE", str(tmp_path / "keys"))
     in_file = stack_of(tmp_path, (), WEIR_API_KEYS_FILE=str(tmp_path / "keys"))
     for stack in (in_file, stack_of(tmp_path, (), WEIR_API_KEYS=listed)):
-        key = stack.facts["api_key"]
+        key = stack.description["api_key"]
         assert key.startswith(own)
         given = Deployment.from_environment(stack.services[0].variables()).api_keys
         assert {key, *split_list(listed)} <= set(given)
@@ -239,7 +239,7 @@ def test_what_a_stack_lacks_is_named_and_a_port_in_use_is_never_given_out(tmp_pa
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path)
-    home.take()
+    home.acquire()
     yield home
     os.close(home.lock)
 
@@ -261,7 +261,9 @@ def start(home: Home) -> Iterator[Callable[..., None]]:
 def program(home: Home, name: str, code: str, **options: object) -> Process:
     command = (sys.executable, "-c", code, "{port}")
     launch = Launch(name, name, command, **options)  # type: ignore[arg-type]
-    return Process(launch, next(free_ports()), home.path / "logs" / name, held=(home.lock,))
+    return Process(
+        launch, next(free_ports()), home.path / "logs" / name, inherited_files=(home.lock,)
+    )
 
 
 def test_a_stack_starts_though_one_ends_well_and_begins_anew_and_a_judge_takes_its_time(
@@ -299,16 +301,16 @@ def test_what_a_process_has_started_ends_with_it(home: Home, how: str) -> None:
         f"os.write({write}, b'.'); time.sleep(600)"
     )
     parent = program(home, "rollout", code)
-    parent.held = (*parent.held, write)
+    parent.inherited_files = (*parent.inherited_files, write)
     parent.start()
     os.close(write)
     assert os.read(read, 1) == b"."
     if how == "restart":
-        parent.held = (home.lock,)
+        parent.inherited_files = (home.lock,)
         assert parent.running is not None
         parent.running.kill()
         wait_for(lambda: parent.has_ended)
-        parent.revive()
+        parent.restart_if_ended()
     else:
         stop([parent], lambda: 60)
     gone = select.select([read], [], [], 60)[0]
@@ -319,7 +321,7 @@ def test_what_a_process_has_started_ends_with_it(home: Home, how: str) -> None:
 
 def test_a_home_has_one_stack_from_the_first_moment(home: Home) -> None:
     with pytest.raises(StackError, match=f"process {os.getpid()}"):
-        Home(home.path).take()
+        Home(home.path).acquire()
 
 
 SUPERVISOR = """
@@ -327,9 +329,9 @@ import os, pathlib, sys, time
 from deploy.launches import Launch
 from deploy.processes import Home, Process
 home = Home(pathlib.Path(sys.argv[1]))
-home.take()
+home.acquire()
 launch = Launch('child', 'child', ('{python}', '-c', sys.argv[2], sys.argv[1]))
-Process(launch, 0, held=(home.lock,)).start()
+Process(launch, 0, inherited_files=(home.lock,)).start()
 while not (home.path / 'hears').exists(): time.sleep(0.05)
 os.kill(os.getpid(), 9)
 """
@@ -357,9 +359,9 @@ def test_what_a_killed_supervisor_started_is_told_waited_for_and_killed_if_it_ha
     wait_for((tmp_path / "told").exists)
     hours = count(step=3600)
     home = Home(tmp_path, (lambda: next(hours)) if hangs_s > 1 else time.monotonic)
-    assert home.vacate()
+    assert home.stop_stack()
     os.close(home.lock)
-    assert not Home(tmp_path).vacate()
+    assert not Home(tmp_path).stop_stack()
 
 
 def test_a_stop_asks_again_how_long_it_may_take(home: Home) -> None:

@@ -20,7 +20,7 @@ from protocol.placement import (
     visible_gpus,
 )
 
-from deploy.launches import cluster_variables, launches, resources_of
+from deploy.launches import cluster_variables, ray_resources, stack_launches
 
 WISH = "learner=0-3 rollout=4,5 rollout=6,7"
 
@@ -205,19 +205,19 @@ def test_a_cluster_without_a_line_is_divided() -> None:
 def test_a_process_takes_its_gpus_of_its_node_and_graders_take_none() -> None:
     placement = parse("learner=a:0-3,b:0-3 rollout=b:4,5")
     variables = {"WEIR_GRADERS": "2", "WEIR_ENVIRONMENTS": "0"}
-    made = {each.name: each for each in launches(placement, {}, variables)}
+    made = {each.name: each for each in stack_launches(placement, {}, variables)}
     assert set(made) == {"gateway", "grader-0", "grader-1", "rollout-0", "learner-0", "learner-1"}
-    assert resources_of(made["learner-1"]) == {"CPU": 4, "GPU": 4, "node:b": 0.001}
-    assert resources_of(made["grader-0"]) == {"CPU": 1}
+    assert ray_resources(made["learner-1"]) == {"CPU": 4, "GPU": 4, "node:b": 0.001}
+    assert ray_resources(made["grader-0"]) == {"CPU": 1}
     assert "CUDA_VISIBLE_DEVICES" not in made["rollout-0"].environment, "Ray chooses"
 
 
 def test_what_computes_is_as_nice_as_it_is_told() -> None:
     placement = parse("learner=a:0 rollout=a:1")
-    told = {each.niceness for each in launches(placement, {}, {"WEIR_NICENESS": "3"})}
+    told = {each.niceness for each in stack_launches(placement, {}, {"WEIR_NICENESS": "3"})}
     assert told == {0, 3}  # the gateway's is 0
     with pytest.raises(PlacementError, match="WEIR_NICENESS"):
-        list(launches(placement, {}, {"WEIR_NICENESS": "20"}))
+        list(stack_launches(placement, {}, {"WEIR_NICENESS": "20"}))
 
 
 def test_processes_of_a_cluster_get_what_the_driver_has_but_no_secret_and_no_path_to_one() -> None:
