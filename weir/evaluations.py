@@ -35,8 +35,9 @@ def compare(first: Json, last: Json) -> Comparison | None:
     others, so that two equal evaluations do not prove equality. If a result lacks its tasks, r is
     0 and the comparison is unpaired. None if fewer than two tasks can be compared.
     """
-    if first.get("accuracy_low") is None or last.get("accuracy_low") is None:
-        return None
+    for result in (first, last):
+        if result.get("accuracy_low") is None:
+            return None
     before = first.get("per_task")
     after = last.get("per_task")
     if before is None or after is None:
@@ -44,15 +45,19 @@ def compare(first: Json, last: Json) -> Comparison | None:
         gain = last["accuracy"] - first["accuracy"]
         low, high = _bounds(first, last, gain, num_tasks, correlation=0.0)
         return Comparison(gain, low, high, num_tasks, paired=False)
-    tasks = [task for task in before if task in after]
-    if len(tasks) < 2:
+    shares_before: list[float] = []
+    shares_after: list[float] = []
+    for task in before:
+        if task in after:
+            shares_before.append(_share(before[task]))
+            shares_after.append(_share(after[task]))
+    num_tasks = len(shares_before)
+    if num_tasks < 2:
         return None
-    shares_before = [_share(before[task]) for task in tasks]
-    shares_after = [_share(after[task]) for task in tasks]
     gain = statistics.fmean(map(operator.sub, shares_after, shares_before))
     correlation = _correlation(shares_before, shares_after)
-    low, high = _bounds(first, last, gain, len(tasks), correlation)
-    return Comparison(gain, low, high, len(tasks), paired=True)
+    low, high = _bounds(first, last, gain, num_tasks, correlation)
+    return Comparison(gain, low, high, num_tasks, paired=True)
 
 
 def _share(counts: tuple[float, int]) -> float:
@@ -64,26 +69,28 @@ def _bounds(
     first: Json, last: Json, gain: float, num_tasks: int, correlation: float
 ) -> tuple[float, float]:
     def distance(a: float, b: float) -> float:
-        return math.sqrt(max(0.0, a**2 - 2 * correlation * a * b + b**2))
+        square = a**2 - 2 * correlation * a * b + b**2
+        return math.sqrt(max(0.0, square))
 
     first_below, first_above = _margins(first, num_tasks)
     last_below, last_above = _margins(last, num_tasks)
-    low = gain - distance(first_above, last_below)
-    high = gain + distance(first_below, last_above)
-    return max(-1.0, low), min(1.0, high)
+    below = distance(first_above, last_below)
+    above = distance(first_below, last_above)
+    return max(-1.0, gain - below), min(1.0, gain + above)
 
 
 def _margins(result: Json, num_tasks: int) -> tuple[float, float]:
     """Return the accuracy's distances to its bounds, scaled to a smaller number of tasks."""
     accuracy = result["accuracy"]
+    below = accuracy - result["accuracy_low"]
+    above = result["accuracy_high"] - accuracy
     scale = math.sqrt(result["tasks"] / num_tasks)
-    below = (accuracy - result["accuracy_low"]) * scale
-    above = (result["accuracy_high"] - accuracy) * scale
-    return below, above
+    return below * scale, above * scale
 
 
 def _correlation(before: list[float], after: list[float]) -> float:
-    if len(set(before)) < 2 or len(set(after)) < 2:
+    is_constant = len(set(before)) < 2 or len(set(after)) < 2
+    if is_constant:
         return 0.0
     num_tasks = len(before)
     return statistics.correlation(before, after) * num_tasks / (num_tasks + 1)

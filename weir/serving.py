@@ -18,15 +18,18 @@ def serve_command(weir: WeirClient, name: str) -> str:
         WeirError: if the job has no model.
     """
     job_id, _, step = name.partition("@")
-    files = {file["name"] for file in weir.model_files(name)}
-    model = weir.job(job_id)["weir"]["recipe"]["model"]
-    folder = f"{job_id}-{int(step)}" if step else job_id
-    if "adapter_config.json" in files:
-        rank = next(rank for rank in _LORA_RANKS if rank >= model["lora"]["rank"])
-        options = [model["path"], "--enable-lora", "--lora-modules", f"{name}=./{folder}"]
-        options += ["--max-lora-rank", str(rank)]
-    else:
-        options = [f"./{folder}", "--served-model-name", name]
+    job = weir.job(job_id)
+    model = job["weir"]["recipe"]["model"]
+    folder = job_id
+    if step:
+        folder += f"-{int(step)}"
+    options = [f"./{folder}", "--served-model-name", name]
+    for file in weir.model_files(name):
+        if file["name"] == "adapter_config.json":
+            rank = next(rank for rank in _LORA_RANKS if rank >= model["lora"]["rank"])
+            options = [model["path"], "--enable-lora"]
+            options += ["--lora-modules", f"{name}=./{folder}"]
+            options += ["--max-lora-rank", str(rank)]
     options += ["--max-model-len", str(model["max_context"])]
     options += ["--dtype", model["dtype"]]
     template_options = model["chat_template_options"]

@@ -279,8 +279,12 @@ def spark(curve: list[float]) -> str:
     ends = [len(curve) * bar // num_bars for bar in range(num_bars + 1)]
     means = [statistics.fmean(curve[start:end]) for start, end in pairwise(ends)]
     low = min(means)
-    scale = (len(_BARS) - 1) / ((max(means) - low) or 1.0)
-    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+    height = max(means) - low
+    bars = ""
+    for mean in means:
+        share = (mean - low) / (height or 1.0)
+        bars += _BARS[round(share * (len(_BARS) - 1))]
+    return bars
 
 
 def find_evaluations(events: Iterable[Json]) -> list[Json]:
@@ -399,8 +403,10 @@ def group_view(group: Json) -> Iterator[RenderableType]:
     task = group["task"]
     if task is None:
         return
-    answer = "" if task["answer"] is None else f", answer {task['answer']}"
-    yield _text(f"task {task['id']}{answer}")
+    heading = f"task {task['id']}"
+    if task["answer"] is not None:
+        heading += f", answer {task['answer']}"
+    yield _text(heading)
     messages = [f"{message['role']}: {message['content']}" for message in task["messages"] or ()]
     yield _text(group["prompt"] or "\n".join(messages))
     for response in group["responses"]:
@@ -474,9 +480,10 @@ def find_parity(events: Iterable[Json]) -> list[Json]:
 def newest_parity(rows: Sequence[Json]) -> list[Json]:
     """Return the newest rows; rollouts at older versions may be gone."""
     rollouts = [row for row in rows if row["rollout"] is not None]
-    newest = max((row["version"] for row in rollouts), default=None)
     tokens = [row for row in rows if row["rollout"] is None]
-    return [*(row for row in rollouts if row["version"] == newest), *tokens[-1:]]
+    newest = max((row["version"] for row in rollouts), default=None)
+    newest_rows = [row for row in rollouts if row["version"] == newest]
+    return newest_rows + tokens[-1:]
 
 
 def plain_table(rows: Sequence[Sequence[str]]) -> Table:
@@ -512,10 +519,13 @@ def process_tables(why: Json) -> Iterator[Table]:
     services = table("process", "ready", "does", "for", "parity")
     for service in why["services"]:
         gap = service.get("parity")
-        parity = f"{number(gap.get('mean'), '{:.0e}')} at {gap['version']:.0f}" if gap else ""
+        parity = ""
+        if gap:
+            mean = number(gap.get("mean"), "{:.0e}")
+            parity = f"{mean} at {gap['version']:.0f}"
         ready = "yes" if service["ready"] else "no"
-        activity = (service["name"], ready, service["doing"], duration(service["for_s"]), parity)
-        services.add_row(*map(cell, activity))
+        activity = (service["name"], ready, service["doing"])
+        services.add_row(*map(cell, activity), duration(service["for_s"]), parity)
     streams = table("stream", "waiting", "claimed", "oldest")
     for stream in why["streams"]:
         counts = (stream["stream"], stream["waiting"], stream["claimed"])

@@ -97,7 +97,8 @@ def _check(options: argparse.Namespace) -> int:
     num_tasks, findings = asyncio.run(check(options.file))
     for finding in findings:
         print(finding)
-    num_problems = sum(not finding.is_warning for finding in findings)
+    problems = [finding for finding in findings if not finding.is_warning]
+    num_problems = len(problems)
     if options.recipe and not num_problems:
         print(_check_prompts(options.file, load_recipe(options.recipe)))
     print(f"{num_tasks} tasks, {num_problems} problems")
@@ -108,7 +109,8 @@ def _check_prompts(path: Path, recipe: Recipe) -> str:
     """Return the number of prompts that are too long for a recipe's model."""
     model = recipe.model
     roots, _ = model_sources(os.environ)
-    folder = next((root / model.path for root in roots if (root / model.path).is_dir()), None)
+    folders = [root / model.path for root in roots]
+    folder = next(filter(Path.is_dir, folders), None)
     if folder is None:
         return f"the prompts were not measured: {model.path} is not here; see WEIR_MODEL_ROOTS"
     try:
@@ -124,8 +126,8 @@ def _check_prompts(path: Path, recipe: Recipe) -> str:
 def _import(options: argparse.Namespace) -> int:
     source = options.source
     path = Path(source)
-    preset_name = options.preset or (source if source in PRESETS else None)
-    preset = _apply_options(PRESETS[preset_name] if preset_name else Preset(), options)
+    preset = PRESETS.get(options.preset or source, Preset())
+    preset = _apply_options(preset, options)
     if path.is_file() and (options.config or options.split not in (None, "train")):
         raise RefusedError(f"{source} is one file: it has no --config and no --split")
     if source in PRESETS and not path.exists():
@@ -172,7 +174,8 @@ def _integers(options: argparse.Namespace) -> int:
         outcomes = asyncio.run(rewrite_all(lines, server, replies))
     except WorkerFault as error:
         raise RefusedError(f"{error}; then run this again: {replies} has the replies") from error
-    _write(target, [json.dumps(fields, ensure_ascii=False) for fields, _ in outcomes])
+    texts = [json.dumps(fields, ensure_ascii=False) for fields, _ in outcomes]
+    _write(target, texts)
     replies.unlink(missing_ok=True)
     for reason, number in Counter(reason for _, reason in outcomes).most_common():
         print(f"{number} {reason}")
@@ -187,22 +190,25 @@ def _apply_options(preset: Preset, options: argparse.Namespace) -> Preset:
     only = dict(preset.only)
     required = {options.solution, options.id, *options.keep} - {None}
     for condition in options.where:
-        column, equals, values = condition.partition("=")
-        if not equals:
+        column, separator, values = condition.partition("=")
+        if not separator:
             raise RefusedError(f"--where {condition}: write it as COL=A,B")
         only[column] = frozenset(values.split(","))
         if column not in preset.only:
             required.add(column)
+    columns: dict[str, tuple[str, ...]] = {}
+    for name in ("problem", "solution", "id"):
+        column = getattr(options, name)
+        if column:
+            columns[name] = (column,)
     return replace(
         preset,
-        problem=(options.problem,) if options.problem else preset.problem,
         answer=answer,
-        solution=(options.solution,) if options.solution else preset.solution,
-        id=(options.id,) if options.id else preset.id,
         keep=(*preset.keep, *options.keep),
         configs=tuple(options.config or preset.configs),
         only=only,
         required=frozenset(required),
+        **columns,
     )
 
 
@@ -215,7 +221,8 @@ def _resolve_target(path: Path, source: Path) -> Path:
     if source.exists() and path.exists() and path.samefile(source):
         raise RefusedError(f"{path} is the file to read; name another one to write")
     target = Path(os.path.realpath(path))
-    if (path.exists() and not path.is_file()) or target.is_symlink():
+    is_special = path.exists() and not path.is_file()
+    if is_special or target.is_symlink():
         raise RefusedError(f"{path} is no regular file; name another one to write")
     if not os.access(target.parent, os.W_OK):
         raise RefusedError(f"{path} cannot be written; name a file in a writable folder")

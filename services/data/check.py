@@ -32,7 +32,8 @@ class Finding:
     is_warning: bool = False
 
     def __str__(self) -> str:
-        return f"line {self.line}: {'warning: ' if self.is_warning else ''}{self.text}"
+        kind = "warning: " if self.is_warning else ""
+        return f"line {self.line}: {kind}{self.text}"
 
 
 async def check(path: Path) -> tuple[int, list[Finding]]:
@@ -44,22 +45,25 @@ async def check(path: Path) -> tuple[int, list[Finding]]:
     Raises:
         OSError: if the file cannot be read.
     """
+    tasks: dict[int, Task] = {}
+    findings: list[Finding] = []
     with path.open("rb") as file:
-        lines = list(check_lines(raw_lines(file)))
-    if not lines:
-        return 0, [Finding(1, "the file holds no task")]
-    tasks = {line.number: line.task for line in lines if line.task}
-    findings = [Finding(line.number, problem) for line in lines for problem in line.problems]
+        for line in check_lines(raw_lines(file)):
+            if line.task is not None:
+                tasks[line.number] = line.task
+            for problem in line.problems:
+                findings.append(Finding(line.number, problem))
+    if not tasks and not findings:
+        findings.append(Finding(1, "the file holds no task"))
     findings += _find_repeated_prompts(tasks)
-    unanswered = [number for number, task in tasks.items() if task.answer is None]
-    if unanswered:
-        text = f"no answer, in {len(unanswered)} tasks in all: only some graders can do without"
-        findings.append(Finding(unanswered[0], text, is_warning=True))
+    findings += _find_unanswered(tasks)
     answers = {number: task.answer for number, task in tasks.items() if task.answer}
     faults = await find_answer_faults(answers)
     for number, fault in faults.items():
-        findings.append(Finding(number, f"answer: {fault}: {answers[number][:100]!r}"))
-    return len(tasks), sorted(findings, key=lambda finding: finding.line)
+        excerpt = answers[number][:100]
+        findings.append(Finding(number, f"answer: {fault}: {excerpt!r}"))
+    findings.sort(key=lambda finding: finding.line)
+    return len(tasks), findings
 
 
 def check_lines(lines: Iterable[bytes]) -> Iterator[Line]:
@@ -75,10 +79,10 @@ def check_lines(lines: Iterable[bytes]) -> Iterator[Line]:
 def _find_blanks(task: Task) -> Iterator[str]:
     if task.answer is not None and not task.answer.strip():
         yield "answer: blank; give the answer, or remove the task"
-    contents = [task.prompt or ""]
-    if task.messages is not None:
-        contents = [message.content for message in task.messages]
-    if not "".join(contents).strip():
+    text = task.prompt or ""
+    for message in task.messages or ():
+        text += message.content
+    if not text.strip():
         yield "prompt: blank; give the problem, or remove the task"
 
 
@@ -95,13 +99,19 @@ async def find_answer_faults(answers: Mapping[int, str]) -> dict[int, str]:
         tools = Tools(pool)
         for start in range(0, len(algebraic), _BATCH_SIZE):
             numbers = algebraic[start : start + _BATCH_SIZE]
-            results = await asyncio.gather(
-                *(_find_fault(answers[number], tools) for number in numbers)
-            )
+            searches = [_find_fault(answers[number], tools) for number in numbers]
+            results = await asyncio.gather(*searches)
             for number, fault in zip(numbers, results, strict=True):
                 if fault:
                     faults[number] = fault
     return faults
+
+
+def _find_unanswered(tasks: Mapping[int, Task]) -> Iterator[Finding]:
+    unanswered = [number for number, task in tasks.items() if task.answer is None]
+    if unanswered:
+        text = f"no answer, in {len(unanswered)} tasks in all: only some graders can do without"
+        yield Finding(unanswered[0], text, is_warning=True)
 
 
 def _find_repeated_prompts(tasks: Mapping[int, Task]) -> Iterator[Finding]:
@@ -113,16 +123,19 @@ def _find_repeated_prompts(tasks: Mapping[int, Task]) -> Iterator[Finding]:
 
 
 def _needs_algebra(answer: str) -> bool:
+    if not answer.strip():
+        return False
     value = read_answer(answer[: _MAX_ANSWER_CHARS + 1])
-    return bool(answer.strip()) and not isinstance(value, Number | Words)
+    return not isinstance(value, Number | Words)
 
 
 async def _find_fault(answer: str, tools: Tools) -> str | None:
     if len(answer) > _MAX_ANSWER_CHARS:
         return f"longer than {_MAX_ANSWER_CHARS} characters, which is too long to compare"
     outcome = await tools.pool.run(EXAMINE, answer, deadline_s=tools.compare_deadline_s)
-    if isinstance(outcome, Failed) and outcome.cause is not Cause.ERROR:
-        return f"comparing with it ends in a {outcome.cause}"
-    if isinstance(outcome, Failed) or not outcome.value:
-        return "math-verify cannot read it; only the same text would count as right"
-    return None
+    if isinstance(outcome, Failed):
+        if outcome.cause is not Cause.ERROR:
+            return f"comparing with it ends in a {outcome.cause}"
+    elif outcome.value:
+        return None
+    return "math-verify cannot read it; only the same text would count as right"

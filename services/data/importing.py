@@ -26,6 +26,10 @@ class Draft:
     fields: dict[str, Any]
 
     @property
+    def answer(self) -> str:
+        return self.fields["answer"]
+
+    @property
     def text(self) -> str:
         return json.dumps(self.fields, ensure_ascii=False)
 
@@ -45,8 +49,9 @@ class Imported:
     def report(self) -> Iterator[str]:
         """Yield the notes, and the rows left out, the most frequent reason first."""
         yield from self.notes
-        by_size = sorted(self.left_out.items(), key=lambda entry: -len(entry[1]))
-        for reason, rows in by_size:
+        reasons = sorted(self.left_out, key=lambda reason: -len(self.left_out[reason]))
+        for reason in reasons:
+            rows = self.left_out[reason]
             yield f"left out: {len(rows)}, {reason} (first in row {min(rows)})"
 
 
@@ -60,16 +65,20 @@ async def import_tasks(rows: Iterable[Row], preset: Preset, limit: int | None) -
         RefusedError: if the rows lack a column, or there is no row.
     """
     imported = Imported()
-    drafts = _deduplicate(_read_drafts(rows, preset, imported), imported, limit)
+    all_drafts = _read_drafts(rows, preset, imported)
+    drafts = _deduplicate(all_drafts, imported, limit)
     _assign_ids(drafts, imported)
     valid: list[Draft] = []
+    answers: dict[int, str] = {}
     for draft in drafts:
-        (line,) = check_lines([draft.text.encode(errors="backslashreplace")])
+        text = draft.text.encode(errors="backslashreplace")
+        (line,) = check_lines([text])
         if line.problems:
             imported.leave_out(line.problems[0], draft.row)
         else:
             valid.append(draft)
-    faults = await find_answer_faults({draft.row: draft.fields["answer"] for draft in valid})
+            answers[draft.row] = draft.answer
+    faults = await find_answer_faults(answers)
     for row, fault in faults.items():
         imported.leave_out(f"answer: {fault}", row)
     imported.drafts = [draft for draft in valid if draft.row not in faults]
@@ -81,11 +90,14 @@ def choose_held_out(drafts: Sequence[Draft], size: float, seed: int) -> set[str]
 
     The choice depends on the problems and the seed, not on the order of rows.
     """
+    num_tasks = len(drafts)
     num_held_out = 0
-    if 0 < size < len(drafts):
-        num_held_out = round(size * len(drafts)) if size < 1 else int(size)
-    if not 0 < num_held_out < len(drafts):
-        raise RefusedError(f"{size:g} of {len(drafts)} tasks cannot be held out")
+    if 0 < size < 1:
+        num_held_out = round(size * num_tasks)
+    elif 1 <= size < num_tasks:
+        num_held_out = int(size)
+    if not 0 < num_held_out < num_tasks:
+        raise RefusedError(f"{size:g} of {num_tasks} tasks cannot be held out")
     keys = [draft.key for draft in drafts]
     keys.sort(key=lambda key: _digest(f"{seed}:{key}"))
     return set(keys[:num_held_out])
@@ -101,13 +113,15 @@ def _read_drafts(rows: Iterable[Row], preset: Preset, imported: Imported) -> Ite
         imported.num_rows = number
         try:
             fields = build_fields(columns, row)
-        except RowSkipped as reason:
-            imported.leave_out(str(reason), number)
+        except RowSkipped as error:
+            reason = str(error)
+            imported.leave_out(reason, number)
         except RefusedError as error:
             raise RefusedError(f"row {number}, {error}") from error
         else:
             problem = fields.get("prompt") or json.dumps(fields["messages"])
-            yield Draft(number, _digest(" ".join(problem.split())), fields)
+            key = _digest(" ".join(problem.split()))
+            yield Draft(number, key, fields)
 
 
 def _deduplicate(drafts: Iterable[Draft], imported: Imported, limit: int | None) -> list[Draft]:
@@ -118,20 +132,22 @@ def _deduplicate(drafts: Iterable[Draft], imported: Imported, limit: int | None)
         first = first_drafts.setdefault(draft.key, draft)
         if first is not draft:
             imported.leave_out("the same problem again", draft.row)
-            if first.fields["answer"] != draft.fields["answer"]:
+            if first.answer != draft.answer:
                 ambiguous.add(draft.key)
         if len(first_drafts) == limit:
             imported.notes.append(f"stopped at row {draft.row}, after {limit} problems")
             break
     for key in ambiguous:
-        imported.leave_out("repeated with another answer", first_drafts.pop(key).row)
+        draft = first_drafts.pop(key)
+        imported.leave_out("repeated with another answer", draft.row)
     return list(first_drafts.values())
 
 
 def _assign_ids(drafts: Sequence[Draft], imported: Imported) -> None:
     """Keep the dataset's ids if every problem has its own; otherwise derive them from problems."""
     ids = {draft.fields.get("id") for draft in drafts}
-    if len(ids) == len(drafts) and None not in ids:
+    has_all_ids = None not in ids
+    if has_all_ids and len(ids) == len(drafts):
         return
     if ids != {None}:
         imported.notes.append("ids made from the problems: the dataset's own are not unique")

@@ -128,9 +128,12 @@ def _problem(columns: Columns, row: Row) -> dict[str, Any]:
     is_conversation = isinstance(turns, list) and turns and isinstance(turns[0], dict)
     if not is_conversation:
         turns = [{"role": "user", "content": _text(row, name)}]
-    messages = [{key: turn.get(key) for key in _TURN_FIELDS} for turn in turns]
-    if any(message[key] is None for message in messages for key in _TURN_FIELDS):
-        raise RowSkipped(f"a turn without {' or '.join(_TURN_FIELDS)} in {name!r}")
+    messages: list[dict[str, Any]] = []
+    for turn in turns:
+        message = {key: turn.get(key) for key in _TURN_FIELDS}
+        if None in message.values():
+            raise RowSkipped(f"a turn without {' or '.join(_TURN_FIELDS)} in {name!r}")
+        messages.append(message)
     content = messages[0]["content"]
     has_one_turn = [message["role"] for message in messages] == ["user"]
     if not has_one_turn or not isinstance(content, str):
