@@ -166,9 +166,9 @@ def respond(problem: Problem) -> JSONResponse:
 async def refuse_unknown_query(request: Request) -> None:
     """400 for a query parameter that the route does not have in /openapi.json."""
     route = f"{request.method.lower()} {request.scope['route'].path}"
-    known = _query_names(request.app).get(route)
+    names = _query_names(request.app).get(route)
     for param in request.query_params:
-        if known is not None and param.partition("[")[0] not in known:
+        if names is not None and param.partition("[")[0] not in names:
             raise wrong(param, "unknown; remove it from the query or check its spelling")
 
 

@@ -57,29 +57,39 @@ class GraderToRun(Body):
     def to_trial(self, job_reward: Reward | None = None) -> Trial:
         """Return the trial for a grader; 400 if the item lacks a column that it needs."""
         reward = job_reward if self.grader is None else build_reward(self.grader, "grader")
-        if reward is None or (job_reward is not None and self.grader is not None):
+        if reward is None or (job_reward and self.grader):
             raise wrong("grader", "give either a grader or the id of a job")
         task = _build_task(self.item or {})
+        missing = {}
+        if task.answer is None:
+            missing["math_answer"] = "item.answer"
+        if task.prompt == NOT_GIVEN:
+            missing["model_judge"] = "item.prompt"
         for check in reward.outcome:
-            if check.verifier == "math_answer" and task.answer is None:
-                raise wrong("item.answer", f"missing, but {check.label} needs it; add it")
-            if check.verifier == "model_judge" and task.prompt == NOT_GIVEN:
-                raise wrong("item.prompt", f"missing, but {check.label} needs it; add it")
+            field = missing.get(check.verifier)
+            if field is not None:
+                raise wrong(field, f"missing, but {check.label} needs it; add it")
         return Trial(id=secrets.token_hex(12), reward=reward, task=task, text=self.model_sample)
 
 
 @router.post("/validate")
 async def validate_grader(body: GraderToValidate, jobs: Jobs) -> Json:
     """Check a grader as a job would."""
-    await check_graders(jobs.exchange, build_reward(body.grader, "grader"), "grader")
+    reward = build_reward(body.grader, "grader")
+    await check_graders(jobs.exchange, reward, "grader")
     return body.model_dump(mode="json", exclude_unset=True)
 
 
 @router.post("/run", dependencies=[TRIALS])
 async def run_grader(body: GraderToRun, jobs: Jobs) -> Json:
     """Grade one response with this grader, or with the graders of a job."""
-    job_reward = None if body.job is None else (await jobs.get(body.job)).recipe.reward
-    return result_object(body.grader, await run_trial(jobs.exchange, body.to_trial(job_reward)))
+    job_reward = None
+    if body.job is not None:
+        record = await jobs.get(body.job)
+        job_reward = record.recipe.reward
+    trial = body.to_trial(job_reward)
+    result = await run_trial(jobs.exchange, trial)
+    return result_object(body.grader, result)
 
 
 def result_object(grader: AnyGrader | None, result: TrialResult) -> Json:
@@ -88,11 +98,17 @@ def result_object(grader: AnyGrader | None, result: TrialResult) -> Json:
     The reward of an ungradable response is null.
     """
     values = {label: _graded_value(score) for label, score in result.scores.items()}
-    grader_type = "job" if grader is None else grader.type
+    grader_type = "job"
+    name = None
+    if grader is not None:
+        grader_type = grader.type
+        name = grader.name
+    is_multi = isinstance(grader, MultiGrader)
+    weir_fields = {"outcome", "process", "scores", "details"}
     return {
         "reward": _graded_value(result.outcome),
         "metadata": {
-            "name": (grader and grader.name) or grader_type,
+            "name": name or grader_type,
             "type": grader_type,
             "errors": _error_flags(result),
             "execution_time": result.seconds,
@@ -101,43 +117,50 @@ def result_object(grader: AnyGrader | None, result: TrialResult) -> Json:
             "sampled_model_name": None,
         },
         "model_grader_token_usage_per_model": dict(result.tokens),
-        "sub_rewards": values if isinstance(grader, MultiGrader) else {},
-        "weir": result.model_dump(mode="json", include={"outcome", "process", "scores", "details"}),
+        "sub_rewards": values if is_multi else {},
+        "weir": result.model_dump(mode="json", include=weir_fields),
     }
 
 
 def _error_flags(result: TrialResult) -> dict[str, Any]:
     scores = (result.outcome, *result.scores.values())
     reasons = {score.reason for score in scores if isinstance(score, Ungradable)}
-    flags: dict[str, Any] = {name: bool(reasons & known) for name, known in _FLAGS.items()}
-    flags |= dict.fromkeys(_UNUSED_FLAGS, False)
+    flags: dict[str, Any] = dict.fromkeys(_UNUSED_FLAGS, False)
+    for name, flag_reasons in _FLAGS.items():
+        present = reasons & flag_reasons
+        flags[name] = bool(present)
+        has_details = not flag_reasons.isdisjoint(result.details)
+        if name in _FLAGS_WITH_DETAILS and has_details:
+            details = (result.details[reason] for reason in present)
+            flags[f"{name}_details"] = next(details, None)
     flags["other_error"] = bool(reasons.difference(*_FLAGS.values()))
-    for name in _FLAGS_WITH_DETAILS:
-        if _FLAGS[name] & result.details.keys():
-            details = [result.details[reason] for reason in _FLAGS[name] & reasons]
-            flags[f"{name}_details"] = details[0] if details else None
     return flags
 
 
 def _build_task(item: Mapping[str, JsonValue]) -> Task:
     """Return the item as a task of a job; its further fields are the task's metadata."""
-    texts = {"id": "item"}
     values = {name: value for name, value in item.items() if value not in (None, "")}
+    fields: dict[str, Any] = {"id": "item"}
     if "reference_answer" in values:
-        texts["answer"] = as_text(values["reference_answer"])
-    texts |= {name: as_text(values[name]) for name in _TEXT_FIELDS if name in values}
-    fields: dict[str, Any] = {**texts, "metadata": values.get("metadata", {})}
-    further = {name: value for name, value in item.items() if name not in Task.model_fields}
-    if isinstance(fields["metadata"], dict):
-        fields["metadata"] = {**fields["metadata"], **further}
-    if "prompt" not in texts:
-        fields |= (
-            {"messages": values["messages"]} if "messages" in values else {"prompt": NOT_GIVEN}
-        )
+        fields["answer"] = as_text(values["reference_answer"])
+    for name in _TEXT_FIELDS:
+        if name in values:
+            fields[name] = as_text(values[name])
+    if "prompt" not in fields:
+        if "messages" in values:
+            fields["messages"] = values["messages"]
+        else:
+            fields["prompt"] = NOT_GIVEN
+    metadata = values.get("metadata", {})
+    if isinstance(metadata, dict):
+        further = {name: value for name, value in item.items() if name not in Task.model_fields}
+        metadata = metadata | further
+    fields["metadata"] = metadata
     try:
         return Task.model_validate(fields)
     except ValidationError as error:
-        lines = [f"item.{line}" for line in explain(error, whole="item").splitlines()]
+        problems = explain(error, whole="item").splitlines()
+        lines = [f"item.{problem}" for problem in problems]
         raise from_lines(lines, code="invalid_item") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal
@@ -34,6 +35,7 @@ from services.gateway.core.models.checkpoints import list_checkpoints
 from services.gateway.core.models.folders import find_listed_name, remove
 from services.gateway.errors import await_exchange, wrong
 
+_LABEL = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 Limit = Annotated[int, Query(ge=1, le=100)]
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
@@ -74,11 +76,11 @@ def _read_filter(
     find: Annotated[str, Query(description="in the id, name, model or a label")] = "",
 ) -> JobFilter:
     """Filters for jobs, with the pairs ``metadata[name]=value``."""
-    labels = {
-        key.removeprefix("metadata[").removesuffix("]"): value
-        for key, value in request.query_params.items()
-        if key.startswith("metadata[") and key.endswith("]")
-    }
+    labels = {}
+    for param, value in request.query_params.items():
+        match = _LABEL.fullmatch(param)
+        if match is not None:
+            labels[match[1]] = value
     return JobFilter.from_statuses(status, text=find, name=name, model=model, metadata=labels)
 
 
@@ -105,12 +107,15 @@ async def submit_job(
     return job_object(await jobs.submit(submission, repeat))
 
 
-def _with_estimate(job: AnyJob, request: Request) -> Json:
+def _add_estimate(job: AnyJob, request: Request) -> Json:
     watchdog = request.app.state.watchdog
     fields = job_object(job)
     fields["estimated_finish"] = watchdog.estimated_finish(job)
-    place = watchdog.places.get(job.id) if fields["status"] == "queued" else None
-    return fields | {"weir": {**fields["weir"], "place": place}}
+    place = None
+    if fields["status"] == "queued":
+        place = watchdog.places.get(job.id)
+    fields["weir"] = {**fields["weir"], "place": place}
+    return fields
 
 
 @router.get("", openapi_extra=_METADATA)
@@ -119,14 +124,16 @@ async def list_jobs(
 ) -> Json:
     """Jobs, newest first."""
     records, has_more = await jobs.page(after, limit, filters)
-    return list_object((_with_estimate(record, request) for record in records), has_more)
+    objects = [_add_estimate(record, request) for record in records]
+    return list_object(objects, has_more)
 
 
 @router.post("/cancel", openapi_extra=_METADATA)
 async def cancel_jobs(jobs: Jobs, filters: RequiredFilter) -> Json:
     """Ask up to 100 jobs to end; ``has_more`` says whether others remain."""
     cancellable = filters.restrict(CANCELLABLE)
-    return list_object(*await jobs.for_each(cancellable, lambda job_id: cancel_job(job_id, jobs)))
+    results = jobs.for_each(cancellable, lambda job_id: cancel_job(job_id, jobs))
+    return list_object(*await results)
 
 
 @router.delete("", openapi_extra=_METADATA)
@@ -140,7 +147,7 @@ async def delete_jobs(jobs: Jobs, filters: RequiredFilter, background: Backgroun
 @router.get("/{job_id}")
 async def get_job(job_id: str, jobs: Jobs, request: Request) -> Json:
     """One job."""
-    return _with_estimate(await jobs.find(job_id), request)
+    return _add_estimate(await jobs.find(job_id), request)
 
 
 @router.delete("/{job_id}")
@@ -202,12 +209,13 @@ async def list_events(
     else:
         events = jobs.exchange.events(job_id, after=place or "0", count=limit + 1)
     entries = await await_exchange(events)
-    return list_object((event_object(*entry) for entry in entries[:limit]), len(entries) > limit)
+    page = [event_object(*entry) for entry in entries[:limit]]
+    return list_object(page, len(entries) > limit)
 
 
 @router.get("/{job_id}/why")
 async def get_why(job_id: str, request: Request, jobs: Jobs) -> Json:
-    """Whether a job moves, what it waits for, and the state of every process and stream."""
+    """Whether a job moves, the reason if it waits, and the state of every process and stream."""
     return request.app.state.watchdog.why(await jobs.find(job_id))
 
 

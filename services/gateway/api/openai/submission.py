@@ -38,12 +38,12 @@ def _use_instead(remedy: str) -> BeforeValidator:
     return BeforeValidator(refuse)
 
 
-def _none_for(default: object) -> BeforeValidator:
+def _map_to_none(default: object) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value == default else value)
 
 
-Count = Annotated[int | None, Field(ge=1), _none_for("auto")]
-Multiplier = Annotated[float | None, Field(gt=0, le=1000), _none_for("auto")]
+Count = Annotated[int | None, Field(ge=1), _map_to_none("auto")]
+Multiplier = Annotated[float | None, Field(gt=0, le=1000), _map_to_none("auto")]
 
 
 class Hyperparameters(Part):
@@ -60,7 +60,7 @@ class Hyperparameters(Part):
     reasoning_effort: Annotated[
         None,
         _use_instead("a system message in the tasks, or recipe.model.prompt_template,"),
-        _none_for("default"),
+        _map_to_none("default"),
     ] = None
 
 
@@ -99,7 +99,7 @@ class JobRequest(Body):
     integrations: Annotated[
         None,
         _use_instead("`weir track JOB --to wandb:PROJECT`, which writes a job to W&B,"),
-        _none_for([]),
+        _map_to_none([]),
     ] = None
 
     @field_validator("metadata")

@@ -1,4 +1,4 @@
-"""Where the page lies: its files are open to all, and what they show comes over REST with a key."""
+"""The page's files, which are public, and routes for its data, which need a key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from services.gateway.api.openai.body import Body
-from services.gateway.api.page.recipe_text import RecipeTextError, arithmetic, read_recipe
+from services.gateway.api.page.recipe_text import RecipeTextError, plan_rows, read_recipe
 from services.gateway.core.jobs.service import JobService
 from services.gateway.errors import await_exchange, from_lines
 
@@ -26,18 +26,18 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # asks each time whether it has changed: a release has no build
+    "Cache-Control": "no-cache",  # browsers revalidate: the files' names stay in a new release
 }
-_RECIPES = Path("recipes")  # where the gateway runs, as `weir run recipes/demo.toml` names them
-_AT_ONCE = 100
-_FURTHEST = 1000  # events; an evaluation longer ago is not looked for
-_CURVE = 40  # steps
+_RECIPES = Path("recipes")  # in the gateway's working directory
+EVENTS_PER_READ = 100
+MAX_EVENTS = 1000  # older evaluations are not found
+CURVE_STEPS = 40
 
 page = APIRouter(tags=["page"])
 
 
 class RecipeText(Body):
-    """A recipe as it lies in a file, TOML or JSON."""
+    """The text of a recipe file, TOML or JSON."""
 
     text: str = Field(max_length=64 * 1024)
 
@@ -61,7 +61,7 @@ def index() -> FileResponse:
 
 @page.post("/v1/page/recipe")
 def parse_recipe_text(body: RecipeText) -> dict[str, Any]:
-    """The recipe that a text holds, as it can be submitted, and what it asks for in numbers."""
+    """The recipe of a text, as it can be submitted, and its numbers of steps and tokens."""
     try:
         recipe = read_recipe(body.text)
     except RecipeTextError as error:
@@ -70,60 +70,64 @@ def parse_recipe_text(body: RecipeText) -> dict[str, Any]:
         "object": "recipe",
         "recipe": recipe.model_dump(mode="json", exclude_unset=True),
         "changed": recipe.model_dump(mode="json", exclude_defaults=True),
-        "plan": [{"name": name, "value": value} for name, value in arithmetic(recipe)],
+        "plan": [{"name": name, "value": value} for name, value in plan_rows(recipe)],
     }
 
 
 @page.get("/v1/page/recipes")
 def example_recipes() -> dict[str, Any]:
-    """The recipes in the folder `recipes` where the gateway runs, if there is one."""
+    """The recipes in the folder `recipes` of the gateway's working directory, if there is one."""
     files = sorted(_RECIPES.rglob("*.toml"), key=lambda path: (len(path.parts), path))
     return {"object": "list", "data": [*_load_examples(files)]}
 
 
 def _load_examples(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The text of each recipe; of one that extends others, which a text cannot, its tables."""
+    """Yield the text of each recipe, or its tables if it extends others: a text cannot do that."""
     for path in files:
         try:
             tables = load_tables(path)
             parse_recipe(tables)
         except RecipeError:  # such as a file that only others extend
             continue
-        name, text = path.relative_to(_RECIPES).as_posix(), path.read_text("utf-8")
-        is_whole = tables == tomllib.loads(text)
-        yield {"name": name, "text": text} if is_whole else {"name": name, "recipe": tables}
+        name = path.relative_to(_RECIPES).as_posix()
+        text = path.read_text("utf-8")
+        if tables == tomllib.loads(text):
+            yield {"name": name, "text": text}
+        else:
+            yield {"name": name, "recipe": tables}
 
 
 @page.get("/v1/page/jobs/{job_id}/latest")
-async def latest_of_job(job_id: str, request: Request) -> dict[str, Any]:
+async def get_latest(job_id: str, request: Request) -> dict[str, Any]:
     """The metrics of a job's last step, its last evaluation, and the rewards of its last steps."""
     jobs: JobService = request.app.state.jobs
     await jobs.find(job_id)
-    steps, evaluation = await _newest(jobs.exchange, job_id)
+    steps, evaluation = await _read_newest(jobs.exchange, job_id)
     return {
         "object": "fine_tuning.job.latest",
         "metrics": steps[0].to_json() if steps else None,
         "evaluation": evaluation,
-        "rewards": [step.metrics.get("reward") for step in reversed(steps[:_CURVE])],
+        "rewards": [step.metrics.get("reward") for step in reversed(steps[:CURVE_STEPS])],
     }
 
 
-async def _newest(
+async def _read_newest(
     exchange: Exchange, job_id: str
 ) -> tuple[list[StepMetrics], dict[str, JsonValue] | None]:
     """Return the last steps, newest first, and the last evaluation, None if there is none yet."""
     steps: list[StepMetrics] = []
     evaluation: dict[str, JsonValue] | None = None
     before: str | None = None
-    for _ in range(0, _FURTHEST, _AT_ONCE):
-        rows = await await_exchange(exchange.events_back(job_id, before=before, count=_AT_ONCE))
+    for _ in range(0, MAX_EVENTS, EVENTS_PER_READ):
+        read = exchange.events_back(job_id, before=before, count=EVENTS_PER_READ)
+        rows = await await_exchange(read)
         for _, event in rows:
             if isinstance(event.data, StepMetrics):
                 steps.append(event.data)
             elif isinstance(event.data, EvaluationMetrics) and evaluation is None:
                 evaluation = event.data.evaluation.to_json()
                 evaluation.pop("per_task", None)
-        if len(rows) < _AT_ONCE or (steps and evaluation):
+        if len(rows) < EVENTS_PER_READ or (steps and evaluation):
             break
         before = rows[-1][0]
     return steps, evaluation

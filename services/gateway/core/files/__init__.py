@@ -1,1 +1,1 @@
-"""Uploaded files of tasks."""
+"""Uploaded task files."""

@@ -1,1 +1,1 @@
-"""Jobs: handed in, asked after, followed, and what they leave."""
+"""Jobs: submission, state, trials of graders, results."""

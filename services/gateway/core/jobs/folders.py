@@ -38,10 +38,13 @@ def copy_models(recipe: Recipe, deployment: Deployment, job_id: str) -> Recipe:
     remove(copies)  # an earlier try may have left some
     changes = {}
     for name, part in (("model", recipe.model), ("critic", recipe.critic)):
-        if part is None or part.path is None or not Path(part.path).is_relative_to(jobs_dir):
+        if part is None or part.path is None:
+            continue
+        path = Path(part.path)
+        if not path.is_relative_to(jobs_dir):
             continue
         try:
-            weights.copy(Path(part.path), copies / name)
+            weights.copy(path, copies / name)
         except OSError as error:
             remove(copies.parent)
             reason = f"{name}: cannot be copied for the new job: {error.strerror}"

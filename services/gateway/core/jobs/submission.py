@@ -70,8 +70,13 @@ def _check_defaults(tables: Tables) -> None:
             raise RecipeError(f"{name}: must be a table")
         if name == "model" and "path" in table:
             raise RecipeError("model.path: every job has its own; remove it")
-    job = {"name": "any", "model": {"path": "any"}, "tasks": {"train": "a", "held_out": "b"}}
-    parse_recipe(complete(merge_defaults(tables, job), UNKNOWN_FACTS, num_tasks=1))
+    job = {
+        "name": "any",
+        "model": {"path": "any"},
+        "tasks": {"train": "a", "held_out": "b"},
+    }
+    merged = merge_defaults(tables, job)
+    parse_recipe(complete(merged, UNKNOWN_FACTS, num_tasks=1))
 
 
 def merge_defaults(defaults: Mapping[str, Any], tables: Mapping[str, Any]) -> Tables:
@@ -105,8 +110,9 @@ def complete(tables: Tables, facts: ModelFacts, num_tasks: int) -> Tables:
     sampling = _lookup(completed, "rollout", "sampling")
     if isinstance(context, int) and isinstance(sampling, dict):
         sampling.setdefault("max_tokens", context // 2)
-    epochs = min(MAX_EPOCHS, math.ceil(MIN_STEPS * _groups_per_step(completed) / num_tasks))
-    _set_default(completed, "training", "steps", count_steps(epochs, num_tasks, completed))
+    epochs = math.ceil(MIN_STEPS * _groups_per_step(completed) / num_tasks)
+    steps = count_steps(min(MAX_EPOCHS, epochs), num_tasks, completed)
+    _set_default(completed, "training", "steps", steps)
     if not _lookup(completed, "reward", "process") and not completed.get("critic"):
         _set_default(completed, "algorithm", "advantage", "grpo")
     return completed

@@ -111,7 +111,7 @@ def find_fault(folder: Path, deployment: Deployment) -> str | None:
         name = link.relative_to(folder)
         target = _resolve(link)
         if target is None or target.is_dir():
-            return f"holds {name}, a link to a folder or to nothing; copy what it links to"
+            return f"holds {name}, a link to a folder or to nothing; copy its target"
         if not any(target.is_relative_to(root) for root in roots):
             return f"holds {name}, a link that leaves WEIR_MODEL_ROOTS; copy the file instead"
     return None
