@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from services.learner.training.model_check import UnsupportedModel
-from services.learner.training.trial import MOST_PARAMETERS, randomize, small_config, try_models
+from services.learner.training.trial import MAX_PARAMETERS, randomize, small_config, try_models
 
 PAGE = Path(__file__).with_suffix(".md")
 _TABLE = re.compile(r"(<!-- types -->\n).*(<!-- /types -->)", re.DOTALL)
@@ -64,7 +64,7 @@ def _small_model(model_type: str) -> Any:
                 empty = AutoModelForCausalLM.from_config(config)
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             continue
-        if sum(parameter.numel() for parameter in empty.parameters()) < MOST_PARAMETERS:
+        if sum(parameter.numel() for parameter in empty.parameters()) < MAX_PARAMETERS:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             randomize(model)
             return model

@@ -18,7 +18,7 @@ from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
 from services.learner.algorithms.gae import (
     CRITIC_ADVANTAGES,
     Episodes,
-    returns_of,
+    lambda_returns,
     value_loss,
 )
 from services.learner.algorithms.loss import (
@@ -275,7 +275,7 @@ class Training:
             )
             episodes = _episodes(batch, torch.zeros(batch.in_loss.shape))
             flat = Episodes(*(tensor.flatten(0, 1) for tensor in vars(episodes).values()))
-            returns = returns_of(flat, gamma=1.0, lambda_=1.0).view(batch.in_loss.shape)
+            returns = lambda_returns(flat, gamma=1.0, lambda_=1.0).view(batch.in_loss.shape)
             for part in self._mini_batches(replace(batch, returns=returns.float())):
                 self._improve_critic(part, [step < arm.pretrain_steps for arm, _ in self.runs])
         self.history.clear()

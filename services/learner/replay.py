@@ -153,7 +153,7 @@ def replay(before: Sequence[list[Row]], recipe: Recipe) -> list[Response]:
 
 def _valued(old: list[Row], graded: GradedGroup, scoring: Scoring) -> list[Row]:
     if graded.purpose is Purpose.EVAL:
-        scoring = scoring.without_advantage
+        scoring = scoring.comparison_only
     kept = {name: old[0][name] for name in ("attempt", "step", "created_at")}
     (new,) = rows_of([ScoredGroup(graded, scoring, old[0]["fate"])], {}, **kept)
     return new

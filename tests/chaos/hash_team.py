@@ -56,14 +56,14 @@ class HashTeam(Team):
         return Measured({"explained_variance": int(self.state[:2], 16) / 255})
 
     async def score(
-        self, samples: Sequence[Sample], temperature: float, *, of_held: bool = False
+        self, samples: Sequence[Sample], temperature: float, *, use_snapshot: bool = False
     ) -> Measured:
         return Measured({"parity_max": 0.0, "parity_tokens": 1.0})
 
-    async def hold(self) -> None:
+    async def snapshot_weights(self) -> None:
         self._begins("evaluation")
 
-    async def let_go(self) -> None:
+    async def drop_snapshot(self) -> None:
         self.switches.release("evaluation")
 
     async def save(self, folder: Path) -> None:

@@ -47,14 +47,14 @@ class FakeTeam:
         return Measured()
 
     async def score(
-        self, samples: Sequence[Sample], temperature: float, *, of_held: bool = False
+        self, samples: Sequence[Sample], temperature: float, *, use_snapshot: bool = False
     ) -> Measured:
         return Measured()
 
-    async def hold(self) -> None:
+    async def snapshot_weights(self) -> None:
         pass
 
-    async def let_go(self) -> None:
+    async def drop_snapshot(self) -> None:
         pass
 
     async def save(self, folder: Path) -> None:

@@ -37,10 +37,10 @@ class Observed(FakeTeam):
         return await super().train(samples)
 
     async def score(
-        self, samples: Sequence[Sample], temperature: float, *, of_held: bool = False
+        self, samples: Sequence[Sample], temperature: float, *, use_snapshot: bool = False
     ) -> Measured:
-        self.scored.append((len(samples), of_held))
-        return await super().score(samples, temperature, of_held=of_held)
+        self.scored.append((len(samples), use_snapshot))
+        return await super().score(samples, temperature, use_snapshot=use_snapshot)
 
     async def written(self, folder: Path) -> None:
         await self.may_write.wait()

@@ -38,7 +38,7 @@ class Moving(FakeTeam):
         return await super().train(samples)
 
     async def score(
-        self, samples: Sequence[Sample], temperature: float, *, of_held: bool = False
+        self, samples: Sequence[Sample], temperature: float, *, use_snapshot: bool = False
     ) -> Measured:
         num = sum(len(sample.token_ids) for sample in samples)
         if not any(sample.on_version.any() for sample in samples):

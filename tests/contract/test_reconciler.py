@@ -57,8 +57,8 @@ async def parts(exchange: Exchange, tmp_path: Path) -> Reconciler:
     intake, tasks = Intake(attempt), [a_task(id="a"), a_task(id="b")]
     feeder = Feeder(attempt, tasks, Purpose.TRAIN, lambda _: False)
     async with running(feeder.feed_forever()):
-        feeder.admit(Lookahead(step=0, position=0, needs=(4,), most=4))
-        while feeder.asked < 4:
+        feeder.admit(Lookahead(step=0, position=0, needs=(4,), limit=4))
+        while feeder.next_number < 4:
             await asyncio.sleep(0)
     evaluator = Evaluator(attempt, {"": tasks})
     evaluator.begin(0)
@@ -198,4 +198,4 @@ async def _take_in(
         if delivery.key == request.key
     ]
     await exchange.hand_off(delivery, GRADED, a_graded_group(a_group(request)))
-    await intake.take_in(await exchange.claim([GRADED], "job", count=1, wait_s=1))
+    await intake.ingest(await exchange.claim([GRADED], "job", count=1, wait_s=1))

@@ -261,5 +261,5 @@ async def test_grades_that_a_rollout_made_up_are_a_failed_group(
     asked = await claim_one(services.rollout)
     await services.rollout.hand_off(asked, FAILED, a_graded_group(a_group(asked.message())))
     intake = Intake(Attempt(services.learner, "job", 1, a_recipe(), tmp_path))
-    await intake.take_in(await services.learner.claim([FAILED], "job", count=1, wait_s=0))
+    await intake.ingest(await services.learner.claim([FAILED], "job", count=1, wait_s=0))
     assert [str(group.failure)[:10] for group in intake.waiting.values()] == ["unreadable"]

@@ -140,10 +140,12 @@ class Learns:
         self.optimizer = torch.optim.AdamW(parameters, lr=0, weight_decay=WEIGHT_DECAY)
         self.updates = 0
 
-    def from_losses(self, loss_of: Callable[[Sample], Tensor], samples: Sequence[Sample]) -> None:
+    def from_losses(
+        self, compute_loss: Callable[[Sample], Tensor], samples: Sequence[Sample]
+    ) -> None:
         self.optimizer.zero_grad()
         for sample in samples:
-            loss_of(sample).backward()
+            compute_loss(sample).backward()
         nn.utils.clip_grad_norm_(self.parameters, MAX_NORM)
         self.updates += 1
         self.optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1, self.updates / WARMUP)

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from services.chassis.prompts import PromptError
 from services.chassis.renderer import PromptRenderer
 from services.gateway.core.samples.decoding import pieces
-from services.learner.training.folders import weights_of, write_folder
+from services.learner.training.folders import module_weights, write_folder
 from services.learner.training.model_check import SAFELY, UnsupportedModel
 from services.learner.training.models import read_model
 from services.learner.training.sequence import ALONE
@@ -146,7 +146,7 @@ async def test_the_engine_computes_it_before_and_after_an_export(
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter *= 1.1
-        write_folder(model, weights_of(model), folder, tmp_path)
+        write_folder(model, module_weights(model), folder, tmp_path)
         await engine.load(tmp_path, "1.1", keep_kv=False)
         scored = np.array(await engine.score(ids, {}))[: len(ids) - 1]
         assert np.abs(scored - logprobs(tmp_path, ids, engine.num_ids)).max() < TOLERANCE

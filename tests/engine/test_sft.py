@@ -79,7 +79,7 @@ def sft(
     return status, ranks.output
 
 
-def loss_of(model: Any, tokenizer: Any, solutions: dict[str, str]) -> torch.Tensor:
+def compute_loss(model: Any, tokenizer: Any, solutions: dict[str, str]) -> torch.Tensor:
     """The mean NLL per token of solutions and their ends, one sequence at a time."""
     losses = []
     for prompt, solution in solutions.items():
@@ -100,13 +100,13 @@ def test_it_learns_what_plain_torch_does_and_says_how_well(
     held_out, losses = [], []
     for update in range(EPOCHS):
         optimizer.zero_grad()
-        loss = loss_of(model, tokenizer, SOLUTIONS)
+        loss = compute_loss(model, tokenizer, SOLUTIONS)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.param_groups[0]["lr"] = 1e-3 * (1.0, 1.0, 0.5)[update]
         optimizer.step()
         losses.append(loss.item())
-        held_out.append(loss_of(model, tokenizer, HELD_OUT).item())
+        held_out.append(compute_loss(model, tokenizer, HELD_OUT).item())
 
     status, said = sft(ranks, tmp_path, start)
 
@@ -133,7 +133,7 @@ def test_what_an_adapter_has_learned_is_in_the_model(
     assert status == 0, said
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     losses = [
-        loss_of(AutoModelForCausalLM.from_pretrained(model), tokenizer, HELD_OUT).item()
+        compute_loss(AutoModelForCausalLM.from_pretrained(model), tokenizer, HELD_OUT).item()
         for model in (start, tmp_path / "out")
     ]
     assert f"epoch 3/3: held-out loss {losses[1]:.4f}" in said

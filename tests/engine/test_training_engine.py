@@ -51,7 +51,7 @@ def test_the_update_is_that_of_plain_torch(ranks: Ranks, model: Path, tmp_path: 
     """One step without engine, micro-batches or chunks: a sample at a time, all its logits."""
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0, betas=(0.9, 0.999), weight_decay=0.01)
-    before = of_tokens(plain, samples_of_step(0))
+    before = note_tokens(plain, samples_of_step(0))
     for update, groups in enumerate((range(3), range(3, 6))):
         samples = [s for s in samples_of_step(0) if s.group in groups]
         num_tokens = sum(s.num_own for s in samples)
@@ -82,7 +82,7 @@ def assert_told_of_each_token(out: Path, before: dict[str, np.ndarray]) -> None:
     assert tokens["0 token_advantages"].tolist() == before["advantages"].tolist()
 
 
-def of_tokens(model: torch.nn.Module, samples: list[Sample]) -> dict[str, np.ndarray]:
+def note_tokens(model: torch.nn.Module, samples: list[Sample]) -> dict[str, np.ndarray]:
     """Log-probs, entropies and advantages of all own tokens, from their definitions."""
     found: dict[str, list[torch.Tensor]] = {"logprobs": [], "entropies": [], "advantages": []}
     for sample in samples:
@@ -200,7 +200,7 @@ def test_critic_and_every_term_of_the_loss_are_those_of_plain_torch(
     model: Path, everything: Path
 ) -> None:
     plain = PlainVapo(model)
-    before, told = of_tokens(plain.policy, samples_of_step(0)), tokens_of(everything)
+    before, told = note_tokens(plain.policy, samples_of_step(0)), tokens_of(everything)
     for step in range(2):
         plain.pretrain(samples_of_step(100 + step))
     for step in range(3):

@@ -22,7 +22,7 @@ from services.learner.training.batching import largest_micro_batches
 from services.learner.training.engine import init_ranks, leave_ranks
 from services.learner.training.host_copies import HostCopies
 from services.learner.training.models import Models, write_merged
-from services.learner.training.samples import Measured, Sample, placed
+from services.learner.training.samples import Measured, Sample, assign_places
 from services.learner.training.trainer import Trainer
 
 UPDATES = 2
@@ -56,7 +56,9 @@ def samples_of_step(step: int) -> list[Sample]:
         )
         for index, length in enumerate(random.integers(1, 30, 23).tolist())
     ]
-    return placed([_with_turns(s, index) if index % 2 else s for index, s in enumerate(samples)])
+    return assign_places(
+        [_with_turns(s, index) if index % 2 else s for index, s in enumerate(samples)]
+    )
 
 
 def _with_turns(sample: Sample, index: int) -> Sample:
@@ -64,7 +66,7 @@ def _with_turns(sample: Sample, index: int) -> Sample:
     length = len(sample.token_ids)
     own = np.unique([length // 2, *np.flatnonzero((np.arange(length) + index) % 5 < 3)])
     of_own = {n: getattr(sample, n)[own] for n in ("behavior_logprobs", "on_version")}
-    return replace(sample, own=own, **of_own)
+    return replace(sample, own_indexes=own, **of_own)
 
 
 def with_other_endings(samples: Sequence[Sample]) -> list[Sample]:
@@ -196,14 +198,14 @@ def _held(trainer: Trainer, samples: list[Sample], *, beside: bool) -> Iterator[
         yield
         return
 
-    def logprobs(*, of_held: bool) -> np.ndarray:
-        return trainer.score(samples, 0.9, of_held=of_held).tokens["logprobs"]
+    def logprobs(*, use_snapshot: bool) -> np.ndarray:
+        return trainer.score(samples, 0.9, use_snapshot=use_snapshot).tokens["logprobs"]
 
-    trainer.models.held.hold()
-    before = logprobs(of_held=False)
+    trainer.models.snapshot.take()
+    before = logprobs(use_snapshot=False)
     yield
-    np.testing.assert_array_equal(logprobs(of_held=True), before)
-    assert np.abs(logprobs(of_held=False) - before).max() > 1e-3
+    np.testing.assert_array_equal(logprobs(use_snapshot=True), before)
+    assert np.abs(logprobs(use_snapshot=False) - before).max() > 1e-3
 
 
 def save_or_resume(model: str, out: str, verb: str, settings: Sequence[dict[str, Any]]) -> None:
@@ -216,7 +218,9 @@ def save_or_resume(model: str, out: str, verb: str, settings: Sequence[dict[str,
         recipe = recipe_of(model, each)
         models = Models(recipe, Path(model), Path(model))
         trainer = Trainer(recipe, models)
-        trainer.rehearse(placed(largest_micro_batches(recipe, torch.distributed.get_world_size())))
+        trainer.rehearse(
+            assign_places(largest_micro_batches(recipe, torch.distributed.get_world_size()))
+        )
         place = Path(out) / str(number)
         if verb == "save":
             trainer.train(samples_of_step(0))

@@ -136,11 +136,11 @@ def _update(engine: Engine, dtype: str, seed: int, bad: Loss | None = None) -> b
     inputs = torch.randn(PARTS, 2, SIZE, generator=torch.Generator().manual_seed(seed))
     is_last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
 
-    def loss_of(part: int) -> Tensor:
+    def compute_loss(part: int) -> Tensor:
         out = engine(inputs[part].to(DTYPES[dtype])).float()
         return bad(out) if bad and is_last and part == 1 else out.square().sum()
 
-    return math.isfinite(engine.update(range(PARTS), loss_of))
+    return math.isfinite(engine.update(range(PARTS), compute_loss))
 
 
 def _all_of(engine: Engine) -> list[Tensor]:
@@ -148,18 +148,18 @@ def _all_of(engine: Engine) -> list[Tensor]:
     optimizer = engine._engine.optimizer.state_dict()
     return [
         tensor.clone()
-        for tensor in _tensors_in(
-            [engine.state_of(dict(engine.module.named_parameters())), optimizer]
+        for tensor in _load_tensors(
+            [engine.gather_state(dict(engine.module.named_parameters())), optimizer]
         )
     ]
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def _load_tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(item)
+            yield from _load_tensors(item)
 
 
 def _norm_over_ranks(engine: Engine, dtype: str) -> float:

@@ -18,8 +18,8 @@ from services.learner.algorithms.loss import (
     clip,
     dual_clip,
     fixed_length,
-    means_by,
     positive_nll,
+    response_means,
     sequence_mean,
     sequence_mis,
     sequence_tis,
@@ -164,7 +164,7 @@ def tis(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
         "token_tis": spread(mask, token_tis(old, sampled, rows, correction_cap=cap)),
         "seq_ratio": by_response(sequence_tis(old, sampled, rows, correction_cap=UNBOUNDED)),
         "seq_tis": by_response(sequence_tis(old, sampled, rows, correction_cap=cap)),
-        "geo_mean_ratio": by_response(means_by(rows, old - sampled).exp()),
+        "geo_mean_ratio": by_response(response_means(rows, old - sampled).exp()),
     }
 
 

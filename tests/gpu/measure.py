@@ -38,7 +38,7 @@ from services.learner.training.batching import blank_sample, largest_micro_batch
 from services.learner.training.engine import init_ranks, leave_ranks, name_of_device
 from services.learner.training.flops import Flops
 from services.learner.training.models import Models
-from services.learner.training.samples import placed
+from services.learner.training.samples import assign_places
 from services.learner.training.trainer import Trainer
 from tests.engine import train_some_steps
 from tests.gpu.report import Figure, Json, shown
@@ -78,7 +78,7 @@ def memory(model: str, shape: ModelShape, recipe: Json) -> Iterator[Figure]:
     """The largest micro-batch that a recipe allows, forward, backward and update."""
     made = _recipe(model, recipe)
     trainer = Trainer(made, _models(made))
-    samples = placed(largest_micro_batches(made, num_ranks=1))
+    samples = assign_places(largest_micro_batches(made, num_ranks=1))
     trainer.train(samples)  # whatever is made once
     seconds = _timed(lambda: trainer.train(samples))
     planned = learner_footprint(made, shape, None, num_ranks=1).peak / GIB
@@ -95,9 +95,9 @@ def speed(model: str, shape: ModelShape, recipe: Json, longest: int) -> Iterator
     lengths = drawn.astype(int).tolist()
     ids = [random.integers(shape.vocabulary, size=n - 1, dtype=np.int32) for n in lengths]
     blank = [blank_sample(length, length - 1) for length in lengths]
-    samples = placed([replace(b, token_ids=i) for b, i in zip(blank, ids, strict=True)])
+    samples = assign_places([replace(b, token_ids=i) for b, i in zip(blank, ids, strict=True)])
     first, seconds = (_timed(lambda: trainer.train(samples)) for _ in range(2))
-    flops = Flops.of_models(made, Path(model), None, 1, name_of_device()).of(lengths, seconds)
+    flops = Flops.from_models(made, Path(model), None, 1, name_of_device()).of(lengths, seconds)
     source = f"{_PUBLISHED}; `weir plan` assumes {FLOPS_USED}"
     yield Figure("MFU", flops.get("mfu", math.nan), least=_LEAST_MFU, source=source)
     yield Figure("tokens a second", sum(lengths) / seconds)

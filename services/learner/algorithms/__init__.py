@@ -1,4 +1,4 @@
-"""What is learned from a graded group, as formulas: torch and the standard library only.
+"""The formulas of the training algorithms, with torch and the standard library only.
 
 A recipe names one entry of each table. To add one, write its function in the module of its kind and
 add a line to the table there.
@@ -15,11 +15,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UnknownName(ValueError):
-    """A recipe names what no table holds; the text says what there is and how to add to it."""
+    """A recipe names an entry that no table has; the text lists the entries and the remedy."""
 
 
 def pick(table: Mapping[str, F], name: str, settings: Mapping[str, Any]) -> F:
-    """The entry ``name`` of a table, with those settings bound that its signature names.
+    """Return the entry ``name`` of a table with the settings bound that its signature names.
 
     >>> def scaled(x, *, factor): return x * factor
     >>> pick({"scaled": scaled}, "scaled", {"factor": 3, "unrelated": 0})(2)
@@ -27,7 +27,7 @@ def pick(table: Mapping[str, F], name: str, settings: Mapping[str, Any]) -> F:
 
     Raises:
         UnknownName: if there is no such entry.
-        ValueError: naming the settings without a default that are not given.
+        ValueError: naming the missing settings that have no default.
     """
     if name not in table:
         raise UnknownName(

@@ -1,8 +1,8 @@
 """Advantages: how much better than its group was each response?
 
 Every function maps a group's scores to one advantage per response, which then holds for each of the
-response's tokens. Every response has an outcome: those that could not be graded are dropped before.
-A process score may be missing (NaN): then it takes no part in any statistic.
+response's tokens. Ungradable responses are dropped before, so every response has an outcome.
+A missing process score (NaN) enters no statistic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from services.learner.algorithms.logprobs import at_least_float32
+from services.learner.algorithms.logprobs import widen
 
 EPS = 1e-6
 TRL_EPS = 1e-4
@@ -24,11 +24,11 @@ TRL_EPS = 1e-4
 class GroupScores:
     """The scores of one group of G responses to the same task. All tensors are [group]."""
 
-    outcome: Tensor  # float, what the raw outcome pays, for example 0 or 1, or -1 or 1
+    outcome: Tensor  # float, the reward of the raw outcome, for example 0 or 1, or -1 or 1
     correct: Tensor  # bool, from raw accuracy, never from a shaped reward
-    process: Tensor  # float in [0, 1], NaN where there is no process score
+    process: Tensor  # float in [0, 1], NaN without a process score
     penalty: Tensor  # float, at most 0: the punishment of an overlong response
-    # The scores of each check of outcome and process, NaN where it gave none, and its weight.
+    # The scores of each check of outcome and process, NaN without a score, and its weight.
     checks: tuple[tuple[Tensor, float], ...] = ()
     penalty_weight: float = 1.0
 
@@ -45,8 +45,8 @@ Advantage = Callable[[GroupScores], Tensor]
 
 
 def centered(values: Tensor) -> Tensor:
-    """x - mean, [n] to [n]; exactly 0 where all are equal, however the mean is rounded."""
-    values = at_least_float32(values)
+    """x - mean, [n] to [n]; exactly 0 if all are equal, however the mean is rounded."""
+    values = widen(values)
     if (values == values[:1]).all():
         return torch.zeros_like(values)
     return values - values.mean()
@@ -59,13 +59,13 @@ def standardized(
 
     Args:
         ddof: 1 for the sample std, 0 for that of the population.
-        denominator: ``add`` divides by std + eps, and gives zeros where the std is at most eps;
+        denominator: ``add`` divides by std + eps, and gives zeros if the std is at most eps;
             ``max`` divides by max(std, eps); ``none`` does not divide.
     """
     deviations = centered(values)
     if values.shape[0] < 2 or denominator == "none":
         return deviations
-    std = at_least_float32(values).std(correction=ddof)
+    std = widen(values).std(correction=ddof)
     if denominator == "add" and std <= std_eps:
         return torch.zeros_like(deviations)
     divisors = {"add": std + std_eps, "max": std.clamp(min=std_eps)}
@@ -75,17 +75,17 @@ def standardized(
 def standardized_as_verl(values: Tensor) -> Tensor:
     """verl's convention, [n] to [n]: sample std + 1e-6, and a lone value is divided by 1 + 1e-6."""
     if values.shape[0] == 1:
-        return at_least_float32(values) / (1 + EPS)
+        return widen(values) / (1 + EPS)
     return _over_sample_std(values)
 
 
 def reinforce(scores: GroupScores) -> Tensor:
     """The reward, [group]: REINFORCE; with ``whiten``, REINFORCE++ (arXiv:2501.03262).
 
-    Responses are compared with those of the whole step, so that a group of one teaches, and one
-    whose rewards are all the same too.
+    Responses are compared with those of the whole step, so a group of one, or with equal rewards,
+    has a signal too.
     """
-    return at_least_float32(scores.reward)
+    return widen(scores.reward)
 
 
 def grpo(
@@ -141,13 +141,13 @@ def over_sample_std(advantages: Tensor, rewards: Tensor) -> Tensor:
 
 
 def max_rl(scores: GroupScores) -> Tensor:
-    """(r - mean) / mean of outcomes, [group]: MaxRL (arXiv:2602.02710); 0 where none is right.
+    """(r - mean) / mean of outcomes, [group]: MaxRL (arXiv:2602.02710); 0 if no response is right.
 
     For outcomes of 0 and 1 the mean is the rate of success, so the harder a task the more its rare
     success weighs: up to the order of the group's size this is the gradient of the log-likelihood
     of a right answer, where GRPO's is that of its probability.
     """
-    rate = at_least_float32(scores.outcome).mean()
+    rate = widen(scores.outcome).mean()
     return centered(scores.reward) / torch.where(rate > 0, rate, torch.inf)
 
 
@@ -230,7 +230,7 @@ def multiplicative(scores: GroupScores) -> Tensor:
     Made for outcomes of 0 and 1. The process score of a wrong response without one is 0; a correct
     one without has no reward, and is left out.
     """
-    return _of_the_judged(_product(scores))
+    return _normalize_judged(_product(scores))
 
 
 def process_only(scores: GroupScores) -> Tensor:
@@ -238,7 +238,7 @@ def process_only(scores: GroupScores) -> Tensor:
 
     Wrong responses are judged too. A response without a process score is left out.
     """
-    return _of_the_judged(_process_alone(scores))
+    return _normalize_judged(_process_alone(scores))
 
 
 def _product(scores: GroupScores) -> Tensor:
@@ -253,25 +253,25 @@ def _over_sample_std(values: Tensor, eps: float = EPS) -> Tensor:
     """(x - mean) / (sample std + eps), [n] to [n]; zeros for n < 2."""
     if values.shape[0] < 2:
         return centered(values)
-    return centered(values) / (at_least_float32(values).std(correction=1) + eps)
+    return centered(values) / (widen(values).std(correction=1) + eps)
 
 
-def _of_the_judged(rewards: Tensor) -> Tensor:
-    """verl's GRPO over the rewards that are not NaN, [group]; one that is left alone has 0."""
+def _normalize_judged(rewards: Tensor) -> Tensor:
+    """Return verl's GRPO over the rewards that are not NaN, [group]; a lone one becomes 0."""
     formula = standardized_as_verl if rewards.shape[0] == 1 else _over_sample_std
     return _among(~rewards.isnan(), rewards, formula)
 
 
 def _process_of_all(scores: GroupScores) -> Tensor:
     """The process scores, [group]: 0 for a wrong response without one, NaN for a correct one."""
-    unasked = scores.process.isnan() & ~scores.correct
-    return scores.process.masked_fill(unasked, 0.0)
+    is_wrong = scores.process.isnan() & ~scores.correct
+    return scores.process.masked_fill(is_wrong, 0.0)
 
 
 def _among(mask: Tensor, values: Tensor, formula: Callable[[Tensor], Tensor]) -> Tensor:
     """The formula over the masked values, [group]; 0 elsewhere."""
-    found = formula(values[mask])
-    return found.new_zeros(values.shape).masked_scatter(mask, found)
+    results = formula(values[mask])
+    return results.new_zeros(values.shape).masked_scatter(mask, results)
 
 
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {
@@ -290,21 +290,21 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "process_only": process_only,
 }
 
-# What an advantage compares within the group, [group], where that is not the shaped reward; NaN for
-# a response that it leaves out.
+# The rewards that an advantage compares within the group, [group], if they are not the shaped ones;
+# NaN for a response that it leaves out.
 REWARDS: dict[str, Callable[[GroupScores], Tensor]] = {
     "multiplicative": _product,
     "process_only": _process_alone,
 }
 
-# What a step makes of the advantages of its responses and their rewards, both [response], where the
-# groups alone do not decide. Dynamic sampling judges a group before that, by its own part.
+# Formulas over the advantages and rewards of all responses of a step, both [response], after those
+# of the groups. Dynamic sampling judges a group before that, by its own advantages.
 OVER_STEP: dict[str, Callable[..., Tensor]] = {
     "grpo_batch": over_sample_std,
     "gdpo": normalized_over_step,
 }
 
-# What an advantage adds up, the second part times lambda_process.
+# The two terms of an advantage; lambda_process multiplies the second.
 TERMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "papo": papo_terms,
     "papo_full_norm": papo_full_norm_terms,

@@ -1,8 +1,8 @@
-"""Generalized advantage estimation, and what the critic learns.
+"""Generalized advantage estimation, and the targets and loss of the critic.
 
 Episodes are [sequence, token], right-padded or with gaps; ``mask`` is true for the policy's own
-tokens. A masked token is skipped: it neither decays nor carries a reward, and whatever its value is
-never matters. An episode ends with its last token, after which the value is 0.
+tokens. A masked token is skipped: it neither decays nor carries a reward, and its value has no
+effect. An episode ends with its last token, after which the value is 0.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.learner.algorithms.logprobs import at_least_float32
+from services.learner.algorithms.logprobs import widen
 
 
 @dataclass(frozen=True)
 class Episodes:
     """Responses with the value that the critic gave each state. All are [sequence, token]."""
 
-    rewards: Tensor  # float; that of a response stands at its last token
+    rewards: Tensor  # float; the reward of a response is at its last token
     values: Tensor  # float, before the token was chosen
     mask: Tensor  # bool
 
@@ -31,10 +31,11 @@ def discounted(episodes: Episodes, *, gamma: float, lambda_: float | Tensor) -> 
 
     Args:
         gamma: discount, 1 for reasoning tasks.
-        lambda_: one for all, or [sequence].
+        lambda_: a number, or [sequence].
     """
-    rewards, mask = at_least_float32(episodes.rewards), episodes.mask
-    values = at_least_float32(episodes.values)
+    rewards = widen(episodes.rewards)
+    mask = episodes.mask
+    values = widen(episodes.values)
     advantages = torch.zeros_like(values)
     later = values.new_zeros(values.shape[0])  # the advantage of the next unmasked token
     next_value = torch.zeros_like(later)
@@ -47,7 +48,7 @@ def discounted(episodes: Episodes, *, gamma: float, lambda_: float | Tensor) -> 
     return advantages
 
 
-def returns_of(episodes: Episodes, *, gamma: float, lambda_: float) -> Tensor:
+def lambda_returns(episodes: Episodes, *, gamma: float, lambda_: float) -> Tensor:
     """The lambda-return of each token, [sequence, token]; Monte-Carlo at lambda 1."""
     advantages = discounted(episodes, gamma=gamma, lambda_=lambda_)
     return torch.where(episodes.mask, advantages + episodes.values, advantages)
@@ -65,7 +66,7 @@ def decoupled_gae(
 ) -> tuple[Tensor, Tensor]:
     """Advantages with one lambda, the critic's targets with another: VC-PPO (arXiv:2503.01491)."""
     advantages = discounted(episodes, gamma=gamma, lambda_=lambda_actor)
-    return advantages, returns_of(episodes, gamma=gamma, lambda_=lambda_critic)
+    return advantages, lambda_returns(episodes, gamma=gamma, lambda_=lambda_critic)
 
 
 def length_adaptive_gae(
@@ -75,7 +76,7 @@ def length_adaptive_gae(
     lengths = episodes.mask.sum(dim=1, dtype=torch.float64)
     lambda_ = length_adaptive_lambda(lengths, length_alpha)
     advantages = discounted(episodes, gamma=gamma, lambda_=lambda_)
-    return advantages, returns_of(episodes, gamma=gamma, lambda_=lambda_critic)
+    return advantages, lambda_returns(episodes, gamma=gamma, lambda_=lambda_critic)
 
 
 def bare_length_lambda(lengths: Tensor, alpha: float) -> Tensor:
@@ -95,21 +96,21 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 def whitened(advantages: Tensor, add_up: Callable[[Tensor], Tensor]) -> Tensor:
     """Zero mean and unit variance over the tokens of all ranks, [token] to [token].
 
-    The variance is unbiased, and 1e-8 is added to it, as verl does. A lone token is left as it is.
+    The variance is unbiased, and 1e-8 is added to it, as verl does. A lone token is unchanged.
 
     Args:
-        advantages: this rank's, masked tokens left out.
+        advantages: this rank's, without masked tokens.
         add_up: sums a tensor over all ranks, for example an all-reduce.
     """
     # In double: a float32 count of all ranks' tokens would stop at 2^24.
     precise = advantages.double()
     count, total = add_up(torch.stack([torch.ones_like(precise).sum(), precise.sum()])).unbind()
     if count < 2:
-        return at_least_float32(advantages)
+        return widen(advantages)
     centered = precise - total / count
     variance = add_up(centered.square().sum()) / (count - 1)
     whitened = centered * (variance + 1e-8).rsqrt()
-    return whitened.to(at_least_float32(advantages).dtype)
+    return whitened.to(widen(advantages).dtype)
 
 
 def value_loss(
@@ -118,9 +119,10 @@ def value_loss(
     """Half the squared error, [token]; with a clip the larger of the free and the clipped one.
 
     PPO's value clipping as its implementations have it: the value may not gain from moving further
-    than ``value_clip`` from what it was when the responses were sampled.
+    than ``value_clip`` from the value at sampling.
     """
-    values, old_values = at_least_float32(values), at_least_float32(old_values)
+    values = widen(values)
+    old_values = widen(old_values)
     free = (values - returns).square()
     if value_clip is None:
         return 0.5 * free
@@ -130,7 +132,7 @@ def value_loss(
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over tokens from which the explained variance follows; those of ranks add up."""
+    """Sums over tokens that give the explained variance; the sums of ranks add up."""
 
     count: float
     returns: float
@@ -141,12 +143,13 @@ class Moments:
     @classmethod
     def of(cls, returns: Tensor, values: Tensor) -> Moments:
         """The moments of some tokens' returns and values, both [token]."""
-        returns, errors = returns.double(), returns.double() - values.double()
+        returns = returns.double()
+        errors = returns - values.double()
         sums = [returns.sum(), returns.square().sum(), errors.sum(), errors.square().sum()]
         return cls(float(returns.numel()), *(value.item() for value in sums))
 
     def explained_variance(self) -> float:
-        """1 - Var(return - value) / Var(return); NaN where all returns are the same.
+        """1 - Var(return - value) / Var(return); NaN if all returns are the same.
 
         1 is a perfect critic, 0 one no better than the mean, below 0 a worse one.
         """

@@ -12,21 +12,21 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 
-def at_least_float32(values: Tensor) -> Tensor:
-    """bfloat16 and float16 as float32; float32 and float64 as they are: formulas run in those."""
+def widen(values: Tensor) -> Tensor:
+    """Convert bfloat16 and float16 to float32; formulas run in float32 or float64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
-    """How much likelier each token is than by the others, [token], nats."""
-    return at_least_float32(logprobs) - at_least_float32(others)
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """Return the logarithm of the ratio of probabilities, [token], nats."""
+    return widen(logprobs) - widen(old_logprobs)
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probability (nats) of each target, and the entropy (nats) of its distribution.
 
-    Both are of the distribution that was sampled from: after dividing by the temperature. The
-    softmax runs in float32 at least, whatever the model runs in.
+    Both refer to the sampled distribution, after the division by the temperature. The softmax runs
+    in float32 or float64.
 
     Args:
         logits: [token, vocabulary].
@@ -56,18 +56,18 @@ def chunked_token_logprobs(
     instead of token x vocabulary. The backward pass computes logits again only if the head learns
     or the loss has the entropies in it.
 
-    Logits are float32 at least: bfloat16 has steps of 0.25 at a logit of 45. A GPU adds up so the
-    products of narrower numbers; on a CPU each pass holds one copy of the weight.
+    Logits are float32 or float64: bfloat16 has steps of 0.25 at a logit of 45. A GPU sums products
+    of narrower numbers that way; on a CPU each pass holds a copy of the weight.
 
     Args:
         hidden: [token, hidden].
         weight: [vocabulary, hidden], of the head.
-        bias: [vocabulary], of the head; or none.
+        bias: [vocabulary], of the head; or None.
         targets: [token], token ids.
         temperature: > 0.
         chunk_tokens: >= 1.
-        num_ids: rows of the head beyond so many have no token, and no part in the softmax.
-        compiles: by torch.compile, which fuses what is as large as the logits.
+        num_ids: rows of the head beyond this number have no token and are not in the softmax.
+        compiles: use torch.compile, which fuses operations on tensors as large as the logits.
     """
     settings = (temperature, chunk_tokens, num_ids, compiles)
     apply = cast(Any, _ChunkedLogprobs).apply
@@ -75,7 +75,7 @@ def chunked_token_logprobs(
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Its gradient is a formula: autograd takes more passes over the vocabulary, and memory."""
+    """Compute the gradient by a formula; autograd needs more passes and memory."""
 
     @staticmethod
     def forward(
@@ -87,20 +87,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
         settings: tuple[float, int, int | None, bool],
     ) -> tuple[Tensor, Tensor]:
         temperature, chunk_tokens, num_ids, compiles = settings
-        of_logits = _compiled(_of_logits) if compiles else _of_logits
+        read_logits = _compiled(_read_logits) if compiles else _read_logits
         learns, *head_learns = ctx.needs_input_grad[:3]
         head = _Head(weight, bias, num_ids)
         slopes_in = head.weight.dtype if learns and not any(head_learns) else None
         parts: list[tuple[Tensor, ...]] = []
         for chunk in _chunks(targets, chunk_tokens):
             logits = head.logits(hidden[chunk])
-            *values, slopes = of_logits(logits, targets[chunk], temperature, slopes_in)
+            *values, slopes = read_logits(logits, targets[chunk], temperature, slopes_in)
             parts.append((*values, *map(head.back, slopes)))
-            del logits, slopes  # or they would lie beside the next chunk's
+            del logits, slopes  # before the next chunk's are allocated
         logprobs, entropies, *slopes = map(torch.cat, zip(*parts, strict=True))
         ctx.settings = settings
         ctx.save_for_backward(hidden, weight, bias, targets, *slopes)
-        ctx.set_materialize_grads(False)  # what the loss leaves out has none
+        ctx.set_materialize_grads(False)  # None for an output that the loss does not use
         return logprobs, entropies
 
     @staticmethod
@@ -117,33 +117,37 @@ class _ChunkedLogprobs(torch.autograd.Function):
         gradient = _compiled(_gradient) if compiles else _gradient
         head = _Head(weight, bias, num_ids)
         dtype = head.weight.dtype
-        of_hidden, of_weight, of_bias = (
-            torch.zeros_like(each, dtype=dtype) if needed else None
-            for each, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        inputs = (hidden, weight, bias)
+        hidden_grad, weight_grad, bias_grad = (
+            torch.zeros_like(tensor, dtype=dtype) if is_needed else None
+            for tensor, is_needed in zip(inputs, ctx.needs_input_grad, strict=False)
         )
         for chunk in _chunks(targets, chunk_tokens):
-            by_values = by_logprobs[chunk], None if by_entropies is None else by_entropies[chunk]
+            chunk_entropies = None if by_entropies is None else by_entropies[chunk]
             logits = head.logits(hidden[chunk])
-            of_logits = gradient(logits, targets[chunk], temperature, dtype, *by_values)
-            if of_hidden is not None:
-                of_hidden[chunk] = head.back(of_logits).to(dtype)
-            if of_weight is not None:
-                of_weight[:num_ids].addmm_(of_logits.T, hidden[chunk].to(dtype))
-            if of_bias is not None:
-                of_bias[:num_ids] += of_logits.sum(dim=0)
-            del logits, of_logits
-        gradients = zip((of_hidden, of_weight, of_bias), (hidden, weight, bias), strict=True)
-        return *(g if g is None else g.to(each.dtype) for g, each in gradients), None, None
+            logits_grad = gradient(
+                logits, targets[chunk], temperature, dtype, by_logprobs[chunk], chunk_entropies
+            )
+            if hidden_grad is not None:
+                hidden_grad[chunk] = head.back(logits_grad).to(dtype)
+            if weight_grad is not None:
+                weight_grad[:num_ids].addmm_(logits_grad.T, hidden[chunk].to(dtype))
+            if bias_grad is not None:
+                bias_grad[:num_ids] += logits_grad.sum(dim=0)
+            del logits, logits_grad
+        gradients = zip((hidden_grad, weight_grad, bias_grad), inputs, strict=True)
+        converted = (grad if grad is None else grad.to(tensor.dtype) for grad, tensor in gradients)
+        return *converted, None, None
 
 
 class _Head:
-    """The rows in use, as they are multiplied: by a GPU as they are, else in float32 at least."""
+    """The rows in use: in their own dtype on a GPU, and in float32 or float64 on a CPU."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, num_ids: int | None) -> None:
         rows = weight[:num_ids]
-        self.weight = rows if rows.is_cuda else at_least_float32(rows)
-        self._bias = None if bias is None else at_least_float32(bias[:num_ids])
-        self._is_wide = self.weight.dtype == at_least_float32(rows[:0]).dtype
+        self.weight = rows if rows.is_cuda else widen(rows)
+        self._bias = None if bias is None else widen(bias[:num_ids])
+        self._is_wide = self.weight.dtype == widen(rows[:0]).dtype
 
     def logits(self, hidden: Tensor) -> Tensor:
         hidden = hidden.to(self.weight.dtype)
@@ -152,11 +156,11 @@ class _Head:
         logits = torch.mm(hidden, self.weight.T, out_dtype=torch.float32)
         return logits if self._bias is None else logits + self._bias
 
-    def back(self, of_logits: Tensor) -> Tensor:
-        """The gradient by hidden states; that by logits is in the weight's dtype here."""
+    def back(self, logits_grad: Tensor) -> Tensor:
+        """Return the gradient by hidden states from that by logits, in the weight's dtype."""
         if self._is_wide:
-            return of_logits @ self.weight
-        return torch.mm(of_logits, self.weight, out_dtype=torch.float32)
+            return logits_grad @ self.weight
+        return torch.mm(logits_grad, self.weight, out_dtype=torch.float32)
 
 
 def _chunks(targets: Tensor, size: int) -> Iterator[slice]:
@@ -169,10 +173,10 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Any, torch).compile(function, dynamic=True)
 
 
-def _of_logits(
+def _read_logits(
     logits: Tensor, targets: Tensor, temperature: float, slopes_in: torch.dtype | None
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """`token_logprobs`; and, if asked for, the gradients of the log-probs, in a dtype."""
+    """Return `token_logprobs`, and the gradients of the log-probs if a dtype is given."""
     normalized = _normalized(logits, temperature)
     logprobs, entropies = _values(normalized, targets)
     if slopes_in is None:
@@ -195,7 +199,7 @@ def _gradient(
 
 
 def _normalized(logits: Tensor, temperature: float) -> Tensor:
-    return (at_least_float32(logits) / temperature).log_softmax(dim=-1)
+    return (widen(logits) / temperature).log_softmax(dim=-1)
 
 
 def _values(normalized: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,12 +214,13 @@ def _slopes(
     by_logprobs: Tensor,
     by_entropies: Tensor | None,
 ) -> Tensor:
-    """The gradient by the logits of a loss, from those by log-probs and entropies, both [token].
+    """Return the gradient of a loss by logits, from those by log-probs and entropies, [token].
 
-    A log-prob has (1 at its target, else 0) - p, an entropy -p (log p + entropy), both over the
-    temperature. ``normalized`` may be overwritten.
+    That of a log-prob is (1 at its target, else 0) - p, that of an entropy -p (log p + entropy),
+    both over the temperature. ``normalized`` may be overwritten.
     """
-    probs, by_logprobs = normalized.exp(), by_logprobs[:, None] / temperature
+    probs = normalized.exp()
+    by_logprobs = by_logprobs[:, None] / temperature
     if by_entropies is None:
         slopes = probs.mul_(-by_logprobs)
     else:

@@ -1,15 +1,15 @@
-"""The loss: what each token adds to it, and the weights that make the tokens' losses one number.
+"""The loss: the loss of each token, and the weights that sum them up.
 
 An objective maps the policy's own tokens of a micro-batch to their losses and to the bound that
-held each of them: -1 the lower, 1 the upper, 0 none.
+limits each: -1 the lower, 1 the upper, 0 none.
 
 A correction maps the learner's own log-probs of the sampling policy and the sampler's to a weight
 per token, without a gradient. The two engines compute slightly different log-probs for the same
-weights, so that training is off its policy without knowing.
+weights, so training is slightly off-policy.
 
 A divergence estimates KL(policy || reference) from the policy's own tokens, [token], nats, as in
-"Approximating KL Divergence" (Schulman, 2020). The gradient flows through ``logprobs``. That of k1
-itself is 0 in expectation and would penalize nothing; k3 is what GRPO uses.
+"Approximating KL Divergence" (Schulman, 2020). The gradient flows through ``logprobs``. That of
+k1 itself is 0 in expectation and would penalize nothing; GRPO uses k3.
 
 An aggregation is a weight per token: a micro-batch contributes the weighted sum of its losses, and
 the weights count the whole mini-batch, over all micro-batches and all ranks, so that the split
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.learner.algorithms.logprobs import at_least_float32, log_ratio
+from services.learner.algorithms.logprobs import log_ratio, widen
 
-# exp(20) is 5e8: far beyond every bound, and far from an overflow, whose gradient would be NaN even
-# where a bound hides it (0 x inf). verl has the same limit. k3 stays as it is beyond it.
+# exp(20) is 5e8: far beyond every bound, and far from an overflow, whose gradient is NaN even
+# if a bound hides it (0 x inf). verl has the same limit. k3 is constant beyond it.
 MAX_LOG_RATIO = 20.0
 
 
@@ -52,19 +52,19 @@ class TokenBatch:
     @property
     def lengths(self) -> Tensor:
         """The number of tokens of each token's response, [token] float."""
-        return sums_by(self.sequence, torch.ones_like(self.logprobs))
+        return response_sums(self.sequence, torch.ones_like(self.logprobs))
 
 
-def sums_by(sequence: Tensor, values: Tensor) -> Tensor:
-    """The sum of the values over each token's response, [token] to [token]."""
-    values = at_least_float32(values)
+def response_sums(sequence: Tensor, values: Tensor) -> Tensor:
+    """Sum the values over each token's response, [token] to [token]."""
+    values = widen(values)
     size = int(sequence.max()) + 1 if sequence.numel() else 0
     return values.new_zeros(size).index_add(0, sequence, values)[sequence]
 
 
-def means_by(sequence: Tensor, values: Tensor) -> Tensor:
-    """The mean of the values over each token's response, [token] to [token]."""
-    return sums_by(sequence, values) / sums_by(sequence, torch.ones_like(values))
+def response_means(sequence: Tensor, values: Tensor) -> Tensor:
+    """Average the values over each token's response, [token] to [token]."""
+    return response_sums(sequence, values) / response_sums(sequence, torch.ones_like(values))
 
 
 def clip(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
@@ -85,9 +85,10 @@ def dual_clip(
     clipping (arXiv:2505.07291), there 4.
     """
     losses, bound = clip(tokens, clip_low=clip_low, clip_high=clip_high)
-    most = -dual_clip * tokens.advantages
-    held = (tokens.advantages < 0) & (losses > most)
-    return torch.where(held, most, losses), torch.where(held, torch.ones_like(bound), bound)
+    limit = -dual_clip * tokens.advantages
+    exceeds = (tokens.advantages < 0) & (losses > limit)
+    bound = torch.where(exceeds, torch.ones_like(bound), bound)
+    return torch.where(exceeds, limit, losses), bound
 
 
 def gspo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
@@ -96,7 +97,7 @@ def gspo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tens
     The ratio is the geometric mean of the response's token ratios; every token of a response has
     the same loss, so that a sequence mean is the paper's.
     """
-    ratio = _bounded_exp(means_by(tokens.sequence, tokens.log_ratio))
+    ratio = _bounded_exp(response_means(tokens.sequence, tokens.log_ratio))
     return _clipped(ratio, tokens.advantages, clip_low, clip_high)
 
 
@@ -108,7 +109,7 @@ def cispo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Ten
     """
     ratio = tokens.ratio.detach()
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
-    losses = -weight * tokens.advantages * at_least_float32(tokens.logprobs)
+    losses = -weight * tokens.advantages * widen(tokens.logprobs)
     return losses, _sign(weight, ratio)
 
 
@@ -138,13 +139,14 @@ def ipo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tenso
 
 
 def _moved(tokens: TokenBatch) -> Tensor:
-    """How much the probability of each token rose, [token]."""
-    new, old = at_least_float32(tokens.logprobs.detach()), at_least_float32(tokens.old_logprobs)
+    """Return the rise of each token's probability, [token]."""
+    new = widen(tokens.logprobs.detach())
+    old = widen(tokens.old_logprobs)
     return new.exp() - old.exp()
 
 
 def _without(rose: Tensor, fell: Tensor, tokens: TokenBatch) -> tuple[Tensor, Tensor]:
-    """The surrogate of the tokens that neither rose nor fell too far, and which of them did."""
+    """Return the surrogate of tokens that moved little, and a flag for the others."""
     losses = (-tokens.ratio * tokens.advantages).masked_fill(rose | fell, 0.0)
     return losses, rose.to(losses.dtype) - fell.to(losses.dtype)
 
@@ -169,9 +171,10 @@ def gmpo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tens
     both, and aggregates by the sequence mean.
     """
     log_ratio = tokens.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    low, high = log_ratio.clamp(min=-clip_low), log_ratio.clamp(max=clip_high)
+    low = log_ratio.clamp(min=-clip_low)
+    high = log_ratio.clamp(max=clip_high)
     bounded = torch.where(tokens.advantages > 0, high, low)
-    ratio = _bounded_exp(means_by(tokens.sequence, bounded))
+    ratio = _bounded_exp(response_means(tokens.sequence, bounded))
     return -ratio * tokens.advantages, _sign(bounded, log_ratio) * (tokens.advantages != 0)
 
 
@@ -182,7 +185,7 @@ def importance_sampling(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
 
 def cross_entropy(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
     """The negative log-likelihood, weighted by the advantages, [token]."""
-    losses = -at_least_float32(tokens.logprobs) * tokens.advantages
+    losses = -widen(tokens.logprobs) * tokens.advantages
     return losses, torch.zeros_like(losses)
 
 
@@ -194,13 +197,14 @@ def _clipped(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    free, held = ratio * advantages, bounded * advantages
-    bound = torch.where(held < free, _sign(bounded, ratio), torch.zeros_like(ratio))
-    return -torch.minimum(free, held), bound.detach()
+    free = ratio * advantages
+    clipped = bounded * advantages
+    bound = torch.where(clipped < free, _sign(bounded, ratio), torch.zeros_like(ratio))
+    return -torch.minimum(free, clipped), bound.detach()
 
 
 def _sign(bounded: Tensor, ratio: Tensor) -> Tensor:
-    """1 where the upper bound was below the ratio, -1 where the lower one was above it."""
+    """Return 1 if the upper bound was below the ratio, -1 if the lower one was above it."""
     return (ratio - bounded).sign().detach()
 
 
@@ -233,7 +237,7 @@ def sequence_tis(
 
     Unbiased where a token's weight is not, but it explodes with the length of a response.
     """
-    gap = sums_by(sequence, log_ratio(old_logprobs, behavior_logprobs))
+    gap = response_sums(sequence, log_ratio(old_logprobs, behavior_logprobs))
     return gap.exp().clamp(max=correction_cap).detach()
 
 
@@ -247,8 +251,8 @@ def token_mis(
 ) -> Tensor:
     """Masked importance weights, [token]: 0 outside [floor, cap]; IcePop (arXiv:2510.18855).
 
-    A token that the two engines disagree about is left out, where `token_tis` would still learn
-    from it. The band of Ring-1T is [0.5, 5].
+    A token that the two engines disagree about is left out; `token_tis` would learn from it.
+    The band of Ring-1T is [0.5, 5].
     """
     ratio = log_ratio(old_logprobs, behavior_logprobs).exp()
     return _within(ratio, correction_floor, correction_cap)
@@ -267,7 +271,7 @@ def sequence_mis(
     Source: "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference
     Mismatch" (Liu, Li et al., 2025), which has no floor.
     """
-    gap = sums_by(sequence, log_ratio(old_logprobs, behavior_logprobs))
+    gap = response_sums(sequence, log_ratio(old_logprobs, behavior_logprobs))
     return _within(gap.exp(), correction_floor, correction_cap)
 
 
@@ -296,7 +300,7 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a mini-batch holds, over all micro-batches and all ranks."""
+    """The size of a mini-batch, over all micro-batches and ranks."""
 
     tokens: int  # the policy's own
     sequences: int  # responses
@@ -342,7 +346,7 @@ def positive_nll(logprobs: Tensor, correct: Tensor, *, num_positive_tokens: int)
         correct: [token] bool, whether the token's response is correct by raw accuracy.
         num_positive_tokens: tokens of correct responses in the whole mini-batch, over all ranks.
     """
-    return -at_least_float32(logprobs[correct]).sum() / max(1, num_positive_tokens)
+    return -widen(logprobs[correct]).sum() / max(1, num_positive_tokens)
 
 
 OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {

@@ -1,4 +1,4 @@
-"""Order safety: how large may PAPO's lambda be, so that right always stays above wrong?
+"""Order safety: the largest lambda for which PAPO never ranks a wrong response above a right one.
 
 For outcomes of two values and rewards without a punishment. A group that lost responses, or process
 scores, has no lower bound than a whole one.

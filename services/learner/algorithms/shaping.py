@@ -1,4 +1,4 @@
-"""Shaping and filtering: what a response pays, and which groups have anything to teach."""
+"""Shaping and filtering: the reward of a response, and which groups have a signal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def unbounded_overlong_penalty(
     Args:
         lengths: [group], generated tokens, the end of sequence included.
         limit: L_max, where the punishment reaches ``-factor``.
-        buffer: L_cache, over so many tokens before the limit it grows.
+        buffer: L_cache, the tokens before the limit over which it grows.
         factor: the punishment at the limit.
     """
-    left = (limit - buffer) - lengths.double()
-    return (left / buffer * factor).clamp(max=0.0)
+    remaining = (limit - buffer) - lengths.double()
+    return (remaining / buffer * factor).clamp(max=0.0)
 
 
 def overlong_penalty(lengths: Tensor, *, limit: int, buffer: int, factor: float = 1.0) -> Tensor:
@@ -38,7 +38,7 @@ def overlong_penalty(lengths: Tensor, *, limit: int, buffer: int, factor: float 
 
 
 def outcome_rewards(accuracy: Tensor, values: tuple[float, float]) -> Tensor:
-    """What raw accuracies in [0, 1] pay when a wrong and a right answer pay ``values``, [group]."""
+    """Return the rewards of accuracies in [0, 1]; 0 and 1 have the rewards ``values``, [group]."""
     wrong, right = values
     return wrong + accuracy * (right - wrong)
 
@@ -46,8 +46,7 @@ def outcome_rewards(accuracy: Tensor, values: tuple[float, float]) -> Tensor:
 def accuracy_varies(scores: GroupScores) -> bool:
     """DAPO's rule of dynamic sampling (arXiv:2503.14476, equation 11): neither all right nor wrong.
 
-    It decides where a critic estimates the advantages. A lone response is kept: it has no group to
-    differ from. An empty group does not vary.
+    Used if a critic estimates the advantages. A lone response varies, an empty group does not.
     """
     if len(scores) < 2:
         return len(scores) == 1
@@ -55,10 +54,10 @@ def accuracy_varies(scores: GroupScores) -> bool:
 
 
 def has_signal(scores: GroupScores, advantage: Advantage) -> bool:
-    """Whether a group teaches anything: its advantages are not all 0 without any punishment.
+    """Whether a group has a signal: without punishments its advantages are not all 0.
 
-    So all-correct groups count where their process differs, which is where PAPO works; accuracy
-    that the advantage makes nothing of does not count, nor does an overlong punishment.
+    So all-correct groups count if their process scores differ, as PAPO needs. A difference in
+    accuracy that leaves the advantages at 0 does not count, nor does an overlong punishment.
     """
     unshaped = replace(scores, penalty=torch.zeros_like(scores.penalty))
     return bool((advantage(unshaped).abs() > SIGNAL).any())

@@ -60,7 +60,7 @@ SCHEMA = pa.schema(
         "grade": pa.string(),  # JSON, with marks and comments
         "accuracy": pa.float64(),  # null if it could not be graded
         "process": pa.float64(),
-        "in_loss": pa.bool_(),  # whether the step trained on it
+        "has_loss": pa.bool_(),  # whether the step trained on it
         "reward": pa.float32(),  # which the advantage compares; null too where it leaves one out
         "advantage": pa.float32(),  # of all its tokens; null where a critic estimates it
         "outcome_advantage": pa.float32(),  # null unless the advantage has such a part
@@ -99,8 +99,8 @@ def rows_of(
     parts = {name: np.split(values, ends) for name, values in tokens.items()}
     for place, group in enumerate(groups):
         whose = {"attempt": attempt, "step": step, "fate": group.fate, "created_at": created_at}
-        in_loss, measured = _tokens_in_loss(group), parts if group.fate == USED else {}
-        of_tokens = {name: _spread(values[place], in_loss) for name, values in measured.items()}
+        has_loss, measured = _tokens_in_loss(group), parts if group.fate == USED else {}
+        of_tokens = {name: _spread(values[place], has_loss) for name, values in measured.items()}
         head = whose | _of_group(group.graded)
         yield [head | row for row in _responses(group, whose, of_tokens)] or [head]
 
@@ -194,7 +194,7 @@ def _responses(group: ScoredGroup, whose: Row, tokens: Mapping[str, np.ndarray])
             "grade": grade.model_dump_json(),
             "accuracy": grade.accuracy,
             "process": grade.process_score,
-            "in_loss": trains and bool(group.in_loss[index]),
+            "has_loss": trains and bool(group.has_loss[index]),
             **{name: _known(of_group[index]) for name, of_group in values.items()},
             "token_advantage": _mean(measured.get("token_advantages", behavior[:0])),
             "length": lengths[index],
@@ -209,7 +209,7 @@ def _responses(group: ScoredGroup, whose: Row, tokens: Mapping[str, np.ndarray])
 
 def _values(group: ScoredGroup) -> dict[str, np.ndarray]:
     """What the recipe makes of each response's grade, [group]; nothing of an evaluation's."""
-    unknown = np.full(len(group.in_loss), math.nan)
+    unknown = np.full(len(group.has_loss), math.nan)
     is_paid = group.graded.purpose is not Purpose.EVAL
     return {
         "reward": group.rewards if is_paid else unknown,
@@ -238,7 +238,7 @@ def _tokens_in_loss(group: ScoredGroup) -> np.ndarray:
     rollout = group.graded.group
     if rollout is None or group.fate != USED:
         return np.zeros(0, dtype=bool)
-    return np.repeat(group.in_loss, rollout.lengths) & rollout.is_own
+    return np.repeat(group.has_loss, rollout.lengths) & rollout.is_own
 
 
 def _spread(values: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -35,7 +35,7 @@ def data_rows(operation: Operation, logprobs: np.ndarray) -> Iterator[Row]:
             "prompt_ids": inputs[: first + 1],
             "token_ids": targets[first:],
             "spans": [],
-            "in_loss": bool(weights.any()),
+            "has_loss": bool(weights.any()),
             "length": int(is_own[first:].sum()),
             "logprobs": np.where(is_own, learned, np.nan)[first:],
         }

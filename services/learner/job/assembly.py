@@ -96,7 +96,7 @@ async def prepare(
     newest = await _newest_checkpoint(checkpoints, record, num_ranks, attempt)
     progress = newest[1] if newest else Progress()
     progress.made_before = record.step
-    flops = Flops.of_models(recipe, policy, critic, num_ranks, team.device_name)
+    flops = Flops.from_models(recipe, policy, critic, num_ranks, team.device_name)
     tools = (prompts, control, checkpoints, tasks, flops)
     assembly, evaluator = _assemble(service, team, attempt, progress, *tools)
     versions = assembly.learning.versions
@@ -155,7 +155,7 @@ async def _replay(assembly: Assembly, evaluator: Evaluator) -> None:
     there = learning.intake.keys_waiting() | await attempt.exchange.under_way(attempt.job_id)
     for feeder in assembly.feeders:
         feeder.resume(positions[feeder.purpose], there)
-    evaluator.asked = positions[Purpose.EVAL]
+    evaluator.next_number = positions[Purpose.EVAL]
     log.info("restored", extra={"step": progress.step, "logged_groups": logged})
 
 

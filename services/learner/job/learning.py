@@ -146,16 +146,16 @@ class Learning:
         ledger.drop(SURPLUS, self._asked(Purpose.TRAIN) - ledger.position)
 
     def _asked(self, purpose: Purpose) -> int:
-        return self.reconciler.askers[purpose].asked
+        return self.reconciler.askers[purpose].next_number
 
-    async def hold(self) -> None:
+    async def snapshot_weights(self) -> None:
         """Keep a copy of the weights as they are, with which tokens can be compared later."""
-        await self.team.hold()
+        await self.team.snapshot_weights()
         self.held = self.progress.step
 
-    async def let_go(self) -> None:
+    async def drop_snapshot(self) -> None:
         if self.held is not None:
-            await self.team.let_go()
+            await self.team.drop_snapshot()
             self.held = None
 
     def lap(self) -> float:

@@ -190,10 +190,12 @@ async def _read_samples(
     async with PromptRenderer(workers=1) as prompts:
         await prompts.open(folder)
         num_ids = (await prompts.describe()).max_id + 1
-        return num_ids, *[await samples_of(tasks, model, prompts) for tasks in files]
+        return num_ids, *[await build_samples(tasks, model, prompts) for tasks in files]
 
 
-async def samples_of(tasks: Sequence[Task], model: Model, prompts: PromptRenderer) -> list[Sample]:
+async def build_samples(
+    tasks: Sequence[Task], model: Model, prompts: PromptRenderer
+) -> list[Sample]:
     """A sample of each task: its prompt as a rollout reads it, its solution and the end token.
 
     Raises:

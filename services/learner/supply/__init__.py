@@ -1,1 +1,1 @@
-"""From tasks to the groups of a step: asked for, taken in, logged, selected."""
+"""From tasks to the groups of a step: requested, ingested, logged, selected."""

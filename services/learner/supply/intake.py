@@ -1,4 +1,4 @@
-"""The intake: graded groups go from the exchange into the log, and to the step that waits."""
+"""The intake: graded groups go from the exchange into the log, and to the waiting step."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _ADOPT_EVERY_S = 5.0
 
 
 class Intake:
-    """Holds the groups that have arrived until their step has used them."""
+    """Graded groups that have arrived and are not yet used by a step."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
         self.log = GroupLog(attempt.folder / "log", attempt.number)
         self.waiting: dict[tuple[Purpose, int], GradedGroup] = {}
         self._segments: dict[tuple[Purpose, int], str] = {}
-        self._finished = {purpose: 0 for purpose in Purpose}  # numbers below have been used
+        self._finished = dict.fromkeys(Purpose, 0)  # numbers below have been used
         self._writing = asyncio.Lock()
-        self._next = self.log.segment  # holds no group yet
+        self._next = self.log.segment  # it has no group yet
         self._arrived = asyncio.Event()
 
     def replay(self, first_segment: str, done: dict[Purpose, int]) -> int:
-        """Read what earlier attempts had logged since a checkpoint; returns how many groups."""
+        """Read the log of earlier attempts since a checkpoint; return the number of groups."""
         self._finished |= done
         for segment, group in read_log(self.log.folder, first_segment):
             self._keep(group, segment)
@@ -50,7 +50,7 @@ class Intake:
 
     @property
     def first_segment_needed(self) -> str:
-        """The oldest segment that holds a group not yet used."""
+        """The oldest segment with an unused group."""
         return min([*self._segments.values(), self._next])
 
     def keys_waiting(self) -> set[str]:
@@ -59,28 +59,29 @@ class Intake:
     async def take_in_forever(self) -> None:
         """Consumes GRADED and FAILED; produces logged groups, ready for their step.
 
-        Waits for: graded groups. Unblocked by: the graders. Whatever an earlier life of the learner
-        had claimed is adopted first; whatever a lost reply left behind, now and then.
+        Waits for: graded groups. Unblocked by: the graders. It first adopts groups that an earlier
+        learner had claimed, and from time to time those of lost replies.
         """
-        exchange, job_id = self.attempt.exchange, self.attempt.job_id
-        next_look = 0.0
+        exchange = self.attempt.exchange
+        job_id = self.attempt.job_id
+        next_adoption = 0.0
         loop = asyncio.get_running_loop()
         while True:
             deliveries = await exchange.claim(
                 [GRADED, FAILED], job_id, count=_CLAIM_COUNT, wait_s=_CLAIM_WAIT_S
             )
             if deliveries:
-                await self.take_in(deliveries)
-            if loop.time() >= next_look:
-                left = await exchange.adopt(GRADED, job_id, count=_CLAIM_COUNT)
-                left += await exchange.adopt(FAILED, job_id, count=_CLAIM_COUNT)
-                await self.take_in(left)
-                if not left:
-                    next_look = loop.time() + _ADOPT_EVERY_S
+                await self.ingest(deliveries)
+            if loop.time() >= next_adoption:
+                adopted = await exchange.adopt(GRADED, job_id, count=_CLAIM_COUNT)
+                adopted += await exchange.adopt(FAILED, job_id, count=_CLAIM_COUNT)
+                await self.ingest(adopted)
+                if not adopted:
+                    next_adoption = loop.time() + _ADOPT_EVERY_S
 
-    async def take_in(self, deliveries: Sequence[Delivery[GradedGroup]]) -> None:
-        """Log the groups that are new, then take all of them out of the exchange."""
-        groups = [_decoded(delivery) for delivery in deliveries]
+    async def ingest(self, deliveries: Sequence[Delivery[GradedGroup]]) -> None:
+        """Log new groups, then remove all from the exchange."""
+        groups = [_decode(delivery) for delivery in deliveries]
         new = {
             group.key: (group, fields)
             for group, fields in groups
@@ -93,25 +94,29 @@ class Intake:
         REPEATED.inc(len(deliveries) - len(new))
 
     async def window(self, purpose: Purpose, numbers: range) -> list[GradedGroup]:
-        """Wait for all groups with these numbers; they come in the order they were asked."""
-        wanted = [(purpose, number) for number in numbers]
-        while not all(key in self.waiting for key in wanted):
+        """Wait for all groups with these numbers; return them in order."""
+        keys = [(purpose, number) for number in numbers]
+        while not self.waiting.keys() >= set(keys):
             self._arrived.clear()
             await self._arrived.wait()
-        return [self.waiting[key] for key in wanted]
+        return [self.waiting[key] for key in keys]
 
     def missing(self, purpose: Purpose, numbers: range) -> list[str]:
-        return [group_key(purpose, n) for n in numbers if (purpose, n) not in self.waiting]
+        return [
+            group_key(purpose, number)
+            for number in numbers
+            if (purpose, number) not in self.waiting
+        ]
 
     def finish(self, purpose: Purpose, numbers: range) -> None:
-        """Give up the groups with these numbers, here or not: no step or checkpoint needs them."""
+        """Drop groups, arrived or not, that no step or checkpoint needs."""
         self._finished[purpose] = max(self._finished[purpose], numbers.stop)
         for number in numbers:
             self._segments.pop((purpose, number), None)
             self.waiting.pop((purpose, number), None)
 
     async def discard(self, purpose: Purpose) -> None:
-        """Take groups that have not been used out of the log: the next attempt asks for them."""
+        """Remove unused groups from the log; the next attempt requests them again."""
         async with self._writing:
             unwanted = {key for key in self.waiting if key[0] is purpose}
             for segment in {self._segments[key] for key in unwanted}:
@@ -121,11 +126,11 @@ class Intake:
         await asyncio.to_thread(retain, self.log.folder, first_needed)
 
     def have(self, purpose: Purpose, numbers: Iterable[int]) -> set[int]:
-        """Which of these numbers need not be asked for: they have arrived, or have been used."""
+        """Return the numbers of groups that have arrived or been used."""
         return {number for number in numbers if self.has(purpose, number)}
 
     def has(self, purpose: Purpose, number: int) -> bool:
-        """Whether the group with this number has arrived, or has been used."""
+        """Whether the group has arrived or been used."""
         return (purpose, number) in self.waiting or number < self._finished[purpose]
 
     async def _log(self, groups: Collection[tuple[GradedGroup, Fields]]) -> None:
@@ -144,12 +149,12 @@ class Intake:
             self._arrived.set()
 
 
-def _decoded(delivery: Delivery[GradedGroup]) -> tuple[GradedGroup, Fields]:
-    """A group and the frame to log; one that cannot be read becomes a failed group."""
+def _decode(delivery: Delivery[GradedGroup]) -> tuple[GradedGroup, Fields]:
+    """Return a group and its frame for the log; an unreadable group becomes a failed one."""
     try:
         group = delivery.message()
         if delivery.stream is FAILED and group.failure is None:
-            raise FrameError("grades, from who does not grade")
+            raise FrameError("a sender that is not a grader sent grades")
     except FrameError as error:
         log.error("unreadable group", extra={"key": delivery.key, "reason": str(error)})
         failed = delivery.as_failed(FailureKind.UNREADABLE, str(error))

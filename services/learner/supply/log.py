@@ -1,9 +1,9 @@
-"""The log: every graded group that was taken in, on disk with the checkpoints.
+"""The log: every ingested graded group, on disk with the checkpoints.
 
 It is the write-ahead log of training: a group is fsynced here before it leaves the exchange, so a
-new attempt finds here whatever the last one had taken in. Each append is a segment: a file of
-packed frames of GradedGroup that a rename puts in place whole. Segments that no checkpoint needs
-are deleted; people read the sample store (`services.learner.durable.sample_store`).
+new attempt finds every group that the last one ingested. Each append is a segment: a file of packed
+frames of GradedGroup, renamed when it is whole. Segments that no checkpoint needs are deleted;
+people read the sample store (`services.learner.durable.sample_store`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from protocol.messages import GradedGroup
 from protocol.recipe import Purpose
 from protocol.weights import sync_folder
 
-_WHOLE, _PARTIAL = ".segment", ".partial"
+_WHOLE = ".segment"
+_PARTIAL = ".partial"
 
 
 class GroupLog:
@@ -26,21 +27,22 @@ class GroupLog:
         self.folder = folder
         self._attempt = f"{attempt:06d}"
         folder.mkdir(parents=True, exist_ok=True)
-        # There may be some: a Redis that lost its last moments gives an attempt's number again.
-        before = [path.name.split("-")[1] for path in folder.glob(f"{self._attempt}-*{_WHOLE}")]
-        self._sequence = 1 + max(map(int, before), default=-1)
-        self._life = token_hex(4)  # two that live at once replace none of each other's
+        # A Redis that lost its last writes may assign an attempt's number twice.
+        paths = folder.glob(f"{self._attempt}-*{_WHOLE}")
+        sequences = [int(path.name.split("-")[1]) for path in paths]
+        self._sequence = 1 + max(sequences, default=-1)
+        self._token = token_hex(4)  # two processes never write the same segment
 
     @property
     def segment(self) -> str:
         """The name of the next append's segment; names sort in writing order."""
-        return f"{self._attempt}-{self._sequence:06d}-{self._life}{_WHOLE}"
+        return f"{self._attempt}-{self._sequence:06d}-{self._token}{_WHOLE}"
 
     def append(self, groups: Sequence[Fields]) -> str:
         """Append groups; they survive a crash once this returns the name of their segment.
 
         Raises:
-            OSError: if they could not be written; no part of them stays.
+            OSError: if they could not be written; no part remains.
         """
         target = self.folder / self.segment
         partial = target.with_suffix(_PARTIAL)
@@ -59,25 +61,29 @@ class GroupLog:
 
 
 def rewrite(folder: Path, segment: str, unwanted: Container[tuple[Purpose, int]]) -> None:
-    """Leave groups out of a segment, from one moment to the next."""
+    """Remove groups from a segment atomically."""
     target = folder / segment
     with target.open("rb") as file:
-        kept = [f for f in unpack_all(file) if _named(decode(GradedGroup, f)) not in unwanted]
+        frames = [
+            fields
+            for fields in unpack_all(file)
+            if _identify(decode(GradedGroup, fields)) not in unwanted
+        ]
     partial = target.with_suffix(_PARTIAL)
     with partial.open("wb") as file:
-        file.writelines(map(pack, kept))
+        file.writelines(map(pack, frames))
         file.flush()
         os.fsync(file.fileno())
     partial.rename(target)
     sync_folder(folder)
 
 
-def _named(group: GradedGroup) -> tuple[Purpose, int]:
+def _identify(group: GradedGroup) -> tuple[Purpose, int]:
     return group.purpose, group.number
 
 
 def read_log(folder: Path, first_segment: str = "") -> Iterator[tuple[str, GradedGroup]]:
-    """Every group logged in ``first_segment`` or later, each with the name of its segment.
+    """Yield every group in ``first_segment`` and later ones, with the name of its segment.
 
     Raises:
         FrameError: if a segment is damaged.
@@ -90,12 +96,12 @@ def read_log(folder: Path, first_segment: str = "") -> Iterator[tuple[str, Grade
                 for fields in unpack_all(segment):
                     yield path.name, decode(GradedGroup, fields)
         except FrameError as error:
-            remedy = "move the file away, and its groups are asked for again"
+            remedy = "move the file away; its groups are requested again"
             raise FrameError(f"{path}: {error}; {remedy}") from error
 
 
 def retain(folder: Path, first_needed: str) -> None:
-    """Delete the segments before the first one that is needed, and what a crash left of some."""
+    """Delete older segments than the first needed one, and partial files of a crash."""
     for path in folder.iterdir():
         if path.suffix in {_WHOLE, _PARTIAL} and path.stem < first_needed.removesuffix(_WHOLE):
             path.unlink(missing_ok=True)

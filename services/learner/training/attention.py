@@ -1,7 +1,7 @@
 """Causal attention within samples that lie one after another in a single row, without padding.
 
-A model that is loaded with ``attn_implementation=PACKED`` computes this in each layer. Nothing
-crosses from one sample into another, and no mask exists.
+A model loaded with ``attn_implementation=PACKED`` computes this in each layer. No token attends to
+another sample, and there is no mask.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from transformers import AttentionInterface
 from services.learner.training.model_check import UnsupportedModel
 
 PACKED = "packed"
-_MORE = ("softcap", "s_aux", "position_bias")
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 _LARGEST_HEAD = 256  # of flash attention
-# torch 2.11 has no such argument: its kernel lets heads share a key without being asked.
-_ASKED = "enable_gqa" in signature(varlen_attn).parameters
-_GROUPED: dict[str, Any] = {"enable_gqa": True} if _ASKED else {}
+# torch 2.11 has no such argument: there heads always may share a key.
+_HAS_GQA = "enable_gqa" in signature(varlen_attn).parameters
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if _HAS_GQA else {}
 _HOPPER = 9  # the first part of its compute capability
 
 
 def use_flash_attention(version: int) -> None:
-    """Choose the kernel of all attention of this process on a GPU: 2 is torch's own.
+    """Choose the attention kernel of this process on a GPU: 2 is torch's own.
 
     Raises:
-        UnsupportedModel: if it is 3, but this GPU or an installed library is not for it.
+        UnsupportedModel: if it is 3, but this GPU or the installed libraries do not support it.
     """
     if version == 2:
         return
-    asked = f"training.flash_attention = {version}"
+    setting = f"training.flash_attention = {version}"
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != _HOPPER:
-        raise UnsupportedModel(f"{asked} needs a Hopper GPU (H100, H200); set it to 2")
+        raise UnsupportedModel(f"{setting} needs a Hopper GPU (H100, H200); set it to 2")
     try:
         from torch.nn.attention import activate_flash_attention_impl
 
         activate_flash_attention_impl("FA3")
     except (ImportError, OSError, RuntimeError) as error:
         raise UnsupportedModel(
-            f"{asked}: {error}; install flash-attn-3 for torch {torch.__version__} where the "
+            f"{setting}: {error}; install flash-attn-3 for torch {torch.__version__} where the "
             "learner runs, or set it to 2"
         ) from error
 
@@ -61,14 +61,14 @@ def packed_attention(
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int = 0,
-    **others: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers asks for it; its keywords are those of its flash attention.
+    """Compute attention for transformers; the keywords are those of its flash attention.
 
     Args:
         query: [1, head, position, head size].
-        key: [1, key head, position, head size]; heads of the query share one.
-        value: as the key.
+        key: [1, key head, position, head size]; several query heads share one.
+        value: like the key.
         cu_seq_lens_q: [sample + 1] int32, where each sample begins and ends.
         max_length_q: positions of the longest sample.
 
@@ -76,40 +76,45 @@ def packed_attention(
         ([1, position, head, head size], no weights)
 
     Raises:
-        UnsupportedModel: if the model asks for more than causal attention to all of its sample, or
-            does not say where samples begin.
+        UnsupportedModel: if the model needs more than causal attention over its whole sample, or
+            does not pass the bounds of samples.
     """
     if cu_seq_lens_q is None or attention_mask is not None:
-        raise _unsupported(module, "does not hand on where samples begin, or masks by itself")
-    _refuse_more(module, max_length_q, others)
+        raise _unsupported(module, "does not pass the bounds of samples, or has a mask of its own")
+    _check_options(module, max_length_q, options)
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     if _has_kernel(query, value):
-        bounds, longest = cu_seq_lens_q, max_length_q
         attended = varlen_attn(
-            *(query, key, value, bounds, bounds, longest, longest),
+            query,
+            key,
+            value,
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
             scale=scaling,
             window_size=(-1, 0),  # causal
             **_GROUPED,
         )
         assert isinstance(attended, Tensor)
     else:
-        attended = _in_blocks(query, key, value, cu_seq_lens_q.tolist(), scaling)
+        attended = _attend_in_blocks(query, key, value, cu_seq_lens_q.tolist(), scaling)
     return attended[None], None
 
 
-def _refuse_more(module: nn.Module, max_length: int, others: dict[str, Any]) -> None:
-    """What only other attention can do must not be left out in silence."""
-    for name in _MORE:
-        if others.get(name) is not None:
-            raise _unsupported(module, f"asks for {name}")
-    if (others.get("sliding_window") or max_length) < max_length:
+def _check_options(module: nn.Module, max_length: int, options: dict[str, Any]) -> None:
+    """Refuse options that this attention would ignore."""
+    for name in _UNSUPPORTED:
+        if options.get(name) is not None:
+            raise _unsupported(module, f"needs {name}")
+    if (options.get("sliding_window") or max_length) < max_length:
         raise _unsupported(module, "has a sliding window within a sample")
 
 
-def _unsupported(module: nn.Module, what: str) -> UnsupportedModel:
+def _unsupported(module: nn.Module, problem: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"model.path: its attention, {type(module).__name__}, {what}; choose a model with causal "
-        "attention over the whole context"
+        f"model.path: its attention, {type(module).__name__}, {problem}; choose a model with "
+        "causal attention over the whole context"
     )
 
 
@@ -120,13 +125,13 @@ def _has_kernel(query: Tensor, value: Tensor) -> bool:
     return query.is_cuda and query.dtype in halves and is_even
 
 
-def _in_blocks(
+def _attend_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, bounds: list[int], scaling: float | None
 ) -> Tensor:
-    """The same on any device and in any dtype: [position, head, head size] each.
+    """Compute attention on any device and in any dtype: [position, head, head size] each.
 
-    Samples of similar length are computed as one block, right-padded: under a causal mask what is
-    real never looks right. At most half of a block is padding.
+    Samples of similar length form one block, right-padded: under a causal mask no real token
+    attends to the padding. At most half of a block is padding.
     """
     parts: list[Tensor] = []
     places: list[Tensor] = []
@@ -134,7 +139,7 @@ def _in_blocks(
         columns = torch.arange(int(lengths.max()))
         real = columns < lengths[:, None]  # [sample, column]
         index = torch.where(real, starts[:, None] + columns, 0).to(query.device)
-        queries, keys, values = (s[index].transpose(1, 2) for s in (query, key, value))
+        queries, keys, values = (states[index].transpose(1, 2) for states in (query, key, value))
         block = scaled_dot_product_attention(
             queries, keys, values, is_causal=True, scale=scaling, enable_gqa=True
         )
@@ -146,11 +151,11 @@ def _in_blocks(
 
 
 def _blocks(bounds: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """(starts, lengths) of samples whose lengths have as many binary digits, both [sample]."""
-    alike: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    """Yield (starts, lengths) of samples with equal binary digits of length, both [sample]."""
+    groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for start, end in pairwise(bounds):
-        alike[(end - start).bit_length()].append((start, end - start))
-    for block in alike.values():
+        groups[(end - start).bit_length()].append((start, end - start))
+    for block in groups.values():
         starts, lengths = zip(*block, strict=True)
         yield torch.tensor(starts), torch.tensor(lengths)
 

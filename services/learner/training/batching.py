@@ -1,9 +1,9 @@
-"""From samples to micro-batches: pure arithmetic that every rank does alike.
+"""From samples to micro-batches: pure arithmetic, the same on every rank.
 
 A step's samples are split into mini-batches (one optimizer update each) along group borders, and a
 mini-batch into micro-batches that fit the memory, whole samples one after another. Every rank gets
-the same number of micro-batches, since collectives run in each, and about as much work; where
-samples run out, a micro-batch is empty and weighs nothing.
+the same number of micro-batches, since collectives run in each, and about the same work. If there
+are too few samples, a micro-batch is empty and has no weight.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from services.learner.training.samples import Sample
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples one after another in a row without padding, and where the policy's own tokens are.
+    """Samples in one row without padding, and the positions of the policy's own tokens.
 
-    Every position is read; a token of a tool or an environment is a position and no [token].
+    A token of a tool or an environment has a position, and is not a [token].
     """
 
     input_ids: Tensor  # [position] int64, prompt and response of each sample
@@ -36,7 +36,7 @@ class MicroBatch:
     sample_of: Tensor  # [token] int64, the sample of each own token
     predictors: Tensor  # [token] int64, the position whose logits predict it
     targets: Tensor  # [token] int64
-    places: Tensor  # [token] int64, where each is among the own tokens of the step
+    places: Tensor  # [token] int64, its place among the own tokens of the step
     behavior_logprobs: Tensor  # [token] float32
     advantages: Tensor  # [token] float32
     on_version: Tensor  # [token] bool
@@ -44,22 +44,25 @@ class MicroBatch:
     correct: Tensor  # [sample] bool
 
     def to(self, device: torch.device) -> MicroBatch:
-        return replace(
-            self, **{n: v.to(device) for n, v in vars(self).items() if isinstance(v, Tensor)}
-        )
+        tensors = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
 
     @property
     def num_samples(self) -> int:
-        """How many samples it has; an empty one has one without tokens of its own."""
+        """The number of samples; an empty micro-batch has one without tokens of its own."""
         return len(self.rewards)
 
-    def by_sample(self, values: Tensor, width: int) -> Tensor:
-        """Lay out [token] as [sample, width], right-padded with zeros."""
+    def to_rows(self, values: Tensor, width: int) -> Tensor:
+        """Reshape [token] to [sample, width], right-padded with zeros."""
         shape = (self.num_samples, width)
         return values.new_zeros(shape).index_put((self.sample_of, self._places), values)
 
-    def by_token(self, padded: Tensor) -> Tensor:
-        """The inverse of `by_sample`: [sample, width] to [token]."""
+    def to_tokens(self, padded: Tensor) -> Tensor:
+        """The inverse of `to_rows`: [sample, width] to [token]."""
         return padded[self.sample_of, self._places]
 
     @property
@@ -74,11 +77,10 @@ class MicroBatch:
 
     @property
     def _places(self) -> Tensor:
-        """How many own tokens of its response come before each, [token]."""
+        """Own tokens of the response before each token, [token]."""
         starts = self._lengths.cumsum(0) - self._lengths
-        return (
-            torch.arange(len(self.sample_of), device=self.sample_of.device) - starts[self.sample_of]
-        )
+        tokens = torch.arange(len(self.sample_of), device=self.sample_of.device)
+        return tokens - starts[self.sample_of]
 
     @property
     def longest(self) -> int:
@@ -86,70 +88,72 @@ class MicroBatch:
 
 
 def mini_batches(samples: Sequence[Sample], num_updates: int) -> list[list[Sample]]:
-    """Split a step's samples into at most ``num_updates`` parts of nearly as many groups each."""
+    """Split a step's samples into at most ``num_updates`` parts with about as many groups each."""
     groups = sorted({sample.group for sample in samples})
     parts = [part.tolist() for part in np.array_split(np.array(groups), num_updates)]
-    return [[s for s in samples if s.group in set(part)] for part in parts if part]
+    return [[sample for sample in samples if sample.group in part] for part in parts if part]
 
 
 def micro_batches(
     samples: Sequence[Sample],
     max_tokens: int,
     num_ranks: int,
-    work_of: Callable[[int], float] = float,
+    estimate_work: Callable[[int], float] = float,
 ) -> list[list[Sample]]:
-    """Split a mini-batch into parts of at most ``max_tokens``, as few as it can.
+    """Split a mini-batch into few parts of at most ``max_tokens`` of prompts and responses.
 
-    A sample longer than that goes alone. The number of parts is a multiple of ``num_ranks``; rank r
-    takes the parts r, r + num_ranks, ... What the ranks take at the same time is alike, and in all
-    each has nearly as much work as the others.
+    A longer sample is alone in a part. The number of parts is a multiple of ``num_ranks``; rank r
+    takes the parts r, r + num_ranks, ... Ranks have nearly equal work at any time and in total.
 
-    ``max_tokens`` are of prompt and response; ``work_of`` is the work of so many tokens.
+    ``estimate_work`` returns the work of a sample of this length.
     """
     ordered = sorted(samples, key=_length, reverse=True)
-    count = len(_dealt(ordered, 0, 0, max_tokens, work_of))
+    count = len(_deal(ordered, 0, 0, max_tokens, estimate_work))
     count += -count % num_ranks
-    for evenly in (1.0, 0.75, 0.5, 0.25, 0.0):
-        num_evenly = int(evenly * len(ordered))
-        parts = _dealt(ordered, count, num_evenly, max_tokens, work_of)
+    for even_share in (1.0, 0.75, 0.5, 0.25, 0.0):
+        num_even = int(even_share * len(ordered))
+        parts = _deal(ordered, count, num_even, max_tokens, estimate_work)
         if len(parts) == count:
             break
-    return _in_rounds(parts, num_ranks, work_of)
+    return _arrange_rounds(parts, num_ranks, estimate_work)
 
 
-def _dealt(
+def _deal(
     ordered: Sequence[Sample],
     count: int,
-    num_evenly: int,
+    num_even: int,
     max_tokens: int,
-    work_of: Callable[[int], float],
+    estimate_work: Callable[[int], float],
 ) -> list[list[Sample]]:
-    """Each sample goes to a part that has room; ``count`` parts, or more where they do not suffice.
+    """Put each sample into a part with room: one of ``count`` parts, or more if necessary.
 
-    The first ``num_evenly`` go each to the part with the least work, which makes parts equal; the
-    others to the fullest, which makes few do: best fit decreasing, where the longest come first.
+    The first ``num_even`` go to the part with the least work, which makes parts equal. The others
+    go to the fullest part, which needs few parts: best fit decreasing, with the longest first.
     """
     parts: list[list[Sample]] = [[] for _ in range(count)]
-    tokens, work = np.zeros(count), np.zeros(count)
+    tokens = np.zeros(count)
+    work = np.zeros(count)
     for number, sample in enumerate(ordered):
         length = _length(sample)
         has_room = (tokens == 0) | (tokens + length <= max_tokens)
         if not has_room.any():
             parts.append([])
-            tokens, work, has_room = np.append(tokens, 0), np.append(work, 0), [*has_room, True]
-        order = work if number < num_evenly else -tokens
+            tokens = np.append(tokens, 0)
+            work = np.append(work, 0)
+            has_room = np.append(has_room, True)
+        order = work if number < num_even else -tokens
         part = int(np.where(has_room, order, np.inf).argmin())
         parts[part].append(sample)
         tokens[part] += length
-        work[part] += work_of(length)
+        work[part] += estimate_work(length)
     return parts
 
 
-def _in_rounds(
-    parts: list[list[Sample]], num_ranks: int, work_of: Callable[[int], float]
+def _arrange_rounds(
+    parts: list[list[Sample]], num_ranks: int, estimate_work: Callable[[int], float]
 ) -> list[list[Sample]]:
-    """Parts of like work for all ranks at a time, the most for the rank that had the least."""
-    work = [sum(work_of(_length(sample)) for sample in part) for part in parts]
+    """Order the parts in rounds of similar work; the rank with the least work gets the most."""
+    work = [sum(estimate_work(_length(sample)) for sample in part) for part in parts]
     heaviest = sorted(range(len(parts)), key=work.__getitem__, reverse=True)
     totals = np.zeros(num_ranks)
     rounds: list[list[Sample]] = []
@@ -162,15 +166,15 @@ def _in_rounds(
 
 
 def collate(samples: Sequence[Sample]) -> MicroBatch:
-    """Put samples into one row; no samples make one position that weighs nothing."""
+    """Put samples into one row; no samples make one position without weight."""
     lengths = np.array([_length(sample) for sample in samples] or [1])
     bounds = np.concatenate([[0], lengths.cumsum()])
     input_ids = [ids for sample in samples for ids in (sample.prompt_ids, sample.token_ids)]
-    own = [sample.own_places for sample in samples]
-    sizes = [len(places) for places in own]
+    own_places = [sample.own_places for sample in samples]
+    sizes = [len(places) for places in own_places]
     predictors = [
         end - len(sample.token_ids) - 1 + places
-        for end, sample, places in zip(bounds[1:], samples, own, strict=False)
+        for end, sample, places in zip(bounds[1:], samples, own_places, strict=False)
     ]
     return MicroBatch(
         input_ids=_tensor(input_ids or [[0]], torch.int64),
@@ -183,7 +187,8 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
         predictors=_tensor(predictors, torch.int64),
         places=_tensor([s.first_token + np.arange(s.num_own) for s in samples], torch.int64),
         targets=_tensor(
-            [s.token_ids[places] for s, places in zip(samples, own, strict=True)], torch.int64
+            [s.token_ids[places] for s, places in zip(samples, own_places, strict=True)],
+            torch.int64,
         ),
         behavior_logprobs=_tensor([s.behavior_logprobs for s in samples], torch.float32),
         advantages=_tensor([np.full(s.num_own, s.advantage) for s in samples], torch.float32),
@@ -194,21 +199,21 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
 
 
 def largest_micro_batches(recipe: Recipe, num_ranks: int) -> list[Sample]:
-    """Samples that make the largest micro-batch that there may be on every rank.
+    """Return samples that fill the largest possible micro-batch on every rank.
 
-    They are as long as can be, the last one shorter if no other fits. The limit of a response is
-    that of each turn of an episode, which may fill the context.
+    They have full length; the last one is shorter if there is room left. An episode of several
+    turns may fill the context with its response.
     """
     longest = recipe.model.max_context
-    whole, rest = divmod(longest_micro_batch(recipe), longest)
-    lengths = [longest] * whole + [rest] * (rest > 1)
-    most = longest if recipe.environment else recipe.rollout.sampling.max_tokens
+    num_whole, remaining = divmod(longest_micro_batch(recipe), longest)
+    lengths = [longest] * num_whole + [remaining] * (remaining > 1)
+    max_response = longest if recipe.environment else recipe.rollout.sampling.max_tokens
     num_groups = num_ranks // recipe.training.sequence_parallel
-    return [blank_sample(length, min(length - 1, most)) for length in lengths * num_groups]
+    return [blank_sample(length, min(length - 1, max_response)) for length in lengths * num_groups]
 
 
 def blank_sample(length: int, response: int) -> Sample:
-    """A sample of so many tokens, of which the last so many are the response."""
+    """Return a sample of ``length`` tokens that ends with ``response`` of them as the response."""
     return Sample(
         prompt_ids=np.zeros(length - response, dtype=np.int32),
         token_ids=np.zeros(response, dtype=np.int32),
@@ -221,8 +226,8 @@ def blank_sample(length: int, response: int) -> Sample:
     )
 
 
-def totals_of(samples: Sequence[Sample]) -> Totals:
-    """What a mini-batch holds: the denominators of its losses."""
+def count_totals(samples: Sequence[Sample]) -> Totals:
+    """Count the denominators of a mini-batch's losses."""
     return Totals(
         tokens=sum(sample.num_own for sample in samples),
         sequences=len(samples),
@@ -231,7 +236,7 @@ def totals_of(samples: Sequence[Sample]) -> Totals:
 
 
 def _length(sample: Sample) -> int:
-    """Positions in a row: all tokens take memory and work."""
+    """Return positions in a row."""
     return len(sample.prompt_ids) + len(sample.token_ids)
 
 

@@ -1,4 +1,4 @@
-"""A model under DeepSpeed: its optimizer, its shards, its checkpoints. The one door to DeepSpeed.
+"""A model under DeepSpeed: optimizer, shards, checkpoints. Only this module imports DeepSpeed.
 
 Every rank calls every method, in the same order. An update does not depend on how samples are
 split: the loss of a micro-batch is ``num_ranks x its share of the global mean``, which DeepSpeed
@@ -31,13 +31,13 @@ from torch._C._distributed_c10d import HashStore
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from services.learner.training.host_copies import HostCopies
-from services.learner.training.shares import buckets, size_of
+from services.learner.training.shares import buckets, num_elements
 
 P = TypeVar("P")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_UNFINISHED = ".unfinished-"  # the beginning of names that a next attempt removes
+_UNFINISHED = ".unfinished-"  # prefix of folders that the next attempt removes
 _POLL_S = 0.2
-_REDUCE_BUCKET = 500_000_000  # DeepSpeed's default, in numbers; it is allocated whole
+_REDUCE_BUCKET = 500_000_000  # values: DeepSpeed's default; it is allocated whole
 
 
 class Engine:
@@ -49,39 +49,39 @@ class Engine:
         self.num_ranks = torch.distributed.get_world_size()
         self.updates = 0
         self._rehearses = False
-        self.last_update: int | None = None  # by it the learning rate falls to 0, linearly
-        self._engine = _with_deepspeed(module, settings, model)
+        self.last_update: int | None = None  # the learning rate decays linearly to 0 at this update
+        self._engine = _init_deepspeed(module, settings, model)
         self.device = device_of_rank()
 
     def __call__(self, *inputs: Any) -> Any:
         return self._engine(*inputs)
 
-    def update(self, parts: Sequence[P], loss_of: Callable[[P], Tensor]) -> float:
-        """One optimizer update; returns the norm of the gradient before it was clipped.
+    def update(self, parts: Sequence[P], compute_loss: Callable[[P], Tensor]) -> float:
+        """Make an optimizer update; return the norm of the gradient before clipping.
 
         If the loss or the gradient is not finite on any rank, the norm is infinite and there is no
         update: parameters and the optimizer's state stay as they are, bit for bit.
 
         Args:
-            parts: this rank's micro-batches, on every rank as many.
-            loss_of: a micro-batch's share of the loss, scalar: over all ranks they add up to it.
+            parts: this rank's micro-batches, the same number on every rank.
+            compute_loss: returns a micro-batch's share of the loss, scalar; the shares add up.
         """
         self._set_learning_rate()
         for position, part in enumerate(parts):
-            self._backward(loss_of(part), is_last=position == len(parts) - 1)
+            self._backward(compute_loss(part), is_last=position == len(parts) - 1)
         return self._step()
 
-    def accumulate(self, parts: Sequence[P], loss_of: Callable[[P], Tensor]) -> None:
-        """Add the gradient of micro-batches to that which `step` will take; as `update` does."""
+    def accumulate(self, parts: Sequence[P], compute_loss: Callable[[P], Tensor]) -> None:
+        """Add the gradient of micro-batches for the next `step`."""
         for part in parts:
-            self._backward(loss_of(part), is_last=False)
+            self._backward(compute_loss(part), is_last=False)
 
     def step(self, adam: AdamW, nothing: Tensor) -> float:
-        """`update` by the gradient that has added up, with settings of its own.
+        """Make an update with the accumulated gradient and other settings.
 
         Args:
             adam: of this step; without ``max_grad_norm`` the gradient is not clipped.
-            nothing: a loss without a gradient, in whose graph every parameter is.
+            nothing: a loss without a gradient whose graph has every parameter.
         """
         self._backward(nothing, is_last=True)
         for group in self._engine.optimizer.param_groups:
@@ -96,7 +96,7 @@ class Engine:
     def _backward(self, loss: Tensor, *, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
         loss = loss * math.nan if self._rehearses else loss
-        self._engine.backward(_or_no_gradient(loss) * self.num_ranks)
+        self._engine.backward(_poison_if_not_finite(loss) * self.num_ranks)
 
     def _step(self) -> float:
         norm = self._step_if_finite()
@@ -104,10 +104,10 @@ class Engine:
         return norm
 
     def _step_if_finite(self) -> float:
-        """DeepSpeed's optimizers make no step of a gradient whose norm is not finite, on any rank.
+        """Step unless the norm of the gradient is not finite; DeepSpeed's optimizers check it.
 
-        Without ZeRO and in float32 it has none of its own, and torch's makes one of any gradient;
-        there the gradient is reduced by now, so that all ranks see the same norm.
+        Without ZeRO and in float32 DeepSpeed uses torch's optimizer, which does not check. There
+        the gradient is already reduced, so all ranks see the same norm.
         """
         if isinstance(self._engine.optimizer, torch.optim.Optimizer):
             gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
@@ -120,24 +120,25 @@ class Engine:
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if not math.isfinite(norm) and self.settings.offload != "none":
-            # DeepSpeed forgets them everywhere else; here the next update would be made of them.
+            # DeepSpeed clears them in all other cases; the next update would use them.
             self._engine.optimizer.averaged_gradients.clear()
         return norm
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Updates within take the time and memory of real ones, but have no finite gradient.
+        """Make updates take the time and memory of real ones, without a finite gradient.
 
-        Room is kept for AdamW's moments, two float32 per parameter, which its first step allocates.
+        Memory is reserved for AdamW's moments, two float32 per parameter, which its first step
+        allocates.
         """
-        elements = sum(size_of(p) for p in self.module.parameters() if p.requires_grad)
+        elements = sum(num_elements(p) for p in self.module.parameters() if p.requires_grad)
         share = self.num_ranks if self.settings.zero_stage > 0 else 1
         place = self.device if self.settings.offload == "none" else "cpu"
-        # Written to, or the host would not count it.
+        # Written, since the host counts only written memory.
         moments = torch.ones(2 * elements // share, dtype=torch.float32, device=place)
         self._rehearses = True
         level = logger.level
-        logger.setLevel(logging.ERROR)  # or DeepSpeed would tell that it skips a step
+        logger.setLevel(logging.ERROR)  # DeepSpeed would log each skipped step
         yield
         logger.setLevel(level)
         self._rehearses = False
@@ -145,19 +146,19 @@ class Engine:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Forward passes within neither learn nor drop out."""
+        """Run forward passes without gradients and dropout."""
         self._engine.eval()
         with torch.no_grad():
             yield
         self._engine.train()
 
     def save(self, folder: Path, tag: str, aside: HostCopies) -> None:
-        """Copy parameters and optimizer state aside, from where they are written into a folder.
+        """Copy parameters and optimizer state to the host, to be written into a folder later.
 
         `load` restores them exactly, on any ranks.
         """
         files = self._engine.checkpoint_engine
-        save, files.save = files.save, aside.instead_of(files.save)
+        save, files.save = files.save, aside.capture(files.save)
         try:
             self._engine.save_checkpoint(
                 str(folder),
@@ -170,25 +171,25 @@ class Engine:
             files.save = save
 
     def own_weights(self) -> list[Tensor]:
-        """This rank's part of each weight that is trained, where it lies between steps."""
+        """Return this rank's part of each trained weight, as stored between steps."""
         if self.settings.zero_stage == 3:
-            self._engine.empty_partition_cache()  # small ones stay whole, as they were
+            self._engine.empty_partition_cache()  # small weights stay gathered
         trained = (p for p in self.module.parameters() if p.requires_grad)
         return [getattr(p, "ds_tensor", p.data) for p in trained]
 
     def load(self, folder: Path, tag: str, *, with_optimizer: bool = True) -> None:
-        """Restore what `save` saved, on as many ranks or on another number of them.
+        """Restore a state that `save` wrote, also on another number of ranks.
 
         Raises:
             FileNotFoundError: if there is nothing under this tag.
         """
         shards = len(list((folder / tag).glob("*_optim_states.pt")))  # none without ZeRO
-        with _plainly_named(folder.parent) as place:
+        with _plain_path(folder.parent) as place:
             checkpoint = place / folder.name / tag
             if shards in (0, self.num_ranks):
                 self._load(checkpoint)
             else:
-                with _for_any_ranks(checkpoint) as universal:
+                with _universal_checkpoint(checkpoint) as universal:
                     self._engine._config.load_universal_checkpoint = True
                     self._load(universal)
         if not with_optimizer:
@@ -206,16 +207,16 @@ class Engine:
         self.updates = client_state["updates"]
 
     def _forget_moments(self) -> None:
-        """As before the first step; DeepSpeed loads no weights alone under ZeRO-3."""
+        """Reset the optimizer; under ZeRO-3 DeepSpeed cannot load weights without it."""
         optimizer = self._engine.optimizer
         for state in getattr(optimizer, "optimizer", optimizer).state.values():
             for moment in state.values():
                 moment.zero_()
 
     def gathered(self, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Weights of the module, bucket by bucket, each whole on every rank.
+        """Yield weights of the module in buckets, each whole on every rank.
 
-        Under ZeRO-3 only until the next one is asked for. Every rank has to ask for all of them.
+        Under ZeRO-3 a bucket is freed with the next one. Every rank must read all of them.
         """
         sharded = self.settings.zero_stage == 3
         for bucket in buckets(weights):
@@ -223,8 +224,8 @@ class Engine:
             with gathering if sharded else nullcontext():
                 yield bucket
 
-    def state_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of the module, in full on the CPU of rank 0; elsewhere none."""
+    def gather_state(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole weights of the module on the CPU of rank 0, and nothing on other ranks."""
         state: dict[str, Tensor] = {}
         for bucket in self.gathered(weights):
             if torch.distributed.get_rank() == 0:
@@ -236,14 +237,14 @@ class Engine:
         warmup = self.settings.warmup_steps
         factor = min(1.0, (self.updates + 1) / max(1, warmup))
         if self.last_update is not None:
-            left = (self.last_update - self.updates) / max(1, self.last_update - warmup)
-            factor = min(factor, left)
+            remaining = (self.last_update - self.updates) / max(1, self.last_update - warmup)
+            factor = min(factor, remaining)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * factor
 
 
 class FrozenModel:
-    """A module that is only asked, sharded over the ranks where the trained one is."""
+    """A module without training, sharded over the ranks if the trained one is."""
 
     def __init__(self, module: nn.Module, settings: Optimizer, model: Model) -> None:
         module.requires_grad_(requires_grad=False)
@@ -259,19 +260,19 @@ class FrozenModel:
             return self._module(*inputs)
 
 
-def _or_no_gradient(loss: Tensor) -> Tensor:
-    """A loss as it is; one that is not finite with a gradient that is no number anywhere.
+def _poison_if_not_finite(loss: Tensor) -> Tensor:
+    """Return the loss, with NaN as the gradient of every parameter if it is not finite.
 
-    Backward would otherwise make a finite one of it where a formula has cut the gradient off.
+    Otherwise the gradient would be finite if a formula clips it.
     """
     return loss * torch.where(loss.detach().isfinite(), 1.0, math.nan).to(loss.dtype)
 
 
 def init_ranks() -> None:
     """Join the process group that torchrun describes, or be a group of one."""
-    # DeepSpeed would compile a shared-memory collective for a minute; gloo's own does.
+    # DeepSpeed would compile a shared-memory collective for a minute; gloo has one.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "nccl"
@@ -285,7 +286,7 @@ def init_ranks() -> None:
 
 
 def leave_ranks() -> None:
-    """Leave the process group; without it a thread of torch may abort the process as it exits."""
+    """Leave the process group; otherwise a thread of torch may abort the exiting process."""
     torch.distributed.destroy_process_group()
 
 
@@ -296,16 +297,16 @@ def device_of_rank() -> torch.device:
 
 
 def name_of_device() -> str:
-    """What the driver calls this rank's GPU; empty without one."""
+    """Return the driver's name of this rank's GPU; empty without one."""
     return torch.cuda.get_device_name(device_of_rank()) if torch.cuda.is_available() else ""
 
 
 def ulysses_attention(
     attention: Callable[..., Any], process_group: Any, **shape: Any
 ) -> Callable[..., Any]:
-    """Attention over all positions of a row, for ranks that have a slice of them each.
+    """Return attention over all positions of a row, for ranks that have a slice of them each.
 
-    ``attention`` is over a part of the heads; ``shape`` as DeepSpeed's `UlyssesSPAttentionHF`.
+    ``attention`` computes a part of the heads; ``shape`` as in DeepSpeed's `UlyssesSPAttentionHF`.
     """
     return UlyssesSPAttentionHF(
         attn=attention,
@@ -318,12 +319,12 @@ def ulysses_attention(
 
 @contextmanager
 def loading(settings: Optimizer, model: Model) -> Iterator[None]:
-    """Within it a rank that loads a model takes into memory only what it will hold.
+    """Load a model directly to where its parameters stay.
 
-    Under ZeRO-3 that is its share of each parameter; else all of them, at once on its own device.
+    Under ZeRO-3 a rank loads its shard of each parameter, else all of them onto its device.
     """
     if settings.zero_stage == 3:
-        # transformers keeps a weak reference to it, and shards what it loads while it lives.
+        # transformers keeps a weak reference to it, and shards models while it exists.
         sharding = HfDeepSpeedConfig(_config(settings, model))
         yield
         del sharding
@@ -332,13 +333,13 @@ def loading(settings: Optimizer, model: Model) -> Iterator[None]:
             yield
 
 
-def uses_parameters_of(module: nn.Module, other: nn.Module) -> None:
+def declare_parameters(module: nn.Module, other: nn.Module) -> None:
     """Declare that a module's forward pass uses another's parameters: ZeRO-3 then gathers them."""
     for parameter in other.parameters(recurse=False):
         deepspeed.zero.register_external_parameter(module, parameter)
 
 
-def _with_deepspeed(module: nn.Module, settings: Optimizer, model: Model) -> Any:
+def _init_deepspeed(module: nn.Module, settings: Optimizer, model: Model) -> Any:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         trained,
@@ -348,7 +349,7 @@ def _with_deepspeed(module: nn.Module, settings: Optimizer, model: Model) -> Any
         fused=torch.cuda.is_available() or settings.offload != "none",
     )
     config = _config(settings, model)
-    bucket = min(_REDUCE_BUCKET, sum(map(size_of, trained)))
+    bucket = min(_REDUCE_BUCKET, sum(map(num_elements, trained)))
     config["zero_optimization"]["reduce_bucket_size"] = bucket
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
     return engine
@@ -373,38 +374,41 @@ def _config(settings: Optimizer, model: Model) -> dict[str, Any]:
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "fp16": {"enabled": model.dtype == "float16"},
         "data_types": {
-            # Or many micro-batches of bfloat16 would add up to less than few.
+            # In bfloat16 the sum of many micro-batches would be too small.
             "grad_accum_dtype": "fp32" if model.dtype == "bfloat16" else None,
-            "keep_in_fp32_modules": ["*"],  # buffers: loading under ZeRO-3 rounds a rotation's
+            "keep_in_fp32_modules": ["*"],  # buffers: ZeRO-3 would round those of RoPE
         },
         "steps_per_print": 10**9,
     }
 
 
 @contextmanager
-def _plainly_named(folder: Path) -> Iterator[Path]:
-    """The same folder by a name without `(` or `+`, for DeepSpeed makes patterns of paths."""
-    with tempfile.TemporaryDirectory() as place:
-        link = Path(place, "link")
+def _plain_path(folder: Path) -> Iterator[Path]:
+    """Yield a path to the folder without `(` or `+`: DeepSpeed uses paths as patterns."""
+    with tempfile.TemporaryDirectory() as temporary:
+        link = Path(temporary, "link")
         link.symlink_to(folder.absolute())
         yield link
 
 
 @contextmanager
-def _for_any_ranks(checkpoint: Path) -> Iterator[Path]:
-    """A checkpoint in DeepSpeed's universal form, in a folder that goes with the context.
+def _universal_checkpoint(checkpoint: Path) -> Iterator[Path]:
+    """Yield a checkpoint in DeepSpeed's universal form, for any number of ranks.
 
-    It lies beside the folder of checkpoints that holds this one, under a name that the next attempt
-    removes if this one is killed.
+    It is in a temporary folder next to that of the checkpoints. The next attempt removes it if this
+    one is killed.
     """
-    place, name = checkpoint.parent, [""]
+    parent = checkpoint.parent
+    name = [""]
     if torch.distributed.get_rank() == 0:
-        made = tempfile.mkdtemp(prefix=f"{_UNFINISHED}{place.name}-", dir=place.parent)
-        Path(made).chmod(place.stat().st_mode)  # a gateway of the group may have to remove it
-        name = [Path(made).name]
+        temporary = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{parent.name}-", dir=parent.parent))
+        # The gateway, of the same group, may remove it.
+        temporary.chmod(parent.stat().st_mode)
+        name = [temporary.name]
     torch.distributed.broadcast_object_list(name, src=0)
-    folder = place.parent / name[0]
-    universal, done = folder / checkpoint.name, folder / "done"
+    folder = parent.parent / name[0]
+    universal = folder / checkpoint.name
+    done = folder / "done"
     try:
         if torch.distributed.get_rank() == 0:
             ds_to_universal.main(
@@ -419,10 +423,10 @@ def _for_any_ranks(checkpoint: Path) -> Iterator[Path]:
                 )
             )
             done.touch()
-        while not done.exists():  # for longer than a collective may take
+        while not done.exists():  # may take longer than the timeout of a collective
             if not folder.exists():
                 raise FileNotFoundError(
-                    f"{checkpoint.resolve()} could not be laid out for other ranks"
+                    f"{checkpoint.resolve()} cannot be converted for another number of ranks"
                 )
             time.sleep(_POLL_S)
         yield universal

@@ -1,4 +1,4 @@
-"""Model FLOPs: how much of a GPU's arithmetic a training step has used."""
+"""Model FLOPs: the share of a GPU's peak that a training step uses."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from services.learner.planning.shapes import ModelShape, shape_from_config, trai
 
 @dataclass(frozen=True)
 class Flops:
-    """What a job's models compute; nothing is reported of a policy whose shape is not known."""
+    """The FLOPs of a job's models; nothing is reported if the policy's shape is unknown."""
 
     policy: ModelShape | None
     critic: ModelShape | None
     num_gpus: int
-    peak: float | None  # a second, of one GPU in the dtype of the recipe
-    adapter: bool = False  # only one of the policy's learns
+    peak: float | None  # FLOP/s of one GPU in the dtype of the recipe
+    adapter: bool = False  # only an adapter of the policy learns
 
     @classmethod
-    def of_models(
+    def from_models(
         cls, recipe: Recipe, policy: Path, critic: Path | None, num_gpus: int, device: str
     ) -> Flops:
         peak = peak_flops(device) if recipe.model.dtype != "float32" else None
@@ -33,9 +33,9 @@ class Flops:
         return cls(_shape(policy), _shape(critic) if critic else None, num_gpus, peak, adapter)
 
     def of(self, lengths: Sequence[int], seconds: float) -> dict[str, float]:
-        """A step's metrics: model FLOPs a second of one GPU while it trains, the share of its peak.
+        """Return FLOP/s of a GPU in training, and the share of its peak.
 
-        ``lengths`` are tokens of the sequences that the step has learned from, once each.
+        ``lengths`` are the tokens of each sequence that the step trains on.
         """
         if self.policy is None or seconds <= 0:
             return {}
@@ -47,8 +47,8 @@ class Flops:
         return {"flops_per_second": rate} | ({"mfu": rate / self.peak} if self.peak else {})
 
 
-def work_of(policy: Path, critic: Path | None) -> Callable[[int], float]:
-    """FLOPs to learn from a sequence of so many tokens; if no shape is known, its tokens."""
+def estimate_work(policy: Path, critic: Path | None) -> Callable[[int], float]:
+    """Return a function from the tokens of a sequence to FLOPs, or to tokens for unknown shapes."""
     shape = _shape(policy)
     if shape is None:
         return float

@@ -1,4 +1,4 @@
-"""A model as a Hugging Face folder: everything that came in goes out again, with other weights."""
+"""A model as a Hugging Face folder: the files of its source, with other weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from services.learner.training.shares import Shape
 _WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth", ".safetensors"}
 
 
-def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """What the `state_dict` of a module has, learned or not; a tensor with two names once."""
+def module_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a `state_dict`, trained or not; a tensor with two names once."""
     names = module.state_dict().keys()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in names}
     return dict(module.named_parameters()) | buffers
@@ -32,7 +32,7 @@ def write_folder(
 ) -> None:
     """Write a model with the weights of ``state``, which was read from the folder ``source``."""
     write_settings(model, source, folder)
-    tensors = stored(model, state)
+    tensors = to_stored(model, state)
     split = split_torch_state_dict_into_shards(tensors)
     for name, parts in split.filename_to_tensors.items():
         shard = {part: tensors[part].contiguous() for part in parts}
@@ -43,27 +43,28 @@ def write_folder(
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file for all who may read its folder; the library's is its owner's."""
+    """Write a safetensors file with the permissions of its folder; the library's is private."""
     save_file(dict(tensors), path, {"format": "pt"})
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def write_settings(model: PreTrainedModel, source: Path, folder: Path) -> None:
-    """Write all but the weights: the files of ``source`` as they are, and what differs in them.
+    """Write the files of ``source`` except the weights, with an updated config.
 
-    The libraries would check and complete these files, and refuse some that they have read.
+    The libraries would check and complete these files, and refuse some that they can read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         if path.is_file() and not _WEIGHTS.intersection(path.suffixes):
             shutil.copy(path, folder / path.name)
     config = read_config(source)
-    if config.get("model_type") != model.config.model_type:  # a part of what the folder has
+    if config.get("model_type") != model.config.model_type:  # the model is a part of the folder's
         config = json.loads(model.config.to_json_string(use_diff=False))
     config.pop("torch_dtype", None)
     config["dtype"] = str(model.dtype).removeprefix("torch.")
     config["architectures"] = [type(model).__name__]
-    if (tied := is_tied(model)) != getattr(model.config, "tie_word_embeddings", tied):
+    tied = is_tied(model)
+    if tied != getattr(model.config, "tie_word_embeddings", tied):
         config["tie_word_embeddings"] = tied
         config.get("text_config", {})["tie_word_embeddings"] = tied
     content = json.dumps(config, indent=2, ensure_ascii=False)
@@ -71,16 +72,16 @@ def write_settings(model: PreTrainedModel, source: Path, folder: Path) -> None:
 
 
 def is_tied(model: PreTrainedModel) -> bool:
-    """Whether the head is the embedding, whatever the config says; true without a head."""
+    """Whether the head is the embedding, regardless of the config; true without a head."""
     head = model.get_output_embeddings()
     return head is None or head.weight is model.get_input_embeddings().weight
 
 
-def stored(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that a folder has for a state, as of experts that the model computes as one."""
+def to_stored(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert a state to the tensors of a folder, for example of experts that a model stacks."""
     return revert_weight_conversion(model, dict(state))
 
 
-def is_stored_otherwise(model: PreTrainedModel, shapes: Mapping[str, Shape]) -> bool:
-    empty = {name: torch.empty(s.dimensions, device="meta") for name, s in shapes.items()}
-    return stored(model, empty).keys() != empty.keys()
+def has_converted_tensors(model: PreTrainedModel, shapes: Mapping[str, Shape]) -> bool:
+    empty = {name: torch.empty(shape.dimensions, device="meta") for name, shape in shapes.items()}
+    return to_stored(model, empty).keys() != empty.keys()

@@ -1,4 +1,4 @@
-"""HostCopies: what a rank saves or is to remember is copied on its host, while training goes on."""
+"""Copies on the host: states that are written, and weights that are kept, during training."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any, cast
 import psutil
 from torch import Tensor
 
-_SHARE = 0.8  # of the memory that is left
+_FREE_SHARE = 0.8  # of the free memory that copies may use
 _CGROUP = Path("/sys/fs/cgroup")
 Save = Callable[[Any, str], None]
 
 
 class HostCopies:
-    """Copies of what is to be saved; what the host has no room for is written at once."""
+    """Copies of states to write; a state without room on the host is written at once."""
 
     def __init__(self) -> None:
-        # All ranks of a host look before any of them copies: DeepSpeed has a barrier between.
-        self._room = _SHARE * _left_on_host() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        # A barrier of DeepSpeed follows, so all ranks of a host measure before any of them copies.
+        self._room = _FREE_SHARE * _free_bytes() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._files: list[tuple[Save, Any, str]] = []
 
-    def instead_of(self, save: Save) -> Save:
-        """What takes the place of a function that writes a state to a path."""
+    def capture(self, save: Save) -> Save:
+        """Return a function that keeps a copy of the state instead of writing it to a path."""
 
         def keep(state_dict: Any, path: str) -> None:
             size = _num_bytes(state_dict)
@@ -44,21 +44,21 @@ class HostCopies:
             save(state, path)
 
 
-class HeldWeights:
-    """A copy of weights as they were, to be asked when training has gone on."""
+class WeightSnapshot:
+    """A copy of earlier weights, to compute with them while training continues."""
 
     def __init__(self, weights: Callable[[], list[Tensor]]) -> None:
         self._weights = weights
         self._copies: list[Tensor] = []
 
-    def hold(self) -> None:
+    def take(self) -> None:
         self._copies = [weight.to("cpu", copy=True) for weight in self._weights()]
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         self._copies = []
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         self._exchange()
         try:
             yield
@@ -66,14 +66,14 @@ class HeldWeights:
             self._exchange()
 
     def _exchange(self) -> None:
-        for weight, kept in zip(self._weights(), self._copies, strict=True):
-            now = weight.to("cpu", copy=True)
-            weight.copy_(kept)
-            kept.copy_(now)
+        for weight, snapshot in zip(self._weights(), self._copies, strict=True):
+            current = weight.to("cpu", copy=True)
+            weight.copy_(snapshot)
+            snapshot.copy_(current)
 
 
 def _copied(value: Any, tensors: dict[Any, Tensor]) -> Any:
-    """A copy on the host; tensors that are the same stay the same."""
+    """Copy to the host; tensors that share memory stay shared."""
     if isinstance(value, Tensor):
         identity = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
         if identity not in tensors or not value.numel():
@@ -98,11 +98,12 @@ def _num_bytes(value: Any) -> int:
     return 0
 
 
-def _left_on_host() -> int:
-    """Bytes of memory that this machine, or this container, has left."""
-    left = psutil.virtual_memory().available
+def _free_bytes() -> int:
+    """Return the free memory of this machine or container."""
+    available = psutil.virtual_memory().available
     try:
-        most = int((_CGROUP / "memory.max").read_text())
-        return min(left, most - int((_CGROUP / "memory.current").read_text()))
-    except (OSError, ValueError):  # another kind of groups, or no limit
-        return left
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        return min(available, limit - used)
+    except (OSError, ValueError):  # another version of cgroups, or no limit
+        return available

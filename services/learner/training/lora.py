@@ -1,6 +1,6 @@
-"""LoRA: an adapter is trained and the model's own weights stay. The one door to peft.
+"""LoRA: an adapter is trained and the model's own weights stay. Only this module imports peft.
 
-peft takes a second to import, so that is left to the jobs that need it.
+The import of peft takes a second, so only jobs with an adapter import it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _ADAPTER = "default"
 
 
 def add_adapter(model: PreTrainedModel, lora: Lora, base: str, seed: int) -> None:
-    """Give a model, in place, an adapter that changes nothing yet, and freeze its own weights.
+    """Add a zero adapter to a model in place, and freeze the model's own weights.
 
-    The adapter says that it belongs to ``base``; every attempt begins with the matrices of a seed.
+    The adapter names ``base`` as its model; every attempt begins with the matrices of the seed.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -38,11 +38,11 @@ def add_adapter(model: PreTrainedModel, lora: Lora, base: str, seed: int) -> Non
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, _ADAPTER)
-    config.target_modules = names  # peft has made a set of it, which is written in any order
+    config.target_modules = names  # peft made a set of it, which has no order
 
 
 def linear_layers(model: PreTrainedModel) -> set[str]:
-    """The last parts of the names of all linear layers but the head."""
+    """Return the last parts of the names of all linear layers except the head."""
     head = model.get_output_embeddings()
     return {
         name.rpartition(".")[2]
@@ -52,11 +52,11 @@ def linear_layers(model: PreTrainedModel) -> set[str]:
 
 
 @contextmanager
-def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Within, the model computes as if it had no adapter.
+def disabled_adapter(model: nn.Module) -> Iterator[None]:
+    """Compute without the adapter.
 
-    The adapter is scaled to nothing and not left out: ZeRO-3 fetches weights in the order in which
-    modules were called.
+    The adapter is scaled to zero and not skipped: ZeRO-3 fetches weights in the order of earlier
+    calls of modules.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -71,7 +71,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def save_adapter(model: PreTrainedModel, state: dict[str, Tensor], folder: Path) -> None:
-    """Write a model's adapter, whose weights are in ``state``, as peft and vLLM read it."""
+    """Write a model's adapter with the weights ``state`` in the format of peft and vLLM."""
     from peft import get_peft_model_state_dict
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,8 +81,8 @@ def save_adapter(model: PreTrainedModel, state: dict[str, Tensor], folder: Path)
     cast(Any, model).peft_config[_ADAPTER].save_pretrained(folder)
 
 
-def merged(base: Path, adapter: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of a folder with an adapter added to its weights, on the CPU."""
+def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model of a folder with an adapter added to its weights, on the CPU."""
     from peft import PeftModel
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, local_files_only=True)

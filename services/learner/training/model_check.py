@@ -1,4 +1,4 @@
-"""What a model must be like for Weir to train it exactly, found out before any rank loads it."""
+"""Requirements for exact training of a model, checked before a rank loads it."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def load_config(field: str, folder: Path) -> PretrainedConfig:
         field: where the recipe names the folder.
 
     Raises:
-        UnsupportedModel: if it needs code of the folder, transformers cannot read it, or the
-            weights cannot be of so many layers.
+        UnsupportedModel: if it needs code of the folder, transformers cannot read it, or it has
+            more layers than the weights.
     """
-    written: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     try:
-        written = read_config(folder)
-        _check_depth(field, folder, written)
+        fields = read_config(folder)
+        _check_depth(field, folder, fields)
         return _config(folder)
     except UnsupportedModel:
         raise
-    except Exception as error:  # whatever transformers says of somebody's file
-        if is_of_machine(error):
+    except Exception as error:  # transformers raises any type for a file of a user
+        if is_machine_error(error):
             raise
         problem = " ".join(str(error).split())[:300]
-        if "auto_map" in written:
+        if "auto_map" in fields:
             problem = "it needs code of its folder (auto_map), which is never run"
         raise UnsupportedModel(
             f"{field}: {folder / CONFIG} cannot be read: {problem}; choose a model that "
@@ -63,7 +63,7 @@ def load_config(field: str, folder: Path) -> PretrainedConfig:
 
 
 def count_parameters(folder: Path) -> ModelShape:
-    """The shape of a model of any type: only its parameters are exact, the rest is a Llama's.
+    """Return the shape of a model of any type: exact parameters, and otherwise that of a Llama.
 
     Raises:
         UnsupportedModel: if transformers cannot build it, or its config does not say its size.
@@ -72,7 +72,8 @@ def count_parameters(folder: Path) -> ModelShape:
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-        heads, experts = config.num_attention_heads, getattr(config, "num_experts_per_tok", 1) or 1
+        heads = config.num_attention_heads
+        experts = getattr(config, "num_experts_per_tok", 1) or 1
         inner = getattr(config, "moe_intermediate_size", None)
         inner = experts * inner if inner else getattr(config, "intermediate_size", None)
         return ModelShape(
@@ -87,25 +88,25 @@ def count_parameters(folder: Path) -> ModelShape:
             tied=config.tie_word_embeddings,
             counted=sum(tensor.numel() for tensor in model.base_model.parameters()),
         )
-    except Exception as error:  # of somebody's config
-        raise UnsupportedModel(f"its memory is not known: {error}") from error
+    except Exception as error:  # any type, for a config of a user
+        raise UnsupportedModel(f"its memory is unknown: {error}") from error
 
 
-def is_of_machine(error: Exception) -> bool:
-    """Whether an error that a library raises of somebody's files is the machine's."""
+def is_machine_error(error: Exception) -> bool:
+    """Whether the machine, and not a user's file, caused a library's error."""
     return isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
 
 
 def check_context(field: str, folder: Path, config: PretrainedConfig, context: int) -> None:
-    """Check that a model reads the whole context, and that engines compute what the learner does.
+    """Check that a model reads the whole context, and that engine and learner compute the same.
 
     Raises:
         UnsupportedModel: naming the setting of the config, or the recipe's.
     """
-    most = max_positions(read_config(folder))
-    if most is not None and context > most:
+    limit = max_positions(read_config(folder))
+    if limit is not None and context > limit:
         raise UnsupportedModel(
-            f"{field}: {folder} reads at most {most} tokens; lower model.max_context = {context}"
+            f"{field}: {folder} reads at most {limit} tokens; lower model.max_context = {context}"
         )
     for problem in _problems(config.get_text_config(), context):
         raise UnsupportedModel(f"{field}: {folder / CONFIG} has {problem}")
@@ -124,42 +125,41 @@ def check_critic(folder: Path) -> None:
             f"critic.path: {folder} is a classifier with {labels} labels; choose a reward model, "
             "which has one, or a language model"
         )
-    if _scores(config) and not head_in(folder):
+    if _scores(config) and not read_value_head(folder):
         raise UnsupportedModel(
             f"critic.path: {folder} is a reward model without {_REWARD_HEAD}; choose one that has "
             "that head, or a language model, which gets a new one"
         )
 
 
-def check_vocabulary(policy: Path, critic: Path, own: Vocabulary, others: Vocabulary) -> None:
-    """Check that a critic reads the token ids that the policy writes.
-
-    Args:
-        own: of the policy.
-        others: of the critic.
+def check_vocabulary(
+    policy: Path, critic: Path, policy_ids: Vocabulary, critic_ids: Vocabulary
+) -> None:
+    """Check that a critic has every token id of the policy.
 
     Raises:
-        UnsupportedModel: if it does not.
+        UnsupportedModel: if it lacks some.
     """
-    size, rows = (_config(each).get_text_config().vocab_size for each in (critic, policy))
-    in_use = min(rows, own.max_id + 1)
-    if others.digest != own.digest:
+    size = _config(critic).get_text_config().vocab_size
+    rows = _config(policy).get_text_config().vocab_size
+    in_use = min(rows, policy_ids.max_id + 1)
+    if critic_ids.digest != policy_ids.digest:
         raise UnsupportedModel(
-            f"critic.path: {critic} has another vocabulary than the policy, {policy}; choose a "
+            f"critic.path: {critic} has another vocabulary than the policy {policy}; choose a "
             "critic with the policy's tokenizer"
         )
     if size < in_use:
         raise UnsupportedModel(
-            f"critic.path: {critic} knows {size} tokens, fewer than the {in_use} of the policy, "
+            f"critic.path: {critic} has {size} tokens, fewer than the {in_use} of the policy "
             f"{policy}; choose a critic with as many rows"
         )
 
 
 def check_targets(policy: Path, lora: Lora | None) -> None:
-    """Check that the policy has the layers that an adapter is to be for.
+    """Check that the policy has the layers of the adapter.
 
     Raises:
-        UnsupportedModel: naming the missing layers, and those that there are.
+        UnsupportedModel: naming the missing layers, and the existing ones.
     """
     if lora is None:
         return
@@ -181,21 +181,21 @@ def stored_names(folder: Path) -> Iterator[str]:
 
 
 def _check_depth(field: str, folder: Path, config: dict[str, Any]) -> None:
-    """Refuse more layers than the weights can have: to make them would never end."""
+    """Refuse more layers than tensors: creating a huge number of layers would never end."""
     layers = (config.get("text_config") or config).get("num_hidden_layers") or 0
     tensors = sum(1 for _ in stored_names(folder))
     if 0 < tensors < layers:
         raise UnsupportedModel(
             f"{field}: {folder / CONFIG} has num_hidden_layers = {layers}, but its "
-            f"weights are {tensors} tensors; choose a model whose files belong together"
+            f"weights are {tensors} tensors; choose a model with matching files"
         )
 
 
 def _problems(config: PretrainedConfig, context: int) -> Iterator[str]:
     if (value := getattr(config, "quantization_config", None)) is not None:
-        # In bfloat16 no probe tells it from rounding.
+        # In bfloat16 no probe can distinguish it from rounding.
         yield (
-            f"quantization_config = {value}, which has engines compute otherwise than the "
+            f"quantization_config = {value}, so engines compute other numbers than the "
             "learner; choose a model without it"
         )
     window = getattr(config, "sliding_window", None) or context
@@ -205,7 +205,7 @@ def _problems(config: PretrainedConfig, context: int) -> Iterator[str]:
             f"sliding_window = {window}, shorter than model.max_context = {context}; lower that, "
             "or choose a model with attention over the whole context"
         )
-    # Frequencies that change with the longest position of a row, whichever sample has it.
+    # The frequencies depend on the longest position of the whole row.
     rope = getattr(config, "rope_parameters", None) or {}
     original = rope.get(
         "original_max_position_embeddings", getattr(config, "max_position_embeddings", context)
@@ -218,10 +218,10 @@ def _problems(config: PretrainedConfig, context: int) -> Iterator[str]:
 
 
 def check_sequence(size: int, models: Iterable[Path | None], num_ranks: int) -> None:
-    """Check that so many ranks can share each sample of the models.
+    """Check that ``size`` ranks can share each sample of the models.
 
     Raises:
-        PlacementError: naming the setting, why they cannot, and what they can.
+        PlacementError: naming the setting, the reason and possible values.
     """
     for folder in models:
         if folder is not None and (problem := sequence_problem(size, *_heads(folder), num_ranks)):
@@ -232,7 +232,7 @@ def check_split(policy: Path, placement: Placement | None) -> None:
     """Check that every engine of a placement can split the policy over its GPUs.
 
     Raises:
-        PlacementError: naming the engines, the heads and what to write instead.
+        PlacementError: naming the engines, the heads and the remedy.
     """
     if placement is None:
         return
@@ -246,8 +246,8 @@ def _heads(folder: Path) -> tuple[int, int]:
     return heads, getattr(config, "num_key_value_heads", None) or heads
 
 
-def head_in(folder: Path) -> dict[str, Tensor]:
-    """The value head that a folder holds, or a reward model's; nothing where there is neither."""
+def read_value_head(folder: Path) -> dict[str, Tensor]:
+    """Return the value head of a folder, or a reward model's; empty without one."""
     if (folder / VALUE_HEAD).is_file():
         return load_file(folder / VALUE_HEAD)
     for path in folder.glob("*.safetensors"):

@@ -1,4 +1,4 @@
-"""What is trained: a policy that gives log-probabilities, and a critic that gives values."""
+"""The trained models: a policy that gives log-probs, and a critic that gives values."""
 
 from __future__ import annotations
 
@@ -28,26 +28,36 @@ from services.learner.training.engine import (
     DTYPES,
     Engine,
     FrozenModel,
+    declare_parameters,
     loading,
     name_of_device,
-    uses_parameters_of,
 )
 from services.learner.training.folders import (
-    is_stored_otherwise,
-    weights_of,
+    has_converted_tensors,
+    module_weights,
     write_folder,
     write_settings,
     write_tensors,
 )
-from services.learner.training.host_copies import HeldWeights, HostCopies
-from services.learner.training.lora import add_adapter, merged, save_adapter, without_adapter
-from services.learner.training.model_check import SAFELY, VALUE_HEAD, UnsupportedModel, head_in
-from services.learner.training.sequence import ALONE, RankGroup, Slice, attention_over
-from services.learner.training.shares import Shares, shape_of
+from services.learner.training.host_copies import HostCopies, WeightSnapshot
+from services.learner.training.lora import (
+    add_adapter,
+    disabled_adapter,
+    merge_adapter,
+    save_adapter,
+)
+from services.learner.training.model_check import (
+    SAFELY,
+    VALUE_HEAD,
+    UnsupportedModel,
+    read_value_head,
+)
+from services.learner.training.sequence import ALONE, RankGroup, Slice, register_attention
+from services.learner.training.shares import Shares, tensor_shape
 
 
 class Policy(nn.Module):
-    """A causal LM as the training step sees it: log-probability and entropy per own token."""
+    """A causal LM that returns log-prob and entropy of each own token."""
 
     def __init__(
         self,
@@ -65,7 +75,7 @@ class Policy(nn.Module):
         self.logprobs = _LogprobHead(head, chunk_tokens, num_ids, compiles)
 
     def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """([token] log-probs, [token] entropies), both in nats, of the batch's targets."""
+        """Return log-probs and entropies of the batch's targets, both [token], in nats."""
         part = Slice(self.group, batch)
         hidden = part.hidden(cast(nn.Module, self.model.base_model))
         logprobs, entropies = self.logprobs(hidden, batch.targets[part.is_own], temperature)
@@ -73,21 +83,21 @@ class Policy(nn.Module):
 
 
 class _LogprobHead(nn.Module):
-    """The head, without ever having all logits.
+    """The head of a language model, which never has all logits at once.
 
-    It uses the head's weight and not the head: under ZeRO-3 each call of a module gathers its
-    weights on all ranks, but the ranks have different numbers of chunks.
+    It uses the head's weight and does not call the head: under ZeRO-3 each call of a module gathers
+    its weights on all ranks, but the ranks have different numbers of chunks.
     """
 
     def __init__(
         self, head: nn.Linear, chunk_tokens: int, num_ids: int | None, compiles: bool
     ) -> None:
         super().__init__()
-        self._head = (head,)  # a tuple, so that it is no submodule
+        self._head = (head,)  # a tuple, so that torch does not register a submodule
         self._chunk_tokens = chunk_tokens
         self._num_ids = num_ids
         self._compiles = compiles
-        uses_parameters_of(self, head)
+        declare_parameters(self, head)
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         (head,) = self._head
@@ -104,7 +114,7 @@ class _LogprobHead(nn.Module):
 
 
 class Critic(nn.Module):
-    """A language model whose head gives the expected return; a new head expects 0."""
+    """A language model with a head for the expected return; a new head returns 0."""
 
     def __init__(self, model: PreTrainedModel, group: RankGroup = ALONE) -> None:
         super().__init__()
@@ -115,26 +125,26 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: MicroBatch) -> Tensor:
-        """The value of the state before each own token, [token] float32."""
+        """Return the value of the state before each own token, [token] float32."""
         part = Slice(self.group, batch)
         return part.whole(self.head(part.hidden(self.model)).squeeze(-1))
 
 
 class _ValueHead(nn.Linear):
-    """Computes in float32: advantages are differences of values that lie close together."""
+    """Computes in float32: advantages are small differences of values."""
 
     def forward(self, input: Tensor) -> Tensor:
         return functional.linear(input.float(), self.weight.float(), self.bias.float())
 
 
 class BaseModel:
-    """A policy as it was before it had an adapter: a reference that takes no memory."""
+    """The policy without its adapter: a reference model that takes no memory."""
 
     def __init__(self, policy: Engine) -> None:
         self._policy = policy
 
     def __call__(self, *inputs: Any) -> Any:
-        with self._policy.frozen(), without_adapter(self._policy.module):
+        with self._policy.frozen(), disabled_adapter(self._policy.module):
             return self._policy(*inputs)
 
 
@@ -146,10 +156,10 @@ class Models:
         critic_folder: Path,
         num_ids: int | None = None,
     ) -> None:
-        """Load them, the critic and the reference only where the recipe needs them.
+        """Load the policy, and the critic and the reference if the recipe needs them.
 
         Raises:
-            UnsupportedModel: if the ranks have no GPU for its dtype or its attention.
+            UnsupportedModel: if its dtype or attention needs a GPU that the ranks lack.
         """
         if recipe.model.dtype == "float16" and not name_of_device():
             raise UnsupportedModel(
@@ -157,11 +167,12 @@ class Models:
             )
         use_flash_attention(recipe.training.flash_attention)
         self.recipe = recipe
-        self.policy_folder, self.critic_folder = policy_folder, critic_folder
+        self.policy_folder = policy_folder
+        self.critic_folder = critic_folder
         self.num_ids = num_ids
-        self.group = RankGroup.of(recipe.training.sequence_parallel)
+        self.group = RankGroup.create(recipe.training.sequence_parallel)
         self.policy = Engine(self._load_policy(), recipe.optimizer, recipe.model)
-        self.held = HeldWeights(self.policy.own_weights)
+        self.snapshot = WeightSnapshot(self.policy.own_weights)
         self.critic: Engine | None = None
         if recipe.critic is not None:
             self.critic = Engine(self._load_critic(), recipe.critic.optimizer, recipe.model)
@@ -176,63 +187,63 @@ class Models:
             yield
 
     def save(self, folder: Path) -> HostCopies:
-        """Copy aside what `load` restores exactly, on any number of ranks; it is to be written."""
-        aside = HostCopies()
+        """Copy the state to the host, to be written for `load`, on any number of ranks."""
+        copies = HostCopies()
         for name, engine in self._engines().items():
-            engine.save(folder, name, aside)
-        return aside
+            engine.save(folder, name, copies)
+        return copies
 
     def load(self, folder: Path, *, with_optimizer: bool = True) -> None:
-        """Restore what `save` saved, or of it the weights alone.
+        """Restore a state that `save` wrote, with or without the optimizer.
 
         Raises:
-            FileNotFoundError: if it is not there.
+            FileNotFoundError: if there is none.
         """
         for name, engine in self._engines().items():
             engine.load(folder, name, with_optimizer=with_optimizer)
 
     def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder; only rank 0 writes, all ranks gather.
+        """Write the policy as a Hugging Face folder, or only its adapter if it has one.
 
-        Of a policy with an adapter this is the adapter alone.
+        All ranks gather and rank 0 writes.
         """
         model = cast(Policy, self.policy.module).model
-        weights = weights_of(model)
+        weights = module_weights(model)
         if self.recipe.model.lora is not None:
             weights = {name: weight for name, weight in weights.items() if weight.requires_grad}
-        state = self.policy.state_of(weights)
+        state = self.policy.gather_state(weights)
         if state and self.recipe.model.lora is not None:
             save_adapter(model, state, folder)
         elif state:
             write_folder(model, state, self.policy_folder, folder)
 
     def publish(self, folder: Path, slot: int) -> None:
-        """Write the policy as `export` does, but each rank a share of it, into a slot of `Shares`.
+        """Write the policy like `export`, but each rank a share of it, into a slot of `Shares`.
 
-        What a version before has left in the folder is replaced.
+        It replaces an earlier version in the folder.
         """
         model = cast(Policy, self.policy.module).model
-        weights = weights_of(model)
-        shapes = {name: shape_of(weight) for name, weight in weights.items()}
-        if self.recipe.model.lora is not None or is_stored_otherwise(model, shapes):
+        weights = module_weights(model)
+        shapes = {name: tensor_shape(weight) for name, weight in weights.items()}
+        if self.recipe.model.lora is not None or has_converted_tensors(model, shapes):
             self.export(folder)
             return
         if torch.distributed.get_rank() == 0 and not has_config(folder):
             write_settings(model, self.policy_folder, folder)
-        own = self._shares.of(slot, folder, shapes)
+        share = self._shares.map_slot(slot, folder, shapes)
         for bucket in self.policy.gathered(weights):
-            for name in own.keys() & bucket.keys():
-                own[name].copy_(bucket[name].detach(), non_blocking=True)
-            if torch.cuda.is_available():  # before what was gathered is let go
+            for name in share.keys() & bucket.keys():
+                share[name].copy_(bucket[name].detach(), non_blocking=True)
+            if torch.cuda.is_available():  # before the gathered weights are freed
                 torch.cuda.synchronize()
-        torch.distributed.barrier()  # so that rank 0 knows that all is written
+        torch.distributed.barrier()  # when rank 0 returns, all ranks have written
 
     def export_critic(self, folder: Path) -> None:
-        """Write the critic as a folder that can be a recipe's ``critic.path``; as `export` does."""
+        """Write the critic like `export`, as a folder for a recipe's ``critic.path``."""
         assert self.critic is not None, "the recipe has no critic"
         critic = cast(Critic, self.critic.module)
-        head = self.critic.state_of(weights_of(critic.head))
-        state = self.critic.state_of(weights_of(critic.model))
+        head = self.critic.gather_state(module_weights(critic.head))
+        state = self.critic.gather_state(module_weights(critic.model))
         if state:
             write_folder(critic.model, state, self.critic_folder, folder)
             write_tensors(head, folder / VALUE_HEAD)
@@ -262,12 +273,12 @@ class Models:
         return FrozenModel(self._load_policy(), self.recipe.optimizer, self.recipe.model)
 
     def _load_critic(self) -> Critic:
-        """One that `export_critic` wrote, a reward model, or a language model with a new head."""
+        """Load an exported critic, a reward model, or a language model with a new head."""
         assert self.recipe.critic is not None
         with loading(self.recipe.critic.optimizer, self.recipe.model):
             model = self._read(AutoModel, self.critic_folder)
         critic = Critic(model, self.group)
-        critic.head.load_state_dict(head_in(self.critic_folder), strict=False)
+        critic.head.load_state_dict(read_value_head(self.critic_folder), strict=False)
         return critic
 
     def _read(self, loader: Any, folder: Path) -> PreTrainedModel:
@@ -283,20 +294,20 @@ class Models:
 
 
 def read_model(loader: Any, folder: Path, group: RankGroup, dtype: torch.dtype) -> PreTrainedModel:
-    """Read a folder as it is trained: for samples that lie in one row, and without randomness."""
+    """Read a folder for training: with attention over packed rows, without randomness."""
     config = AutoConfig.from_pretrained(folder, **SAFELY)
-    _without_randomness(config)
+    _disable_randomness(config)
     model = loader.from_pretrained(
         folder,
         config=config,
         dtype=dtype,
         use_safetensors=True,
-        attn_implementation=PACKED if group.size == 1 else attention_over(group, config),
+        attn_implementation=PACKED if group.size == 1 else register_attention(group, config),
         **SAFELY,
     )
     model.train()
     for module in model.modules():
-        if isinstance(module, _DropoutNd):  # one whose share is not from the config
+        if isinstance(module, _DropoutNd):  # its rate may not come from the config
             module.p = 0.0
     return model
 
@@ -304,16 +315,16 @@ def read_model(loader: Any, folder: Path, group: RankGroup, dtype: torch.dtype) 
 def write_merged(base: Path, adapter: Path, dtype: str, folder: Path) -> None:
     """Write the model of a folder with an adapter merged into its weights.
 
-    On the CPU, by one rank alone; it takes the memory of one model.
+    It runs on the CPU in one rank, with the memory of one model.
     """
-    model = merged(base, adapter, DTYPES[dtype])
-    write_folder(model, weights_of(model), base, folder)
+    model = merge_adapter(base, adapter, DTYPES[dtype])
+    write_folder(model, module_weights(model), base, folder)
 
 
-def _without_randomness(config: PretrainedConfig) -> None:
-    """Switch it off: a policy that drops out at random is not the one that sampled."""
+def _disable_randomness(config: PretrainedConfig) -> None:
+    """Disable dropout and jitter: the engine samples without them."""
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
-            _without_randomness(value)
+            _disable_randomness(value)
         elif ("drop" in name or "jitter" in name) and isinstance(value, float):
             setattr(config, name, 0.0)

@@ -1,8 +1,8 @@
-"""The learner's ranks: rank 0 gives orders, every rank carries them out, in the same order.
+"""The learner's ranks: rank 0 gives orders, and every rank carries them out in the same order.
 
-Only rank 0 touches Redis; torch broadcasts its orders. All collectives of a rank run in one thread.
-While there is nothing to do rank 0 says so every few seconds, so that slow generation never trips
-the process group's timeout.
+Only rank 0 uses Redis; torch broadcasts its orders. All collectives of a rank run in one thread. An
+idle rank 0 sends an empty order every few seconds, so that slow generation does not exceed the
+timeout of the process group.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from services.learner.training.engine import device_of_rank, name_of_device
 from services.learner.training.host_copies import HostCopies
 from services.learner.training.models import Models
 from services.learner.training.operations import operate
-from services.learner.training.samples import Measured, Sample, placed
+from services.learner.training.samples import Measured, Sample, assign_places
 from services.learner.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
-_KEEP_ALIVE_S = 5.0
-_LISTEN_S = 1.0
-_POLL_S = 0.05
+_KEEP_ALIVE_S = 5.0  # between empty orders, far below the timeout of the process group
+_LISTEN_S = 1.0  # between looks for the failure of another rank
+_POLL_S = 0.05  # between looks for written files
 _DISK_ERROR = re.compile(
     r"inline_container|PytorchStream(?:Reader|Writer)|os error (\d+)|file not fully covered"
 )
@@ -61,8 +61,8 @@ class Order:
         "pretrain",
         "score",
         "operate",
-        "hold",
-        "let_go",
+        "snapshot_weights",
+        "drop_snapshot",
         "save",
         "load",
         "load_weights",
@@ -78,22 +78,22 @@ class Order:
     slot: int = 0
     recipe: Recipe | None = None
     temperature: float = 1.0
-    of_held: bool = False
+    use_snapshot: bool = False
     batch: Sequence[Sample] | None = None
     operation: Operation | None = None
 
     @property
     def computes(self) -> bool:
-        """Whether its memory grows with what it is over, and GPUs are taken in turns for it."""
+        """Whether its memory grows with its input, and it needs the learner's turn on GPUs."""
         return self.batch is not None or self.operation is not None
 
 
 class Rank:
-    """One rank: holds the models and carries out orders."""
+    """The models of a rank; it carries out orders."""
 
     def __init__(self) -> None:
         self.trainer: Trainer | None = None
-        self.written: Future[None] = Future()  # what was saved last
+        self.written: Future[None] = Future()  # the last state that was saved
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writing")
 
     def carry_out(self, order: Order) -> Measured:
@@ -105,21 +105,21 @@ class Rank:
                 models = Models(order.recipe, folder, critic, order.num_ids)
                 self.trainer = Trainer(order.recipe, models)
             elif order.do == "free":
-                torch.cuda.empty_cache()  # for the engine, whose turn it is next
+                torch.cuda.empty_cache()  # the engine's turn is next
             elif order.do not in {"idle", "leave"}:
-                return self._with_models(order, folder)
+                return self._use_models(order, folder)
         return Measured()
 
-    def _with_models(self, order: Order, folder: Path) -> Measured:
+    def _use_models(self, order: Order, folder: Path) -> Measured:
         assert self.trainer is not None, "the first order must be 'open'"
         if order.batch is not None:
-            return self._over_samples(self.trainer, order, placed(order.batch))
+            return self._over_samples(self.trainer, order, assign_places(order.batch))
         if order.operation is not None:
             return operate(self.trainer.models, order.operation)
         models = self.trainer.models
         actions: dict[str, Callable[[], None]] = {
-            "hold": lambda: models.held.hold(),
-            "let_go": lambda: models.held.let_go(),
+            "snapshot_weights": lambda: models.snapshot.take(),
+            "drop_snapshot": lambda: models.snapshot.drop(),
             "save": lambda: self._write(models.save(folder), folder),
             "load": lambda: models.load(folder),
             "load_weights": lambda: models.load(folder, with_optimizer=False),
@@ -137,45 +137,46 @@ class Rank:
             case "pretrain":
                 return trainer.pretrain(samples)
             case "score":
-                return trainer.score(samples, order.temperature, of_held=order.of_held)
+                return trainer.score(samples, order.temperature, use_snapshot=order.use_snapshot)
             case _:
                 trainer.rehearse(samples)
                 return Measured()
 
-    def _write(self, aside: HostCopies, folder: Path) -> None:
+    def _write(self, copies: HostCopies, folder: Path) -> None:
         def write() -> None:
             with machine_errors(folder):
-                aside.write()
+                copies.write()
 
         self.written = self._writer.submit(write)
 
     def follow(self) -> None:
-        notes, rank = _notes(), torch.distributed.get_rank()
-        Thread(target=_end_when_abandoned, daemon=True).start()
+        notes = _notes()
+        rank = torch.distributed.get_rank()
+        Thread(target=_exit_when_abandoned, daemon=True).start()
         while (order := _receive()).do != "leave":
             try:
                 self.carry_out(order)
                 if order.do == "save":
-                    tell = partial(_tell_of_written, notes, _written_by(rank, order.folder))
-                    self.written.add_done_callback(tell)
+                    key = _written_key(rank, order.folder)
+                    self.written.add_done_callback(partial(_report_written, notes, key))
             except Exception as error:
                 is_too_large = isinstance(error, MemoryError) and order.computes
-                own = BatchTooLarge(str(error)) if is_too_large else error
-                if not _tells_of_lost_rank(own):
-                    notes.compare_set(_FAILURE, "", _as_note(own))  # which waits until it is there
+                failure = BatchTooLarge(str(error)) if is_too_large else error
+                if not _is_lost_rank(failure):
+                    notes.compare_set(_FAILURE, "", _dump_error(failure))
                 raise
 
 
 @contextmanager
 def machine_errors(folder: Path) -> Iterator[None]:
-    """torch and safetensors have errors of their own where Python has OSError and MemoryError."""
+    """Convert errors of torch and safetensors to OSError and MemoryError."""
     try:
         yield
     except (RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError) or _MEMORY_ERROR.search(str(error)):
             raise MemoryError(str(error)) from error
-        if (of_disk := _DISK_ERROR.search(str(error))) is not None:
-            number = int(of_disk[1] or errno.EIO)  # torch does not say which
+        if (match := _DISK_ERROR.search(str(error))) is not None:
+            number = int(match[1] or errno.EIO)  # torch states no number
             raise OSError(number, str(error), str(folder)) from error
         raise
 
@@ -185,15 +186,15 @@ class BatchTooLarge(MemoryError):
 
 
 class TeamBroken(RuntimeError):
-    """A rank has gone, or the ranks no longer do the same thing; only a new start helps."""
+    """A rank is lost, or the ranks are out of step; the learner must start again."""
 
 
-_FAILURE = "weir/failure"  # of the first rank to end by an error; rank 0 may hear it later
-_ABANDONED = "weir/abandoned"  # the order that is under way
+_FAILURE = "weir/failure"  # the error of the first rank that failed
+_ABANDONED = "weir/abandoned"  # set when the other ranks must exit
 
 
 class Team:
-    """All ranks, as rank 0 sees them from its event loop: one order at a time."""
+    """All ranks, for the event loop of rank 0: one order at a time."""
 
     def __init__(self, turns: Turns | None = None) -> None:
         self._turns = turns if turns and turns.is_shared else None
@@ -202,22 +203,22 @@ class Team:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self.num_ranks = torch.distributed.get_world_size()
         self.device_name = name_of_device()
-        self.adapts: Path | None = None  # the model whose adapter is trained, and exported
-        self.num_ids: int | None = None  # of tokens, which the model has rows for
+        self.adapts: Path | None = None  # the base model of a trained adapter
+        self.num_ids: int | None = None  # token ids with a row in the model
         self._others = self.num_ranks > 1
         self._notes = _notes() if self._others else None
         self._order: Future[Measured] | None = None  # the last one
-        self._is_sound = True  # False while an order is carried out, and for good if that failed
+        self._is_sound = True  # False during an order, and forever after a failed one
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
-        """Load the models from their folders, on every rank; the critic starts as the policy."""
+        """Load the models on every rank; the default critic is the policy's folder."""
         self.adapts = folder if recipe.model.lora is not None else None
-        critic, num_ids = str(critic_folder or folder), self.num_ids
-        order = Order("open", str(folder), critic, recipe=recipe, num_ids=num_ids)
+        critic = str(critic_folder or folder)
+        order = Order("open", str(folder), critic, recipe=recipe, num_ids=self.num_ids)
         await self._give(order)
 
     async def rehearse(self, samples: Sequence[Sample]) -> None:
-        """Train on samples without learning from them: whether a step fits into the memory."""
+        """Train on samples without an update, to check that a step fits into the memory."""
         await self._give(Order(do="rehearse", batch=samples))
 
     async def train(self, samples: Sequence[Sample]) -> Measured:
@@ -227,50 +228,50 @@ class Team:
         return await self._give(Order(do="pretrain", batch=samples))
 
     async def score(
-        self, samples: Sequence[Sample], temperature: float, *, of_held: bool = False
+        self, samples: Sequence[Sample], temperature: float, *, use_snapshot: bool = False
     ) -> Measured:
-        """Compare log-probs of the policy, or of the one `hold` has kept, with the samples'."""
-        order = Order(do="score", batch=samples, temperature=temperature, of_held=of_held)
+        """Compare log-probs of the policy, or of its snapshot, with those of the samples."""
+        order = Order(do="score", batch=samples, temperature=temperature, use_snapshot=use_snapshot)
         return await self._give(order)
 
     async def operate(self, operation: Operation) -> Measured:
         """Carry out a client's forward, forward_backward or optim_step."""
         return await self._give(Order(do="operate", operation=operation))
 
-    async def hold(self) -> None:
-        """Keep a copy of the policy's weights as they are now, for `score`."""
-        await self._give(Order(do="hold"))
+    async def snapshot_weights(self) -> None:
+        """Copy the policy's current weights for `score`."""
+        await self._give(Order(do="snapshot_weights"))
 
-    async def let_go(self) -> None:
-        await self._give(Order(do="let_go"))
+    async def drop_snapshot(self) -> None:
+        await self._give(Order(do="drop_snapshot"))
 
     async def save(self, folder: Path) -> None:
-        """Copy the models' state aside; it is below the folder once `written` returns."""
+        """Copy the models' state; it is in the folder when `written` returns."""
         await self._give(Order(do="save", folder=str(folder)))
 
     async def written(self, folder: Path) -> None:
-        """Wait until every rank has written what it has saved below a folder.
+        """Wait until every rank has written its saved state into a folder.
 
         Raises:
-            OSError: if one could not.
+            OSError: if a rank failed to.
         """
         await asyncio.wrap_future(self._rank.written)
         if self._notes is None:
             return
         for rank in range(1, self.num_ranks):
-            key = _written_by(rank, str(folder))
+            key = _written_key(rank, str(folder))
             while not self._notes.check([key]):
                 await asyncio.sleep(_POLL_S)
             note = self._notes.get(key).decode()
             self._notes.delete_key(key)
             if note:
-                raise _noted(note)
+                raise _load_error(note)
 
     async def load(self, folder: Path, *, with_optimizer: bool = True) -> None:
         await self._give(Order(do="load" if with_optimizer else "load_weights", folder=str(folder)))
 
     async def publish(self, folder: Path, slot: int) -> None:
-        """Write the policy, or its adapter, into a slot: see `Models.publish`."""
+        """Write the policy, or its adapter, into a slot; see `Models.publish`."""
         await self._give(Order(do="publish", folder=str(folder), slot=slot))
 
     async def export(self, folder: Path) -> None:
@@ -281,9 +282,9 @@ class Team:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Have the GPUs that engines have in other turns; one turn within another is part of it.
+        """Hold the GPUs that engines use in other turns; turns nest.
 
-        After an error the turn lasts as long as the process: a rank may still compute.
+        After an error the turn lasts until the process ends: a rank may still compute.
         """
         if self._turns is None or self._turn is not None:
             yield
@@ -297,10 +298,10 @@ class Team:
         self._turn = None
 
     async def leave(self) -> None:
-        """Let every rank go.
+        """Let every rank exit.
 
         Raises:
-            TeamBroken: if others cannot be told, because an order has failed.
+            TeamBroken: if an order failed before, so other ranks cannot be reached.
         """
         if self._others or self._is_sound:
             await self._give(Order(do="leave"))
@@ -311,28 +312,28 @@ class Team:
         return self._order is not None and not self._order.done()
 
     def abandon(self) -> None:
-        """Have the other ranks end, whatever they do; this one's thread goes on."""
+        """Make the other ranks exit immediately; this one's thread continues."""
         if self._notes is not None:
             self._notes.set(_ABANDONED, "")
 
     async def keep_alive_forever(self) -> None:
-        """Consumes nothing; produces idle orders, unless an order is or has failed under way.
+        """Consumes nothing; produces idle orders, except during an order or after a failed one.
 
         Waits for: time. Unblocked by: time.
         """
         while True:
             await asyncio.sleep(_KEEP_ALIVE_S)
             if self._others and self._is_sound:
-                with suppress(Exception):  # the next real order meets it too
+                with suppress(Exception):  # the next order raises it too
                     await self._give(Order(do="idle"))
 
     async def _give(self, order: Order) -> Measured:
-        """Have an order carried out.
+        """Carry out an order on all ranks.
 
         Raises:
-            BatchTooLarge: if a rank ran out of memory over samples, of this order or one before.
-            MemoryError: if one did without any.
-            OSError: if one could not read or write.
+            BatchTooLarge: if a rank ran out of memory on samples, in this order or an earlier one.
+            MemoryError: if a rank ran out of memory otherwise.
+            OSError: if a rank could not read or write.
         """
         if not order.computes:
             return await self._give_now(order)
@@ -344,7 +345,7 @@ class Team:
         carried_out = asyncio.wrap_future(self._order)
         try:
             while not (await asyncio.wait({carried_out}, timeout=_LISTEN_S))[0]:
-                self._listen()  # rank 0 may wait for a rank that is lost
+                self._listen()  # rank 0 may wait for a lost rank
             return carried_out.result()
         finally:
             carried_out.cancel()
@@ -352,8 +353,8 @@ class Team:
     def _lead(self, order: Order) -> Measured:
         if not self._is_sound:
             self._listen()
-            # The others may wait in a collective, and would take the order for its next part.
-            raise TeamBroken("an order failed on rank 0; its process has to end")
+            # Other ranks may wait in a collective, and would read the order as its next part.
+            raise TeamBroken("an order failed on rank 0; restart the learner")
         self._is_sound = False
         try:
             if self._others:
@@ -364,9 +365,9 @@ class Team:
                 raise
             raise BatchTooLarge(str(error)) from error
         except RuntimeError as error:
-            if self._others and _tells_of_lost_rank(error):
+            if self._others and _is_lost_rank(error):
                 self._listen()
-                raise TeamBroken(f"another rank has gone: {error}") from error
+                raise TeamBroken(f"another rank is lost: {error}") from error
             raise
         self._is_sound = True
         return measured
@@ -374,51 +375,51 @@ class Team:
     def _listen(self) -> None:
         if self._notes is None:
             return
-        with suppress(torch.distributed.DistError):  # torchrun itself has gone, and all ends
+        with suppress(torch.distributed.DistError):  # torchrun is gone, and all ranks with it
             if self._notes.check([_FAILURE]):
-                raise _noted(self._notes.get(_FAILURE).decode())
+                raise _load_error(self._notes.get(_FAILURE).decode())
 
 
-def _tells_of_lost_rank(error: Exception) -> bool:
+def _is_lost_rank(error: Exception) -> bool:
     # gloo has no error type of its own.
-    is_gloos = isinstance(error, RuntimeError) and "gloo" in str(error)
-    return is_gloos or isinstance(error, torch.distributed.DistError)
+    is_gloo_error = isinstance(error, RuntimeError) and "gloo" in str(error)
+    return is_gloo_error or isinstance(error, torch.distributed.DistError)
 
 
-def _end_when_abandoned() -> None:
-    with suppress(torch.distributed.DistError):  # torchrun has gone, and the parent's end is ours
+def _exit_when_abandoned() -> None:
+    with suppress(torch.distributed.DistError):  # torchrun is gone, and the ranks with it
         _notes().wait([_ABANDONED], timedelta(days=1000))
     os._exit(1)
 
 
-def _written_by(rank: int, folder: str) -> str:
+def _written_key(rank: int, folder: str) -> str:
     return f"weir/written/{rank}/{folder}"
 
 
-def _tell_of_written(notes: Store, key: str, written: Future[None]) -> None:
+def _report_written(notes: Store, key: str, written: Future[None]) -> None:
     error = written.exception()
-    notes.set(key, "" if error is None else _as_note(error))
+    notes.set(key, "" if error is None else _dump_error(error))
 
 
-def _as_note(error: BaseException) -> str:
-    """An error of this rank, which `_noted` makes again, of the same type, for rank 0."""
+def _dump_error(error: BaseException) -> str:
+    """Serialize an error of this rank for `_load_error` on rank 0, with its type if possible."""
     rank = f"rank {torch.distributed.get_rank()}: "
     if isinstance(error, OSError):
         words = rank + (error.strerror or f"{type(error).__name__}: {error}")
         return pickle.dumps(OSError(error.errno or errno.EIO, words, error.filename)).hex()
-    with suppress(Exception):  # of an extension's type it may not be possible
+    with suppress(Exception):  # an extension's type may not allow it
         note = pickle.dumps(type(error)(f"{rank}{error}")).hex()
-        if type(_noted(note)) is type(error):
+        if type(_load_error(note)) is type(error):
             return note
     return pickle.dumps(RuntimeError(f"{rank}{type(error).__name__}: {error}")).hex()
 
 
-def _noted(note: str) -> Exception:
+def _load_error(note: str) -> Exception:
     return pickle.loads(bytes.fromhex(note))
 
 
 def _notes() -> Store:
-    """What torchrun keeps of the ranks' words, which outlives each of them."""
+    """Return torchrun's store, which outlives each rank."""
     store, *_ = next(rendezvous("env://"))
     return store
 

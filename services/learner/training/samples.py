@@ -1,4 +1,4 @@
-"""From graded groups to samples: tokens, their log-probs and advantage; and what they measured."""
+"""From graded groups to samples: tokens, their log-probs and advantages; and metrics."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from services.learner.training.scoring import ScoredGroup
 
 @dataclass(frozen=True)
 class Sample:
-    """A response as it is trained on: all its tokens are read, and the policy's own learned from.
+    """A response for training: the model reads all tokens, and learns the policy's own.
 
-    Everything but ``token_ids`` is of the policy's own tokens alone, so that no loss, ratio, value
-    or metric has a place for the others. Micro-batches are filled by all tokens.
+    All arrays except ``token_ids`` have only the policy's own tokens, so no loss, ratio, value or
+    metric includes others. The size of a micro-batch counts all tokens.
     """
 
     prompt_ids: np.ndarray  # [prompt_token] int32
     token_ids: np.ndarray  # [token of the response] int32
     behavior_logprobs: np.ndarray  # [own token] float32
-    on_version: np.ndarray  # [own token] int32, 1 where the learner's own version sampled it
-    advantage: float  # 0 where a critic estimates it per token
-    reward: float  # which the advantage compares; NaN where it leaves the response out
+    on_version: np.ndarray  # [own token] int32, 1 if the learner's current version sampled it
+    advantage: float  # 0 if a critic estimates it per token
+    reward: float  # that the advantage compares; NaN if it leaves the response out
     correct: bool  # by raw accuracy
     group: int
-    first_token: int = 0  # its place among the own tokens of the step: see `placed`
-    own: np.ndarray | None = None  # [own token] int, their places in ``token_ids``; None: all
+    first_token: int = 0  # its place among the own tokens of the step: see `assign_places`
+    own_indexes: np.ndarray | None = None  # [own token] int, into ``token_ids``; None: all
 
     @property
     def own_places(self) -> np.ndarray:
-        return np.arange(len(self.token_ids)) if self.own is None else self.own
+        return np.arange(len(self.token_ids)) if self.own_indexes is None else self.own_indexes
 
     @property
     def num_own(self) -> int:
@@ -46,12 +46,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ranks measured together.
+    """Metrics of all ranks.
 
-    ``tokens`` has what was computed for each own token of the samples, in their order, each
-    [token] float32: ``logprobs`` in nats, before the first update of the step; ``entropies`` in
-    nats, before that of the token's own mini-batch; and ``token_advantages``. What was computed for
-    some tokens only is NaN for the others.
+    ``tokens`` has values for each own token of the samples, in their order, each [token] float32:
+    ``logprobs`` in nats, before the first update of the step; ``entropies`` in nats, before the
+    update of the token's mini-batch; and ``token_advantages``. Missing values are NaN.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -60,32 +59,32 @@ class Measured:
 
 @dataclass
 class GroupFacts:
-    """What a step's groups were like; sums, to be turned into means where they are reported.
+    """Sums over the groups of a step, for the means in its report.
 
-    Tokens are the policy's own, but for ``trained_lengths``: all tokens are work.
+    Tokens are the policy's own; ``trained_lengths`` count all tokens.
     """
 
     responses: int = 0
     correct: int = 0
     correct_tokens: int = 0
-    rewards: list[float] = field(default_factory=list)  # of responses that have one
+    rewards: list[float] = field(default_factory=list)  # of responses with a reward
     process: list[float] = field(default_factory=list)  # of correct responses
     process_wrong: list[float] = field(default_factory=list)
-    has_terms: bool = False  # the advantage is a sum with one of the process
-    active_process: int = 0  # responses for which that is not 0
+    has_terms: bool = False  # the advantage has a term for the process
+    active_process: int = 0  # responses with a nonzero term
     tokens: int = 0
     truncated: int = 0
     staleness_token_sum: float = 0.0
     staleness_max: int = 0
     groups_with_signal: int = 0
-    groups_exhausted: int = 0  # whose outcomes are all the same
+    groups_exhausted: int = 0  # with equal outcomes
     dropped_responses: Counter[str] = field(default_factory=Counter)
     ungradable_process: int = 0
-    filtered: int = 0  # truncated, and left out of the loss
+    filtered: int = 0  # truncated and left out of the loss
     trained_lengths: list[int] = field(default_factory=list)  # prompt and response, in tokens
 
     def throughput(self, seconds: float, num_ranks: int) -> dict[str, float]:
-        """How much was learned from in so many seconds; every rank has a GPU, if there are any."""
+        """Return the throughput of training; every rank has a GPU, if there are any."""
         return {
             "samples": self.responses,
             "tokens": self.tokens,
@@ -96,8 +95,9 @@ class GroupFacts:
         }
 
     def means(self, num_groups: int) -> dict[str, float]:
-        """The facts as the metrics of a step, each a part over its whole; no mean of nothing."""
-        responses, lost = self.responses, self.dropped_responses.total()
+        """Return the metrics of a step; there is no mean of nothing."""
+        responses = self.responses
+        lost = self.dropped_responses.total()
         means = {
             "reward": (sum(self.rewards), len(self.rewards)),
             "accuracy": (self.correct, responses),
@@ -114,30 +114,30 @@ class GroupFacts:
             "outcome_exhausted": (self.groups_exhausted, num_groups),
             "ungradable": (lost + self.ungradable_process, responses + lost),
         }
-        found = {name: part / whole for name, (part, whole) in means.items() if whole}
-        return found | {"staleness_max": float(self.staleness_max)}
+        metrics = {name: part / whole for name, (part, whole) in means.items() if whole}
+        return metrics | {"staleness_max": float(self.staleness_max)}
 
 
-def samples_of(
+def build_samples(
     groups: Sequence[ScoredGroup],
     *,
     attempt: int,
     version: int,
     kept_kv: bool = False,
 ) -> tuple[list[Sample], GroupFacts]:
-    """The samples of a step's groups, and what the groups were like.
+    """Build the samples of a step's groups, and the facts about the groups.
 
-    With ``kept_kv`` a response that a sync interrupted went on from key-values of the old weights,
-    so none of its tokens count as sampled under this version.
+    With ``kept_kv`` a response that a sync interrupted continues with keys and values of the old
+    weights, so none of its tokens count as sampled by this version.
 
-    A response whose outcome could not be graded is dropped and counted; it takes no part in its
-    group's statistics. A missing process score leaves only the process statistics. A truncated
-    response that ``overlong_filter`` leaves out does take part in them.
+    A response with an ungradable outcome is dropped and counted, and enters no statistics of its
+    group. A missing process score is left out of the process statistics. A truncated response that
+    ``overlong_filter`` leaves out of the loss enters the statistics.
     """
     samples: list[Sample] = []
     facts = GroupFacts()
     for index, group in enumerate(groups):
-        samples += _samples_of_group(index, group, (attempt, version), whole=kept_kv)
+        samples += _samples_of_group(index, group, (attempt, version), all_spans=kept_kv)
         _note(facts, group.graded, version)
         facts.rewards += group.rewards[~np.isnan(group.rewards)].tolist()
         facts.groups_exhausted += not accuracy_varies(group.scores)
@@ -145,66 +145,69 @@ def samples_of(
         facts.has_terms |= group.scoring.terms is not None
         facts.active_process += group.active_process
     if groups and groups[0].scoring.over_step is not None:
-        samples = _over_step(samples, groups[0].scoring.over_step)
+        samples = _apply_over_step(samples, groups[0].scoring.over_step)
     facts.filtered = facts.responses - len(samples)
     facts.trained_lengths = [len(s.prompt_ids) + len(s.token_ids) for s in samples]
     return samples, facts
 
 
 def _samples_of_group(
-    index: int, group: ScoredGroup, wanted: tuple[int, int], *, whole: bool
+    index: int, group: ScoredGroup, version: tuple[int, int], *, all_spans: bool
 ) -> Iterator[Sample]:
-    rollout, grades = group.graded.group, group.graded.grades
+    rollout = group.graded.group
     assert rollout is not None
     for i, (start, end) in enumerate(rollout.bounds()):
-        if group.in_loss[i]:
-            own = None if rollout.own is None else rollout.own[start:end].nonzero()[0]
-            kept = slice(None) if own is None else own
-            on_version = _on_version(rollout.responses[i], end - start, wanted, whole=whole)
+        if group.has_loss[i]:
+            indexes = None if rollout.own is None else rollout.own[start:end].nonzero()[0]
+            selected = slice(None) if indexes is None else indexes
+            response = rollout.responses[i]
+            on_version = _on_version(response, end - start, version, all_spans=all_spans)
             yield Sample(
                 prompt_ids=rollout.prompt_ids,
                 token_ids=rollout.token_ids[start:end],
-                behavior_logprobs=rollout.behavior_logprobs[start:end][kept],
-                on_version=on_version[kept],
+                behavior_logprobs=rollout.behavior_logprobs[start:end][selected],
+                on_version=on_version[selected],
                 advantage=float(group.advantages[i]),
                 reward=float(group.rewards[i]),
-                correct=grades[i].is_right,
+                correct=group.graded.grades[i].is_right,
                 group=index,
-                own=own,
+                own_indexes=indexes,
             )
 
 
-def _over_step(
+def _apply_over_step(
     samples: Sequence[Sample], formula: Callable[[Tensor, Tensor], Tensor]
 ) -> list[Sample]:
-    """The samples of a step with the advantages that they have together."""
-    of_all = [[s.advantage for s in samples], [s.reward for s in samples]]
-    advantages = formula(*torch.tensor(of_all, dtype=torch.float64)).tolist()
+    """Apply a formula to the advantages and rewards of a whole step."""
+    values = [[sample.advantage for sample in samples], [sample.reward for sample in samples]]
+    advantages = formula(*torch.tensor(values, dtype=torch.float64)).tolist()
     return [replace(s, advantage=a) for s, a in zip(samples, advantages, strict=True)]
 
 
 def _on_version(
-    response: Response, length: int, wanted: tuple[int, int], *, whole: bool
+    response: Response, length: int, version: tuple[int, int], *, all_spans: bool
 ) -> np.ndarray:
-    """Which tokens an attempt's version sampled, [token] int32."""
+    """Return 1 for tokens that an attempt's version sampled, [token] int32."""
     on_version = np.zeros(length, dtype=np.int32)
-    matches = [(span.attempt, span.version) == wanted for span in response.spans]
+    matches = [(span.attempt, span.version) == version for span in response.spans]
     for span, matches_version in zip(response.spans, matches, strict=True):
-        on_version[span.start : span.end] = all(matches) if whole else matches_version
+        on_version[span.start : span.end] = all(matches) if all_spans else matches_version
     return on_version
 
 
-def placed(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a step, each with the place of its first own token among all of them."""
+def assign_places(samples: Sequence[Sample]) -> list[Sample]:
+    """Number the own tokens of a step: set the place of each sample's first one."""
     ends = accumulate((sample.num_own for sample in samples), initial=0)
     return [replace(s, first_token=first) for s, first in zip(samples, ends, strict=False)]
 
 
 def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
     assert graded.group is not None
-    group, is_own = graded.group, graded.group.is_own
-    of_each = zip(group.responses, group.own_lengths.tolist(), graded.grades, strict=True)
-    for (response, length, grade), (first, end) in zip(of_each, group.bounds(), strict=True):
+    group = graded.group
+    responses = zip(
+        group.responses, group.own_lengths.tolist(), graded.grades, group.bounds(), strict=True
+    )
+    for response, length, grade, (first, end) in responses:
         if isinstance(grade.outcome, Ungradable):
             facts.dropped_responses[grade.outcome.reason] += 1
             continue
@@ -216,7 +219,7 @@ def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
         facts.truncated += response.finish_reason is FinishReason.LENGTH
         if grade.process_score is not None:
             (facts.process if is_correct else facts.process_wrong).append(grade.process_score)
-        _note_staleness(facts, response, is_own[first:end], version)
+        _note_staleness(facts, response, group.is_own[first:end], version)
 
 
 def _note_staleness(

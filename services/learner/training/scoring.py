@@ -1,4 +1,4 @@
-"""Scoring: what a recipe makes of a group's grades, each part of it computed once."""
+"""Scoring: rewards and advantages of a group's grades by a recipe, each computed once."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ class Scoring:
     reward: Reward
     max_tokens: int
     advantage: Callable[[GroupScores], Tensor]
-    terms: Callable[[GroupScores], tuple[Tensor, Tensor]] | None = (
-        None  # of the outcome, of process
-    )
-    rewards: Callable[[GroupScores], Tensor] = attrgetter("reward")  # which the advantage compares
+    # The terms of outcome and process.
+    terms: Callable[[GroupScores], tuple[Tensor, Tensor]] | None = None
+    rewards: Callable[[GroupScores], Tensor] = attrgetter("reward")  # that the advantage compares
     over_step: Callable[[Tensor, Tensor], Tensor] | None = None  # of advantages and rewards
 
     @classmethod
     def of(cls, recipe: Recipe) -> Scoring:
-        """What a recipe asks for.
+        """Return the formulas of a recipe.
 
         Raises:
-            UnknownName: if the advantage is an extension's that this process has not loaded.
+            UnknownName: if the advantage is in an extension that is not loaded.
         """
-        name, settings = recipe.algorithm.advantage, recipe.algorithm.model_dump()
+        name = recipe.algorithm.advantage
+        settings = recipe.algorithm.model_dump()
         max_tokens = recipe.rollout.sampling.max_tokens
         if name in CRITIC_ADVANTAGES:
-            return cls(recipe.reward, max_tokens, _left_to_the_critic)
+            return cls(recipe.reward, max_tokens, _zero_advantages)
         terms = pick(TERMS, name, settings) if name in TERMS else None
         rewards = REWARDS.get(name, cls.rewards)
         over_step = pick(OVER_STEP, name, settings) if name in OVER_STEP else None
@@ -62,23 +62,23 @@ class Scoring:
         return cls(recipe.reward, max_tokens, advantage, terms, rewards, over_step)
 
     @property
-    def without_advantage(self) -> Scoring:
-        """For responses that are compared and not trained on: all of them, with advantage 0."""
+    def comparison_only(self) -> Scoring:
+        """The scoring of responses that are not trained on: advantage 0, without filters."""
         reward = self.reward.model_copy(update={"overlong_filter": False})
         untrained = replace(self, reward=reward, terms=None, over_step=None)
-        return replace(untrained, advantage=_left_to_the_critic)
+        return replace(untrained, advantage=_zero_advantages)
 
     @property
     def gives_advantages(self) -> bool:
-        """Whether there is one per response; else a critic estimates it, or nothing is trained."""
-        return self.advantage is not _left_to_the_critic
+        """Whether responses have advantages; else a critic estimates them, or none are needed."""
+        return self.advantage is not _zero_advantages
 
     def scores(self, grades: Sequence[Grade], lengths: Sequence[int]) -> GroupScores:
-        """A group's grades as tensors; every outcome must be a value.
+        """Return a group's grades as tensors; every outcome must be a value.
 
         Args:
             grades: one per response.
-            lengths: the policy's own tokens of each response: others are not its to shorten.
+            lengths: the policy's own tokens of each response.
         """
         accuracy = torch.tensor([grade.accuracy for grade in grades], dtype=torch.float64)
         process = [math.nan if g.process_score is None else g.process_score for g in grades]
@@ -92,10 +92,12 @@ class Scoring:
         )
 
     def _checks(self, grades: Sequence[Grade]) -> Iterator[tuple[Tensor, float]]:
-        """What each check gave, [group], and its weight; a formula's checks are one."""
-        outcomes, reward = [grade.outcome for grade in grades], self.reward
-        yield from _by_check(outcomes, reward.outcome, whole=reward.formula is not None)
-        yield from _by_check([grade.process for grade in grades], reward.process)
+        """Yield the scores of each check, [group], and its weight; a formula is a single check."""
+        outcomes = [grade.outcome for grade in grades]
+        processes = [grade.process for grade in grades]
+        has_formula = self.reward.formula is not None
+        yield from _split_checks(outcomes, self.reward.outcome, whole=has_formula)
+        yield from _split_checks(processes, self.reward.process)
 
     def _penalty(self, lengths: Tensor) -> Tensor:
         buffer = self.reward.overlong_buffer
@@ -105,34 +107,34 @@ class Scoring:
         return overlong_penalty(lengths, limit=self.max_tokens, buffer=buffer, factor=factor)
 
 
-def _by_check(
+def _split_checks(
     scores: Sequence[Score | None], checks: Sequence[Check], *, whole: bool = False
 ) -> Iterator[tuple[Tensor, float]]:
-    if whole or len(checks) == 1:  # a lone check's score has no label
-        values = [s.value if isinstance(s, Graded) else math.nan for s in scores]
+    if whole or len(checks) == 1:  # the score of a single check has no label
+        values = [score.value if isinstance(score, Graded) else math.nan for score in scores]
         yield torch.tensor(values, dtype=torch.float64), checks[0].weight
         return
-    labelled = [s.breakdown if isinstance(s, Graded) else {} for s in scores]
+    labelled = [score.breakdown if isinstance(score, Graded) else {} for score in scores]
     for check in checks:
-        values = [each.get(check.label, math.nan) for each in labelled]
+        values = [values_by_label.get(check.label, math.nan) for values_by_label in labelled]
         yield torch.tensor(values, dtype=torch.float64), check.weight
 
 
-def _left_to_the_critic(scores: GroupScores) -> Tensor:
-    """Zeros, [group]: the advantages of such a recipe are estimated per token, by the learner."""
+def _zero_advantages(scores: GroupScores) -> Tensor:
+    """Return zeros, [group]: a critic estimates advantages per token later."""
     return torch.zeros_like(scores.outcome)
 
 
 @dataclass
 class ScoredGroup:
-    """A graded group, and what a recipe makes of it; each value is computed when first read.
+    """A graded group with rewards and advantages by a recipe, computed at the first read.
 
-    The arrays over responses are [group]: float64, NaN where a response has no such value.
+    The arrays over responses are [group] float64, NaN if a response has no such value.
     """
 
     graded: GradedGroup
     scoring: Scoring
-    fate: str = USED  # or why it is dropped
+    fate: str = USED  # or the reason to drop it
 
     def __post_init__(self) -> None:
         if self.graded.failure is not None:
@@ -147,8 +149,8 @@ class ScoredGroup:
         return np.array([grade.accuracy is not None for grade in self.graded.grades], dtype=bool)
 
     @cached_property
-    def in_loss(self) -> np.ndarray:
-        """Which responses become samples, bool: those with an outcome that no filter leaves out."""
+    def has_loss(self) -> np.ndarray:
+        """Whether a response becomes a sample, bool: graded, and not filtered."""
         if not self.scoring.reward.overlong_filter:
             return self.is_graded
         ended = [response.finish_reason is not FinishReason.LENGTH for response in self.responses]
@@ -163,40 +165,40 @@ class ScoredGroup:
 
     @cached_property
     def rewards(self) -> np.ndarray:
-        """What the advantage compares; NaN too where it leaves a response out."""
+        """The rewards that the advantage compares; NaN if it leaves a response out."""
         return self._over_group(self.scoring.rewards(self.scores), self.is_graded)
 
     @cached_property
     def advantages(self) -> np.ndarray:
-        """Of the responses in the loss, each that of all its tokens; 0 where a critic estimates."""
-        return self._over_group(self._advantages, self.in_loss)
+        """The advantages of responses in the loss, for all their tokens; 0 with a critic."""
+        return self._over_group(self._advantages, self.has_loss)
 
     @cached_property
     def outcome_advantages(self) -> np.ndarray:
-        """The part of the advantages that the outcome makes, if they are such a sum."""
-        return self._over_group(self._terms and self._terms[0], self.in_loss)
+        """The term of the outcome, if the advantage has terms."""
+        return self._over_group(self._terms and self._terms[0], self.has_loss)
 
     @cached_property
     def process_advantages(self) -> np.ndarray:
-        """The part that the process makes, before its weight."""
-        return self._over_group(self._terms and self._terms[1], self.in_loss)
+        """The term of the process, without its weight."""
+        return self._over_group(self._terms and self._terms[1], self.has_loss)
 
     @property
     def active_process(self) -> int:
-        """How many responses have an advantage of the process other than 0."""
+        """The number of responses with a nonzero term of the process."""
         return int((self._terms[1] != 0).sum()) if self._terms else 0
 
     @cached_property
     def has_signal(self) -> bool:
-        """Whether it has anything to teach; a group that lost all but one response has not."""
+        """Whether it has a signal; a group that lost all but one response has none."""
         if len(self.scores) < min(2, len(self.graded.grades)):
             return False
         if not self.scoring.gives_advantages:
             return accuracy_varies(self.scores)
-        return has_signal(self.scores, self._advantage_of)
+        return has_signal(self.scores, self._compute_advantage)
 
-    def _advantage_of(self, scores: GroupScores) -> Tensor:
-        """Without a punishment in the group its own advantages are those without any."""
+    def _compute_advantage(self, scores: GroupScores) -> Tensor:
+        """Reuse the group's advantages if it has no punishments."""
         return self.scoring.advantage(scores) if self.scores.penalty.any() else self._advantages
 
     @cached_property
@@ -207,8 +209,8 @@ class ScoredGroup:
     def _terms(self) -> tuple[Tensor, Tensor] | None:
         return None if self.scoring.terms is None else self.scoring.terms(self.scores)
 
-    def _over_group(self, values: Tensor | None, kept: np.ndarray) -> np.ndarray:
-        spread = np.full(kept.shape, math.nan)
+    def _over_group(self, values: Tensor | None, mask: np.ndarray) -> np.ndarray:
+        spread = np.full(mask.shape, math.nan)
         if values is not None:
             spread[self.is_graded] = values
-        return np.where(kept, spread, math.nan)
+        return np.where(mask, spread, math.nan)

@@ -1,7 +1,7 @@
 """Sequence parallelism: several ranks share each packed row, and exchange heads in attention.
 
-Ulysses (arXiv:2309.14509): every rank of a group has a slice of the row's positions; before
-attention the ranks exchange them for all positions of a part of the heads, and back after it.
+Ulysses (arXiv:2309.14509): every rank of a group has a slice of the row's positions. For attention
+the ranks exchange slices so that each has all positions of some heads, and exchange back after it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from services.learner.training.engine import ulysses_attention
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Neighbouring ranks that share each row; of all groups this rank is in one."""
+    """The group of neighbouring ranks, this one included, that share each row."""
 
     size: int
     rank: int = 0  # within the group
     process_group: Any = None
 
     @classmethod
-    def of(cls, size: int) -> RankGroup:
-        """This rank's; every rank calls it."""
-        me, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    def create(cls, size: int) -> RankGroup:
+        """Create the groups on every rank; return this rank's."""
+        rank = torch.distributed.get_rank()
+        num_ranks = torch.distributed.get_world_size()
         if size == 1:
             return ALONE
         groups = [
             torch.distributed.new_group(list(range(first, first + size)))
             for first in range(0, num_ranks, size)
         ]
-        return cls(size, me % size, groups[me // size])
+        return cls(size, rank % size, groups[rank // size])
 
     def add_up(self, values: Tensor) -> None:
         torch.distributed.all_reduce(values, group=self.process_group)
@@ -46,8 +47,8 @@ class RankGroup:
 ALONE = RankGroup(1)
 
 
-def attention_over(group: RankGroup, config: PretrainedConfig) -> str:
-    """The name by which a model of this shape is to ask for its attention."""
+def register_attention(group: RankGroup, config: PretrainedConfig) -> str:
+    """Register attention for a model of this shape; return its name."""
     shape = config.get_text_config()
     heads = shape.num_attention_heads
     key_value_heads = getattr(shape, "num_key_value_heads", None) or heads
@@ -67,22 +68,23 @@ def attention_over(group: RankGroup, config: PretrainedConfig) -> str:
 
 @dataclass(frozen=True)
 class Slice:
-    """This rank's slice of a row, and which of its own tokens that predicts."""
+    """This rank's slice of a row, and the own tokens that it predicts."""
 
     group: RankGroup
     batch: MicroBatch
 
     @property
     def _width(self) -> int:
-        """Positions of a slice; the last ones may be padding, a sample of its own."""
+        """Positions of a slice; padding at the end of the row is a sample of its own."""
         return -(-len(self.batch.input_ids) // self.group.size)
 
     def hidden(self, model: nn.Module) -> Tensor:
-        """The last hidden state at the position that predicts each token of its own, [own, hidden].
+        """Return the hidden states that predict the slice's tokens, [own, hidden].
 
-        The ranks call it together.
+        The ranks of a group call it together.
         """
-        batch, width = self.batch, self._width
+        batch = self.batch
+        width = self._width
         padding = width * self.group.size - len(batch.input_ids)
         bounds = batch.bounds
         if padding:
@@ -104,18 +106,17 @@ class Slice:
 
     @property
     def is_own(self) -> Tensor:
-        """Which tokens are predicted from this rank's positions, [token] bool."""
+        """Whether a position of this rank predicts the token, [token] bool."""
         return self.batch.predictors // self._width == self.group.rank
 
-    def whole(self, own: Tensor) -> Tensor:
-        """[own] to [token]: all values of the row, of which its own have a gradient.
+    def whole(self, local: Tensor) -> Tensor:
+        """[own] to [token]: return all values of the row; this rank's have a gradient.
 
-        What all ranks of the group compute of it then has, added up over them, the gradient that
-        one rank alone would have.
+        Summed over the ranks of the group, gradients are those of a single rank.
         """
         if self.group.size == 1:
-            return own
-        values = own.new_zeros(len(self.batch.predictors))
-        values[self.is_own] = own.detach()
+            return local
+        values = local.new_zeros(len(self.batch.predictors))
+        values[self.is_own] = local.detach()
         self.group.add_up(values)
-        return values.masked_scatter(self.is_own, own)
+        return values.masked_scatter(self.is_own, local)

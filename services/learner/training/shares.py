@@ -1,7 +1,7 @@
-"""How ranks write a model: each a share of it, side by side, into files in memory.
+"""Files in memory into which each rank writes a share of the model, in parallel.
 
-The files are mapped once and filled again with every version: memory that is there is written five
-times as fast as memory that has to be found. They are safetensors, and a Hugging Face folder.
+The files are mapped once and filled with every version: writing to allocated memory is five times
+as fast. They are safetensors, in a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 _GATHER_ELEMENTS = 500_000_000
-_FILE_BYTES = 256 * 2**20  # many files are read, and their checksums made, side by side
+_FILE_BYTES = 256 * 2**20  # several files are read and hashed in parallel
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -45,51 +45,52 @@ class Shape:
 
 
 class Shares:
-    """The files that this rank writes, by slot: a folder that one version after another lies in."""
+    """The files that this rank writes, by slot: a folder that versions reuse."""
 
     def __init__(self) -> None:
         self._mapped: dict[int, dict[str, Tensor]] = {}
 
-    def of(self, slot: int, folder: Path, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-        """This rank's tensors of a slot, to be filled in place.
+    def map_slot(self, slot: int, folder: Path, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+        """Return this rank's tensors of a slot, to be filled in place.
 
         Args:
-            slot: a number that no other folder has.
-            folder: where the slot lies now; its files are made when it is first used.
-            shapes: of the whole model, on every rank in the same order.
+            slot: a number of this folder only.
+            folder: of the slot; its files are created at the first use.
+            shapes: of the whole model, in the same order on every rank.
 
         Raises:
-            OSError: if there is no room for them.
+            OSError: if there is no room for the files.
         """
         if slot not in self._mapped:
-            files = _split(shapes, num_writers := _num_writers())
-            own = range(_rank(), len(files), num_writers) if _rank() < num_writers else ()
+            num_writers = _num_writers()
+            files = _split(shapes, num_writers)
+            indexes = range(_rank(), len(files), num_writers) if _rank() < num_writers else ()
             tensors: dict[str, Tensor] = {}
-            for index in own:
-                named = {name: shapes[name] for name in files[index]}
-                tensors |= _map(folder / _file_name(index, len(files)), named)
+            for index in indexes:
+                file_shapes = {name: shapes[name] for name in files[index]}
+                tensors |= _map(folder / _file_name(index, len(files)), file_shapes)
             if _rank() == 0 and len(files) > 1:
                 _write_index(folder, files)
             self._mapped[slot] = tensors
         return self._mapped[slot]
 
 
-def shape_of(weight: Tensor) -> Shape:
-    """The shape of all of a weight, of which ZeRO-3 leaves a rank a part."""
+def tensor_shape(weight: Tensor) -> Shape:
+    """Return the shape of a whole weight, also if ZeRO-3 shards it."""
     return Shape(weight.dtype, tuple(getattr(weight, "ds_shape", weight.shape)))
 
 
-def size_of(weight: Tensor) -> int:
-    """Numbers in all of a weight, of which ZeRO-3 leaves a rank a part."""
+def num_elements(weight: Tensor) -> int:
+    """Count the values of a whole weight, also if ZeRO-3 shards it."""
     return int(getattr(weight, "ds_numel", weight.numel()))
 
 
 def buckets(named: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Weights by name, in parts that a rank has room to gather under ZeRO-3."""
+    """Split weights into buckets that a rank can gather under ZeRO-3."""
     parts: list[dict[str, Tensor]] = [{}]
     elements = 0
     for name, weight in named.items():
-        size = size_of(weight)
+        size = num_elements(weight)
         if parts[-1] and elements + size > _GATHER_ELEMENTS:
             parts.append({})
             elements = 0
@@ -103,13 +104,13 @@ def _rank() -> int:
 
 
 def _num_writers() -> int:
-    """The ranks on the node of rank 0: those of other nodes do not see its memory."""
+    """Count the ranks on the node of rank 0; ranks of other nodes cannot write its memory."""
     is_elsewhere = os.environ.get("GROUP_RANK", "0") != "0"
     return 0 if is_elsewhere else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _split(shapes: Mapping[str, Shape], num_writers: int) -> list[list[str]]:
-    """The names of the tensors, file by file; a file for each writer at least, if it can be."""
+    """Split tensors into files, if possible one for each writer or more."""
     total = sum(shape.num_bytes for shape in shapes.values())
     limit = min(_FILE_BYTES, -(-total // max(1, num_writers)))
     files: list[list[str]] = []
@@ -130,8 +131,8 @@ def _file_name(index: int, number: int) -> str:
 
 
 def _map(path: Path, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-    """Make a safetensors file; returns its tensors, which share its memory."""
-    names = sorted(shapes, key=lambda name: -shapes[name].dtype.itemsize)  # keeps them aligned
+    """Create a safetensors file; return its tensors, which share its memory."""
+    names = sorted(shapes, key=lambda name: -shapes[name].dtype.itemsize)  # for alignment
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ends = {}
     end = 0
@@ -147,7 +148,7 @@ def _map(path: Path, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
     header += b" " * (-len(header) % 8)
     begin = 8 + len(header)
     with path.open("w+b") as file:
-        try:  # writing to mapped memory that there is no room for would kill the process
+        try:  # without room, a write to mapped memory would kill the process
             os.posix_fallocate(file.fileno(), 0, begin + end)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
@@ -162,13 +163,13 @@ def _map(path: Path, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
 
 
 def _register(mapped: Tensor) -> None:
-    """Let a GPU write to mapped memory itself, which is several times as fast."""
+    """Let a GPU write to mapped memory directly, which is several times as fast."""
     cudart: Any = torch.cuda.cudart() if torch.cuda.is_available() else None
     if cudart is not None:
         error = cudart.cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
         if int(error):
             log.warning("memory is not registered with CUDA", extra={"error": int(error)})
-            with suppress(RuntimeError):  # the next launch of a kernel tells the error once more
+            with suppress(RuntimeError):  # the next kernel launch raises the error again
                 torch.zeros(1, device=torch.accelerator.current_accelerator())
 
 

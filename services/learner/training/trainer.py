@@ -1,7 +1,7 @@
 """The training step: a policy, a critic if the advantage needs one, and how they learn.
 
 Every rank calls every method with the same samples, and takes its share of them. A step first
-prepares what must not change while it learns (log-probs of old and reference policies, values,
+prepares the constants of its updates (log-probs of old and reference policies, values,
 advantages), then makes one optimizer update per mini-batch.
 """
 
@@ -20,7 +20,7 @@ from services.learner.algorithms import pick
 from services.learner.algorithms.gae import (
     CRITIC_ADVANTAGES,
     Episodes,
-    returns_of,
+    lambda_returns,
     value_loss,
     whitened,
 )
@@ -37,12 +37,12 @@ from services.learner.formulas import settings_of
 from services.learner.training.batching import (
     MicroBatch,
     collate,
+    count_totals,
     micro_batches,
     mini_batches,
-    totals_of,
 )
 from services.learner.training.engine import Engine
-from services.learner.training.flops import work_of
+from services.learner.training.flops import estimate_work
 from services.learner.training.metrics import StepMetrics
 from services.learner.training.models import Models
 from services.learner.training.samples import Measured, Sample
@@ -50,13 +50,13 @@ from services.learner.training.samples import Measured, Sample
 
 @dataclass
 class Part:
-    """A micro-batch and what a step prepares for it. All tensors are [token] float32."""
+    """A micro-batch with the constants of its step. All tensors are [token] float32."""
 
     batch: MicroBatch
     advantages: Tensor
-    old_logprobs: Tensor | None = None  # none: those of the policy as it is
+    old_logprobs: Tensor | None = None  # None: those of the current policy
     reference_logprobs: Tensor | None = None
-    old_values: Tensor | None = None  # none while the critic learns alone
+    old_values: Tensor | None = None  # None while only the critic learns
     returns: Tensor | None = None
 
 
@@ -64,18 +64,19 @@ class Part:
 class MiniBatch:
     parts: list[Part]  # this rank's
     totals: Totals  # of all ranks
-    is_first: bool  # of its step: the policy is still the one that the step began with
+    is_first: bool  # of its step, so the policy has not changed yet
 
 
 class Trainer:
     def __init__(self, recipe: Recipe, models: Models) -> None:
-        algorithm, settings = recipe.algorithm, settings_of(recipe)
+        algorithm = recipe.algorithm
+        settings = settings_of(recipe)
         self.recipe = recipe
         self.models = models
         self.device = models.policy.device
         self.temperature = recipe.rollout.sampling.temperature
         critic_folder = models.critic_folder if models.critic is not None else None
-        self.work_of = work_of(models.policy_folder, critic_folder)
+        self.estimate_work = estimate_work(models.policy_folder, critic_folder)
         self.objective = pick(OBJECTIVES, algorithm.objective, settings)
         self.aggregation = pick(AGGREGATIONS, algorithm.aggregation, settings)
         self.correction = pick(CORRECTIONS, algorithm.correction, settings)
@@ -84,62 +85,67 @@ class Trainer:
             self.estimate = pick(CRITIC_ADVANTAGES, algorithm.advantage, settings)
 
     def train(self, samples: Sequence[Sample]) -> Measured:
-        """One training step; returns what all ranks measured.
+        """Make a training step; return the metrics of all ranks.
 
-        ``updates`` is how many updates the policy made: one for each mini-batch whose loss and
-        gradient are finite.
+        The metric ``updates`` counts the updates of the policy: one for each mini-batch with finite
+        loss and gradient.
         """
-        metrics, before = self._metrics_of(samples), self.models.policy.updates
+        metrics = self._new_metrics(samples)
+        updates_before = self.models.policy.updates
         mini_batches = self._mini_batches(samples)
         self._prepare(mini_batches, metrics)
         for mini_batch in mini_batches:
             if self.models.critic is not None:
                 self._improve_critic(self.models.critic, mini_batch, metrics)
             self._improve_policy(mini_batch, metrics)
-        updates = {"updates": float(self.models.policy.updates - before)}
+        updates = {"updates": float(self.models.policy.updates - updates_before)}
         return Measured(metrics.reduced(len(mini_batches)) | updates, metrics.tokens())
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
-        """Train on samples without learning from them: whether a step fits into the memory."""
+        """Train on samples without an update, to check that a step fits into the memory."""
         with self.models.rehearsing():
             self.train(samples)
 
     def pretrain(self, samples: Sequence[Sample]) -> Measured:
-        """One step of the critic alone, on Monte-Carlo returns; returns what all ranks measured.
+        """Make a step of only the critic, on Monte-Carlo returns; return the metrics of all ranks.
 
         Value pretraining of VC-PPO (arXiv:2503.01491), section 4.1: lambda is 1. Values are not
         clipped, since there is no policy to stay close to.
         """
         assert self.models.critic is not None, "the recipe has no critic"
-        metrics = self._metrics_of(samples)
+        metrics = self._new_metrics(samples)
         mini_batches = self._mini_batches(samples)
-        self._expect_what_follows(_parts_of(mini_batches))
+        self._set_monte_carlo_returns(_all_parts(mini_batches))
         for mini_batch in mini_batches:
             self._improve_critic(self.models.critic, mini_batch, metrics)
         return Measured(metrics.reduced(len(mini_batches)))
 
-    def score(self, samples: Sequence[Sample], temperature: float, *, of_held: bool) -> Measured:
-        """Compare the log-probs of this policy, or of `HeldWeights`, with those of the sampler."""
-        metrics, policy = self._metrics_of(samples), self.models.policy
-        with self.models.held.in_place() if of_held else nullcontext(), policy.frozen():
-            for batch in self._my_share(samples):
+    def score(
+        self, samples: Sequence[Sample], temperature: float, *, use_snapshot: bool
+    ) -> Measured:
+        """Compare log-probs of the policy, or of its snapshot, with those of the sampler."""
+        metrics = self._new_metrics(samples)
+        policy = self.models.policy
+        with self.models.snapshot.swapped_in() if use_snapshot else nullcontext(), policy.frozen():
+            for batch in self._select_share(samples):
                 logprobs, entropies = self.models.policy(batch, temperature)
                 _note_parity(metrics, batch, logprobs)
-                metrics.of_tokens(batch.places, entropies=entropies)
+                metrics.note_tokens(batch.places, entropies=entropies)
         return Measured(metrics.reduced(0), metrics.tokens())
 
-    def _metrics_of(self, samples: Sequence[Sample]) -> StepMetrics:
+    def _new_metrics(self, samples: Sequence[Sample]) -> StepMetrics:
         num_tokens = sum(sample.num_own for sample in samples)
         return StepMetrics(self.device, num_tokens, copies=self.models.group.size)
 
     def _improve_policy(self, mini_batch: MiniBatch, metrics: StepMetrics) -> None:
-        def loss_of(part: Part) -> Tensor:
+        def compute_loss(part: Part) -> Tensor:
             return self._policy_loss(part, mini_batch, metrics)
 
-        metrics.of_update(grad_norm=self.models.policy.update(mini_batch.parts, loss_of))
+        metrics.note_update(grad_norm=self.models.policy.update(mini_batch.parts, compute_loss))
 
     def _policy_loss(self, part: Part, mini_batch: MiniBatch, metrics: StepMetrics) -> Tensor:
-        algorithm, batch = self.recipe.algorithm, part.batch
+        algorithm = self.recipe.algorithm
+        batch = part.batch
         with metrics.own_time():
             logprobs, entropies = self.models.policy(batch, self.temperature)  # both [token]
         old = logprobs.detach() if part.old_logprobs is None else part.old_logprobs
@@ -155,9 +161,9 @@ class Trainer:
                 num_positive_tokens=mini_batch.totals.positive_tokens,
             )
             loss = loss + algorithm.positive_lm_weight * nll
-            metrics.share(positive_nll=nll)
+            metrics.note_share(positive_nll=nll)
         _note_policy(metrics, loss, entropies, bound, corrections)
-        metrics.of_tokens(batch.places, entropies=entropies)
+        metrics.note_tokens(batch.places, entropies=entropies)
         if mini_batch.is_first:
             _note_parity(metrics, batch, logprobs)
         # The second term keeps every parameter in the graph of an empty micro-batch.
@@ -166,12 +172,12 @@ class Trainer:
     def _regularization(
         self, part: Part, logprobs: Tensor, entropies: Tensor, metrics: StepMetrics
     ) -> Tensor:
-        """What the recipe adds to the loss of each token: divergence, less entropy, [token]."""
+        """Return the recipe's addition to each token's loss: divergence minus entropy, [token]."""
         algorithm = self.recipe.algorithm
         added = torch.zeros_like(logprobs)
         if part.reference_logprobs is not None:
             divergence = self.divergence(logprobs, part.reference_logprobs)
-            metrics.mean(divergence=divergence)
+            metrics.note_mean(divergence=divergence)
             added = added + algorithm.divergence_weight * divergence
         if algorithm.entropy_weight > 0:
             added = added - algorithm.entropy_weight * entropies
@@ -181,44 +187,43 @@ class Trainer:
         assert self.recipe.critic is not None
         value_clip = self.recipe.critic.value_clip
 
-        def loss_of(part: Part) -> Tensor:
+        def compute_loss(part: Part) -> Tensor:
             with metrics.own_time():
-                values, returns = critic(part.batch), part.returns
+                values = critic(part.batch)
+            returns = part.returns
             assert returns is not None
-            old, clip = part.old_values, value_clip
-            if old is None:
-                old, clip = values.detach(), None
-            losses = value_loss(values, old, returns, value_clip=clip)
-            metrics.mean(value_loss=losses, value_mean=values, return_mean=returns)
-            metrics.explained(returns, values)
+            if part.old_values is None:
+                losses = value_loss(values, values.detach(), returns, value_clip=None)
+            else:
+                losses = value_loss(values, part.old_values, returns, value_clip=value_clip)
+            metrics.note_mean(value_loss=losses, value_mean=values, return_mean=returns)
+            metrics.note_explained(returns, values)
             return losses.sum() / max(1, mini_batch.totals.tokens)
 
-        metrics.of_update(critic_grad_norm=critic.update(mini_batch.parts, loss_of))
+        metrics.note_update(critic_grad_norm=critic.update(mini_batch.parts, compute_loss))
 
     def _mini_batches(self, samples: Sequence[Sample]) -> list[MiniBatch]:
-        """This rank's share of a step, one mini-batch per update."""
+        """Return this rank's share of a step, one mini-batch per update."""
         split = mini_batches(samples, self.recipe.training.updates_per_batch)
         return [
             MiniBatch(
-                parts=[
-                    Part(batch, advantages=batch.advantages) for batch in self._my_share(mini_batch)
-                ],
-                totals=totals_of(mini_batch),
+                parts=[Part(batch, batch.advantages) for batch in self._select_share(mini_batch)],
+                totals=count_totals(mini_batch),
                 is_first=index == 0,
             )
             for index, mini_batch in enumerate(split)
         ]
 
-    def _my_share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+    def _select_share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         size = self.models.group.size
         group = torch.distributed.get_rank() // size
         num_groups = torch.distributed.get_world_size() // size
         max_tokens = self.recipe.training.micro_batch_tokens * size
-        parts = micro_batches(samples, max_tokens, num_groups, self.work_of)
+        parts = micro_batches(samples, max_tokens, num_groups, self.estimate_work)
         return [collate(part).to(self.device) for part in parts[group::num_groups]]
 
     def _prepare(self, mini_batches: Sequence[MiniBatch], metrics: StepMetrics) -> None:
-        parts = _parts_of(mini_batches)
+        parts = _all_parts(mini_batches)
         recompute = self.recipe.algorithm.old_logprobs == "recompute"
         for part in parts:
             if not recompute:
@@ -236,7 +241,7 @@ class Trainer:
             _note_prepared(metrics, part, part.old_logprobs if recompute else None)
 
     def _estimate_advantages(self, critic: Engine, parts: Sequence[Part]) -> None:
-        """Of all responses at once, for the estimate goes token by token."""
+        """Estimate all responses together, since the estimate loops over tokens."""
         with critic.frozen():
             values = [critic(part.batch) for part in parts]
         if parts:
@@ -246,25 +251,25 @@ class Trainer:
                 parts, values, advantages.split(rows), returns.split(rows), strict=True
             ):
                 part.old_values = old_values
-                part.advantages, part.returns = map(part.batch.by_token, padded)
+                part.advantages, part.returns = map(part.batch.to_tokens, padded)
 
-    def _expect_what_follows(self, parts: Sequence[Part]) -> None:
-        """Returns are the discounted rewards that follow: at lambda 1 no value enters."""
+    def _set_monte_carlo_returns(self, parts: Sequence[Part]) -> None:
+        """Set returns to the discounted rewards that follow; at lambda 1 they need no values."""
         if parts:
             nothing = [torch.zeros_like(part.batch.behavior_logprobs) for part in parts]
             gamma = self.recipe.algorithm.gamma
-            returns = returns_of(_episodes(parts, nothing), gamma=gamma, lambda_=1.0)
+            returns = lambda_returns(_episodes(parts, nothing), gamma=gamma, lambda_=1.0)
             rows = [part.batch.num_samples for part in parts]
             for part, padded in zip(parts, returns.split(rows), strict=True):
-                part.returns = part.batch.by_token(padded)
+                part.returns = part.batch.to_tokens(padded)
 
 
-def _parts_of(mini_batches: Sequence[MiniBatch]) -> list[Part]:
+def _all_parts(mini_batches: Sequence[MiniBatch]) -> list[Part]:
     return [part for mini_batch in mini_batches for part in mini_batch.parts]
 
 
 def _episodes(parts: Sequence[Part], values: Sequence[Tensor]) -> Episodes:
-    """The responses of micro-batches, each rewarded at its last token; ``values`` are [token]."""
+    """Return the responses of micro-batches, rewarded at the last token; ``values`` are [token]."""
     batches = [part.batch for part in parts]
     width = max(batch.longest for batch in batches)
     last = [batch.last_tokens for batch in batches]
@@ -273,18 +278,19 @@ def _episodes(parts: Sequence[Part], values: Sequence[Tensor]) -> Episodes:
         for batch, is_last in zip(batches, last, strict=True)
     ]
 
-    def laid_out(tokens: Sequence[Tensor]) -> Tensor:
-        return torch.cat([b.by_sample(t, width) for b, t in zip(batches, tokens, strict=True)])
+    def lay_out(tokens: Sequence[Tensor]) -> Tensor:
+        rows = [batch.to_rows(values, width) for batch, values in zip(batches, tokens, strict=True)]
+        return torch.cat(rows)
 
     return Episodes(
-        rewards=laid_out(rewards),
-        values=laid_out(values),
-        mask=laid_out([torch.ones_like(is_last) for is_last in last]),
+        rewards=lay_out(rewards),
+        values=lay_out(values),
+        mask=lay_out([torch.ones_like(is_last) for is_last in last]),
     )
 
 
 def _whiten(parts: Sequence[Part], copies: int) -> None:
-    """Whiten a step's advantages over the tokens of all ranks, of which so many have the same."""
+    """Whiten a step's advantages over the tokens of all ranks; ``copies`` ranks share tokens."""
 
     def add_up(value: Tensor) -> Tensor:
         torch.distributed.all_reduce(value)
@@ -299,17 +305,17 @@ def _whiten(parts: Sequence[Part], copies: int) -> None:
 
 def _note_prepared(metrics: StepMetrics, part: Part, logprobs: Tensor | None) -> None:
     advantages = part.advantages
-    if logprobs is None:  # the first mini-batch computes its own, the others only after an update
+    if logprobs is None:  # a mini-batch computes them, the later ones after an update
         logprobs = torch.full_like(advantages, math.nan)
-    metrics.mean(advantage_mean=advantages, advantage_abs_mean=advantages.abs())
-    metrics.of_tokens(part.batch.places, logprobs=logprobs, token_advantages=advantages)
+    metrics.note_mean(advantage_mean=advantages, advantage_abs_mean=advantages.abs())
+    metrics.note_tokens(part.batch.places, logprobs=logprobs, token_advantages=advantages)
 
 
 def _note_policy(
     metrics: StepMetrics, loss: Tensor, entropies: Tensor, bound: Tensor, corrections: Tensor
 ) -> None:
-    metrics.share(loss=loss)
-    metrics.mean(
+    metrics.note_share(loss=loss)
+    metrics.note_mean(
         entropy=entropies,
         clip_fraction=(bound != 0),
         clip_fraction_low=(bound < 0),
@@ -319,10 +325,10 @@ def _note_policy(
 
 
 def _note_parity(metrics: StepMetrics, batch: MicroBatch, logprobs: Tensor) -> None:
-    """How far the log-probs are from the sampler's: on all tokens, and on this version's own."""
+    """Note the distance to the sampler's log-probs, on all tokens and on this version's."""
     gaps = batch.behavior_logprobs - logprobs.detach()
-    own = gaps[batch.on_version].abs()
-    metrics.mean(mismatch_kl=gaps, parity_mean=own)
-    metrics.count(parity_tokens=own.numel())
-    metrics.maximum(parity_max=own)
-    metrics.of_tokens(batch.places, logprobs=logprobs)
+    version_gaps = gaps[batch.on_version].abs()
+    metrics.note_mean(mismatch_kl=gaps, parity_mean=version_gaps)
+    metrics.note_count(parity_tokens=version_gaps.numel())
+    metrics.note_maximum(parity_max=version_gaps)
+    metrics.note_tokens(batch.places, logprobs=logprobs)

@@ -120,7 +120,7 @@ def _sample(job_id: str, number: int, purpose: Purpose, chance: random.Random) -
     fate = "stale" if number % 29 == 28 else USED
     group = ScoredGroup(graded, sample_stores.SCORING, fate)
     surprises = [chance.random() for _ in range(size)]
-    in_loss = np.repeat(group.in_loss, lengths) & own
+    in_loss = np.repeat(group.has_loss, lengths) & own
     tokens = {
         "logprobs": (rollout.behavior_logprobs + 1e-5)[in_loss],
         "entropies": np.abs([chance.gauss(0, 0.5) for _ in in_loss])[in_loss],

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from services.learner.algorithms.loss import Totals
 from services.learner.planning.shapes import BUILT_IN, trained_flops
-from services.learner.training.batching import collate, micro_batches, mini_batches, totals_of
-from services.learner.training.samples import Sample, placed
+from services.learner.training.batching import collate, count_totals, micro_batches, mini_batches
+from services.learner.training.samples import Sample, assign_places
 
 
 def a_sample(prompt: int, response: int, group: int = 0, advantage: float = 0.0) -> Sample:
@@ -53,12 +53,12 @@ def test_micro_batches_hold_every_sample_once_and_respect_the_budget(
 @pytest.mark.parametrize(("count", "num_ranks"), [(512, 1), (512, 8)])
 def test_micro_batches_are_full_and_ranks_have_equal_work(count: int, num_ranks: int) -> None:
     """Lengths as reasoning has them, log-normal to 20k; work as a 7B model has it."""
-    work_of = partial(trained_flops, BUILT_IN["Qwen/Qwen2.5-7B"], None)
+    estimate_work = partial(trained_flops, BUILT_IN["Qwen/Qwen2.5-7B"], None)
     random = np.random.default_rng(1)
     lengths = random.lognormal(8.3, 0.9, size=count).clip(30, 20_000).astype(int)
-    parts = micro_batches([a_sample(20, n) for n in lengths], 22_528, num_ranks, work_of)
+    parts = micro_batches([a_sample(20, n) for n in lengths], 22_528, num_ranks, estimate_work)
     tokens = [sum(map(length_of, part)) for part in parts]
-    work = [sum(work_of(length_of(s)) for s in part) for part in parts]
+    work = [sum(estimate_work(length_of(s)) for s in part) for part in parts]
     assert lengths.max() > 15_000
     assert max(tokens) <= 22_528
     assert sum(tokens) / len(parts) >= 0.98 * 22_528
@@ -104,8 +104,8 @@ def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
 
 def test_a_token_that_is_not_the_policys_is_a_position_and_nothing_else() -> None:
     own = np.array([0, 1, 4])
-    turns = replace(a_sample(2, 6), own=own, behavior_logprobs=-own, on_version=own > 0)
-    batch = collate(placed([a_sample(1, 1), turns, a_sample(1, 1)]))
+    turns = replace(a_sample(2, 6), own_indexes=own, behavior_logprobs=-own, on_version=own > 0)
+    batch = collate(assign_places([a_sample(1, 1), turns, a_sample(1, 1)]))
     assert (batch.bounds.tolist(), batch.max_length) == ([0, 2, 10, 12], 8)
     assert batch.sample_of.tolist() == [0, 1, 1, 1, 2]
     assert batch.targets.tolist() == [50, 50, 51, 54, 50]
@@ -114,7 +114,7 @@ def test_a_token_that_is_not_the_policys_is_a_position_and_nothing_else() -> Non
     assert batch.places.tolist() == [0, 1, 2, 3, 4]
     assert batch.behavior_logprobs.tolist() == [-1, 0, -1, -4, -1]
     assert batch.last_tokens.tolist() == [True, False, False, True, True]
-    assert totals_of([turns]).tokens == 3
+    assert count_totals([turns]).tokens == 3
     assert [len(part) for part in micro_batches([turns, turns], 15, 1)] == [1, 1]
 
 
@@ -129,22 +129,22 @@ def test_tokens_are_laid_out_by_response_and_back() -> None:
     batch = collate([a_sample(3, 2), a_sample(2, 0), a_sample(1, 4)])
     values = torch.arange(1.0, 7.0)
     assert batch.longest == 4
-    padded = batch.by_sample(values, 5)
+    padded = batch.to_rows(values, 5)
     assert padded.tolist() == [[1, 2, 0, 0, 0], [0, 0, 0, 0, 0], [3, 4, 5, 6, 0]]
-    assert batch.by_token(padded).equal(values)
+    assert batch.to_tokens(padded).equal(values)
     assert batch.last_tokens.tolist() == [False, True, False, False, False, True]
 
 
 def test_a_mini_batch_counts_its_tokens_responses_and_right_answers() -> None:
     samples = [a_sample(3, 2, advantage=1.0), a_sample(1, 4, advantage=-1.0)]
-    assert totals_of(samples) == Totals(tokens=6, sequences=2, positive_tokens=2)
+    assert count_totals(samples) == Totals(tokens=6, sequences=2, positive_tokens=2)
 
 
 @given(shapes)
 def test_a_sample_of_a_step_knows_the_place_of_its_tokens(
     shape: list[tuple[int, int, int]],
 ) -> None:
-    samples = placed([a_sample(p, r, g) for p, r, g in shape])
+    samples = assign_places([a_sample(p, r, g) for p, r, g in shape])
     tokens = [s.first_token + np.arange(len(s.token_ids)) for s in samples]
     assert np.concatenate([*tokens, []]).tolist() == list(range(sum(map(len, tokens))))
-    assert placed([]) == []
+    assert assign_places([]) == []

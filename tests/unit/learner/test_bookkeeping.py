@@ -38,20 +38,20 @@ def test_every_task_is_asked_once_an_epoch_in_a_new_order() -> None:
 def test_a_new_attempt_goes_on_behind_what_earlier_ones_have_asked_for() -> None:
     feeder = Feeder(an_attempt(a_recipe()), (a_task(),), Purpose.TRAIN, lambda _: False)
     feeder.resume(3, ["train:5", "train:7", "eval:9"])
-    assert (feeder.asked, list(feeder.open_numbers)) == (8, [0, 1, 2])
+    assert (feeder.next_number, list(feeder.open_numbers)) == (8, [0, 1, 2])
     feeder.resume(9, ["train:7"])
-    assert feeder.asked == 9
+    assert feeder.next_number == 9
 
 
 def test_a_request_names_the_step_that_is_expected_and_weights_fresh_enough_for_it() -> None:
     recipe = a_recipe(training={"steps": 9, "groups_per_step": 2, "max_staleness": 1})
     tasks = [a_task(id=f"task-{index}") for index in range(5)]
     feeder = Feeder(an_attempt(recipe), tasks, Purpose.TRAIN, lambda _: False)
-    feeder.admit(Lookahead(step=0, position=0, needs=(2, 2), most=100))
+    feeder.admit(Lookahead(step=0, position=0, needs=(2, 2), limit=100))
     asked = [feeder.request(number) for number in range(4)]
-    feeder.admit(Lookahead(step=4, position=3, needs=(2, 2), most=100))
+    feeder.admit(Lookahead(step=4, position=3, needs=(2, 2), limit=100))
     asked += [feeder.request(number) for number in range(4, 7)]
-    feeder.admit(Lookahead(step=4, position=7, needs=(3, 1), most=100))
+    feeder.admit(Lookahead(step=4, position=7, needs=(3, 1), limit=100))
     asked.append(feeder.request(7))  # the expected step never falls with the number
     assert [request.step for request in asked] == [0, 0, 1, 1, 4, 5, 5, 5]
     assert [request.min_version for request in asked] == [0, 0, 0, 0, 3, 4, 4, 4]
@@ -71,8 +71,8 @@ async def test_a_feeder_asks_once_for_each_number_that_is_not_answered() -> None
     feeder.resume(2, [])
     feeding = asyncio.create_task(feeder.feed_forever())
     for position in (2, 4):
-        feeder.admit(Lookahead(step=1, position=position, needs=(4,), most=100))
-        while feeder.asked < position + 4:
+        feeder.admit(Lookahead(step=1, position=position, needs=(4,), limit=100))
+        while feeder.next_number < position + 4:
             await asyncio.sleep(0)
     feeding.cancel()
     assert asked == [2, 4, 5, 6, 7]
@@ -141,8 +141,8 @@ async def test_what_is_asked_for_while_an_account_is_made_is_not_in_it() -> None
     feeder = SimpleNamespace(asked=3)
 
     async def under_way(_: str) -> set[str]:
-        keys = {group_key(Purpose.TRAIN, number) for number in range(feeder.asked)}
-        feeder.asked += 1
+        keys = {group_key(Purpose.TRAIN, number) for number in range(feeder.next_number)}
+        feeder.next_number += 1
         return keys
 
     attempt = SimpleNamespace(job_id="job", exchange=SimpleNamespace(under_way=under_way))

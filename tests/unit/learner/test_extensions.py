@@ -14,7 +14,7 @@ from services.learner.algorithms import UnknownName, pick
 from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
 from services.learner.algorithms.loss import AGGREGATIONS, Totals
 from services.learner.formulas import check_formulas, settings_of
-from services.learner.training.samples import samples_of
+from services.learner.training.samples import build_samples
 from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.architecture.project import ROOT
 from tests.builders import a_graded_group, a_group, a_recipe
@@ -40,7 +40,7 @@ def test_an_advantage_from_outside_is_found_by_its_name() -> None:
     recipe = a_recipe(algorithm={"advantage": "my_lab.squared"})
     check_formulas(recipe)
     group = a_graded_group(a_group(lengths=[1, 1, 1, 1]), [1, 0, 0, 0])
-    samples, _ = samples_of([ScoredGroup(group, Scoring.of(recipe))], attempt=1, version=0)
+    samples, _ = build_samples([ScoredGroup(group, Scoring.of(recipe))], attempt=1, version=0)
     assert [sample.advantage for sample in samples] == [0.5625] + [-0.0625] * 3
 
 

@@ -114,13 +114,13 @@ async def test_a_group_is_on_disk_before_it_leaves_the_exchange(tmp_path: Path) 
     taken: list[tuple[str, list[int]]] = []
 
     class Exchange:
-        async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> None:
+        async def ingest(self, delivery: Delivery[GradedGroup], attempt: int) -> None:
             taken.append((delivery.key, numbers(tmp_path / "log")))
 
     intake = Intake(Attempt(cast(Any, Exchange()), "job", 1, a_recipe(), tmp_path))
     group = encode(a_failed_group(4))
     for fields in (group, group, {b"header": b"{"}):  # the second time it is there already
-        await intake.take_in(
+        await intake.ingest(
             [Delivery(GRADED, "job", "1-0", f"train:{4 + len(taken) // 2}", fields)]
         )
     assert taken == [("train:4", [4]), ("train:4", [4]), ("train:5", [4, 5])]

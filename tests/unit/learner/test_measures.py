@@ -23,7 +23,7 @@ from services.learner.training.batching import (
     largest_micro_batches,
     micro_batches,
 )
-from services.learner.training.flops import Flops, work_of
+from services.learner.training.flops import Flops, estimate_work
 from services.learner.training.metrics import StepMetrics
 from services.learner.training.shares import Shape
 from tests.architecture.project import ROOT
@@ -46,24 +46,26 @@ def metrics(lone_rank: None) -> StepMetrics:
 
 
 def test_a_mean_counts_every_token_alike(metrics: StepMetrics) -> None:
-    metrics.mean(entropy=torch.tensor([1.0, 2.0, 3.0]), clipped=torch.tensor([True, False, False]))
-    metrics.mean(entropy=torch.tensor([6.0]), clipped=torch.tensor([False]))
-    metrics.mean(of_nothing=torch.tensor([]))
+    metrics.note_mean(
+        entropy=torch.tensor([1.0, 2.0, 3.0]), clipped=torch.tensor([True, False, False])
+    )
+    metrics.note_mean(entropy=torch.tensor([6.0]), clipped=torch.tensor([False]))
+    metrics.note_mean(of_nothing=torch.tensor([]))
     assert metrics.reduced(num_updates=2) == {"entropy": 3.0, "clipped": 0.25}
 
 
 def test_shares_add_up_within_an_update_and_are_averaged_over_updates(metrics: StepMetrics) -> None:
     for share in (0.25, 0.5, 1.25):
-        metrics.share(loss=torch.tensor(share, requires_grad=True))
+        metrics.note_share(loss=torch.tensor(share, requires_grad=True))
     for norm in (1.0, 2.0, None):
-        metrics.of_update(grad_norm=norm)
+        metrics.note_update(grad_norm=norm)
     assert metrics.reduced(num_updates=2) == {"loss": 1.0, "grad_norm": 1.5}
 
 
 def test_counts_are_added_and_maxima_are_of_all(metrics: StepMetrics) -> None:
     for number, gaps in ((3, [0.5, 2.0]), (4, [])):
-        metrics.count(parity_tokens=number)
-        metrics.maximum(gap=torch.tensor(gaps))
+        metrics.note_count(parity_tokens=number)
+        metrics.note_maximum(gap=torch.tensor(gaps))
     assert metrics.reduced(3) == {"parity_tokens": 7.0, "gap": 2.0}
 
 
@@ -72,15 +74,15 @@ def test_explained_variance_is_of_the_whole_step_and_absent_where_it_means_nothi
 ) -> None:
     returns, values = torch.tensor([0.0, 1.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 0.5, 0.5])
     for part in (slice(0, 1), slice(1, 4)):
-        metrics.explained(returns[part], values[part])
+        metrics.note_explained(returns[part], values[part])
     assert metrics.reduced(1) == {"explained_variance": pytest.approx(0.5)}
     constant = StepMetrics(torch.device("cpu"))
-    constant.explained(torch.ones(3), torch.zeros(3))
+    constant.note_explained(torch.ones(3), torch.zeros(3))
     assert constant.reduced(1) == {}
 
 
 def test_long_sequences_take_six_flops_per_parameter_and_token_and_their_attention() -> None:
-    flops = Flops.of_models(BFLOAT16, MODEL, None, 2, "NVIDIA H200")
+    flops = Flops.from_models(BFLOAT16, MODEL, None, 2, "NVIDIA H200")
     assert flops.policy is not None
     told = flops.of([10, 30], 2.0)
     linear = 6 * flops.policy.body_parameters * 40
@@ -89,22 +91,22 @@ def test_long_sequences_take_six_flops_per_parameter_and_token_and_their_attenti
     assert told["mfu"] == pytest.approx(told["flops_per_second"] / 989e12)
     assert peak_flops("NVIDIA H100 PCIe") is None
     for recipe, device in ((a_recipe(), "NVIDIA H200"), (BFLOAT16, "")):
-        assert "mfu" not in Flops.of_models(recipe, MODEL, None, 1, device).of([8], 1.0)
+        assert "mfu" not in Flops.from_models(recipe, MODEL, None, 1, device).of([8], 1.0)
 
 
 def test_a_critic_learns_too_an_adapter_saves_a_pass_and_an_unknown_shape_tells_nothing(
     tmp_path: Path,
 ) -> None:
     def rate(recipe: Recipe, critic: Path | None = None) -> float:
-        return Flops.of_models(recipe, MODEL, critic, 1, "").of([8], 1.0)["flops_per_second"]
+        return Flops.from_models(recipe, MODEL, critic, 1, "").of([8], 1.0)["flops_per_second"]
 
     adapter = a_recipe(model={"dtype": "bfloat16", "lora": {"rank": 8}})
     assert rate(BFLOAT16) < rate(BFLOAT16, MODEL) < 2 * rate(BFLOAT16)
     assert 3 * rate(adapter) == 2 * rate(BFLOAT16)
-    assert Flops.of_models(BFLOAT16, tmp_path, None, 1, "").of([8], 1.0) == {}
-    assert Flops.of_models(BFLOAT16, MODEL, None, 1, "").of([], 0.0) == {}
-    assert work_of(tmp_path, None)(8) == 8  # tokens
-    assert work_of(MODEL, None)(80) > 10 * work_of(MODEL, None)(8)  # attention
+    assert Flops.from_models(BFLOAT16, tmp_path, None, 1, "").of([8], 1.0) == {}
+    assert Flops.from_models(BFLOAT16, MODEL, None, 1, "").of([], 0.0) == {}
+    assert estimate_work(tmp_path, None)(8) == 8  # tokens
+    assert estimate_work(MODEL, None)(80) > 10 * estimate_work(MODEL, None)(8)  # attention
 
 
 def recipe_of(micro_batch_tokens: int, **training: int) -> Recipe:
@@ -192,10 +194,10 @@ def test_every_tensor_is_in_one_file_and_no_file_is_much_larger(
 def test_what_is_saved_is_copied_aside_as_far_as_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_copies, "_left_on_host", lambda: 100)  # bytes, of which 80 are used
+    monkeypatch.setattr(host_copies, "_free_bytes", lambda: 100)  # bytes, of which 80 are used
     weights, written = torch.zeros(10), list[tuple[str, float]]()
     kept = host_copies.HostCopies()
-    keep = kept.instead_of(lambda state, path: written.append((path, state["w"].sum().item())))
+    keep = kept.capture(lambda state, path: written.append((path, state["w"].sum().item())))
     for path in ("one", "two", "no room"):
         keep({"w": weights}, path)
     weights += 1
@@ -206,10 +208,10 @@ def test_what_is_saved_is_copied_aside_as_far_as_there_is_room(
 
 def test_weights_that_were_held_are_in_place_for_as_long_as_they_are_measured() -> None:
     weights = torch.zeros(3)
-    held = host_copies.HeldWeights(lambda: [weights])
-    held.hold()
+    held = host_copies.WeightSnapshot(lambda: [weights])
+    held.take()
     weights += 1
-    with suppress(KeyError), held.in_place():
+    with suppress(KeyError), held.swapped_in():
         assert weights.tolist() == [0, 0, 0]
         raise KeyError("what is measured breaks")
     assert weights.tolist() == [1, 1, 1]

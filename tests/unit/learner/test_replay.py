@@ -61,7 +61,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
                 moved = group.model_copy(update={"number": group.number + 1000 * (STEP - step)})
                 scoring = Scoring.of(recipe)
                 if group.purpose is Purpose.EVAL:
-                    scoring = scoring.without_advantage
+                    scoring = scoring.comparison_only
                 scored = [ScoredGroup(moved, scoring)]
                 kept += rows_of(scored, {}, attempt=attempt, step=step, created_at=1.0)
         write_samples(samples, *kept)

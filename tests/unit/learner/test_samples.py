@@ -22,7 +22,7 @@ from protocol.samples import USED
 
 from services.learner.durable.sample_rows import Row, rows_of
 from services.learner.training import samples
-from services.learner.training.batching import collate, totals_of
+from services.learner.training.batching import collate, count_totals
 from services.learner.training.samples import GroupFacts, Sample
 from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.builders import (
@@ -76,11 +76,11 @@ def graded(
     return a_graded_group(group.model_copy(update={"responses": responses}), grades=grades)
 
 
-def samples_of(
+def build_samples(
     groups: Sequence[GradedGroup], scoring: Scoring, *, attempt: int = 1, **of_step: Any
 ) -> tuple[list[Sample], GroupFacts]:
     scored = [ScoredGroup(group, scoring) for group in groups]
-    return samples.samples_of(scored, attempt=attempt, **{"version": 0, **of_step})
+    return samples.build_samples(scored, attempt=attempt, **{"version": 0, **of_step})
 
 
 def has_signal(scoring: Scoring, group: GradedGroup) -> bool:
@@ -89,7 +89,7 @@ def has_signal(scoring: Scoring, group: GradedGroup) -> bool:
 
 def test_each_response_becomes_a_sample_with_its_advantage() -> None:
     group = graded(RIGHT_AND_WRONG)
-    samples, facts = samples_of([group], grpo)
+    samples, facts = build_samples([group], grpo)
     assert [s.advantage for s in samples] == pytest.approx([0.707106, -0.707106], abs=1e-6)
     assert group.group is not None
     assert np.array_equal(samples[1].token_ids, group.group.token_ids[3:6])
@@ -105,14 +105,14 @@ def test_a_step_scales_the_advantages_of_all_its_groups_at_once() -> None:
     ]
     of_batch = scoring("grpo_batch")
     std = statistics.stdev([1, 0, 1, 1, 1, 0, 0, 0]) + 1e-4
-    samples, facts = samples_of(groups, of_batch)
+    samples, facts = build_samples(groups, of_batch)
     expected = [0.5 / std, -0.5 / std, 0, 0, 0.75 / std, *[-0.25 / std] * 3]
     assert [s.advantage for s in samples] == pytest.approx(expected)
     assert facts.groups_with_signal == 2
     assert [has_signal(of_batch, group) for group in groups] == [True, False, True]
-    assert [s.advantage for s in samples_of(groups[1:2], of_batch)[0]] == [0, 0]
-    assert samples_of([], of_batch)[0] == []
-    alone, _ = samples_of([graded([a_grade(1.0), a_grade(None)])], of_batch)
+    assert [s.advantage for s in build_samples(groups[1:2], of_batch)[0]] == [0, 0]
+    assert build_samples([], of_batch)[0] == []
+    alone, _ = build_samples([graded([a_grade(1.0), a_grade(None)])], of_batch)
     assert [s.advantage for s in alone] == [0]
 
 
@@ -139,32 +139,32 @@ def test_gdpo_compares_each_check_by_itself_and_normalizes_the_step() -> None:
     assert found.penalty_weight == 0.5
     (values, _), _ = ScoredGroup(groups[0], of_formula).scores.checks
     assert values.tolist() == [0.5, 0.25]
-    samples, _ = samples_of(groups, of_checks)
+    samples, _ = build_samples(groups, of_checks)
     advantages = [sample.advantage for sample in samples]
     assert statistics.mean(advantages) == pytest.approx(0)
     assert statistics.stdev(advantages) == pytest.approx(1, abs=1e-3)
 
 
 def test_a_response_that_cannot_be_graded_is_dropped_and_counted() -> None:
-    samples, facts = samples_of([graded([a_grade(1.0), a_grade(None), a_grade(0.0)])], grpo)
+    samples, facts = build_samples([graded([a_grade(1.0), a_grade(None), a_grade(0.0)])], grpo)
     assert [s.advantage for s in samples] == pytest.approx([0.707106, -0.707106], abs=1e-6)
     assert facts.dropped_responses == {"gold_not_parsable": 1}
 
 
 def test_a_missing_process_score_is_no_zero() -> None:
     lost = Grade(outcome=RIGHT, process=Ungradable(reason="timeout"))
-    samples, facts = samples_of([graded([a_grade(1.0, 1.0), a_grade(1.0, 0.5), lost])], papo)
+    samples, facts = build_samples([graded([a_grade(1.0, 1.0), a_grade(1.0, 0.5), lost])], papo)
     assert [s.advantage for s in samples] == pytest.approx([0.707105, -0.707105, 0], abs=1e-5)
     assert (facts.process, facts.ungradable_process) == ([1.0, 0.5], 1)
 
 
 def test_only_tokens_of_the_learners_own_version_count_for_parity() -> None:
     group = graded([Grade(outcome=RIGHT)], version=4)
-    (same,), facts = samples_of([group], grpo, version=4)
+    (same,), facts = build_samples([group], grpo, version=4)
     assert same.on_version.all()
     assert facts.staleness_max == 0
     for attempt, version in ((1, 6), (2, 4)):
-        (other,), facts = samples_of([group], grpo, attempt=attempt, version=version)
+        (other,), facts = build_samples([group], grpo, attempt=attempt, version=version)
         assert not other.on_version.any()
         assert facts.staleness_max == facts.means(1)["staleness"] == version - 4
 
@@ -180,33 +180,33 @@ def test_after_a_sync_that_kept_the_cache_only_whole_responses_count_for_parity(
     ]
     group = a_graded_group(a_group(lengths=[3, 3], responses=responses), grades=RIGHT_AND_WRONG)
     for kept_kv, expected in ((False, [0, 1, 1]), (True, [0, 0, 0])):
-        (first, second), _ = samples_of([group], grpo, version=4, kept_kv=kept_kv)
+        (first, second), _ = build_samples([group], grpo, version=4, kept_kv=kept_kv)
         assert first.on_version.tolist() == expected
         assert second.on_version.tolist() == [1, 1, 1]
 
 
 def test_a_truncated_response_can_be_left_out_of_the_loss_but_not_of_the_statistics() -> None:
     group = graded(RIGHT_AND_WRONG, truncated=(1,))
-    (sample,), facts = samples_of(
+    (sample,), facts = build_samples(
         [group], scoring("grpo", overlong_filter=True), attempt=1, version=0
     )
     assert sample.advantage == pytest.approx(0.707106, abs=1e-6)
     assert (facts.responses, facts.truncated, facts.filtered) == (2, 1, 1)
     assert facts.means(1)["filtered"] == 0.5
-    samples, facts = samples_of([group], grpo)
+    samples, facts = build_samples([group], grpo)
     assert (len(samples), facts.filtered) == (2, 0)
     both = graded(RIGHT_AND_WRONG, truncated=(0, 1))
-    samples, facts = samples_of([both], scoring("grpo", overlong_filter=True))
+    samples, facts = build_samples([both], scoring("grpo", overlong_filter=True))
     assert (samples, facts.filtered, facts.tokens) == ([], 2, 6)
-    compared = scoring("grpo", overlong_filter=True).without_advantage
-    samples, _ = samples_of([both], compared)
+    compared = scoring("grpo", overlong_filter=True).comparison_only
+    samples, _ = build_samples([both], compared)
     assert [sample.advantage for sample in samples] == [0, 0]
 
 
 def test_an_overlong_response_pays_but_its_group_gains_no_signal() -> None:
     shaped = scoring("grpo", overlong_buffer=4, overlong_factor=0.5)  # max_tokens is 8
     both_wrong = graded([Grade(outcome=WRONG)] * 2, lengths=[4, 8])
-    samples, facts = samples_of([both_wrong], shaped)
+    samples, facts = build_samples([both_wrong], shaped)
     assert [sample.reward for sample in samples] == pytest.approx([0, -0.5])
     assert samples[0].advantage > 0 > samples[1].advantage
     assert facts.groups_with_signal == 0
@@ -216,7 +216,7 @@ def test_an_overlong_response_pays_but_its_group_gains_no_signal() -> None:
 
 def test_weights_that_add_up_to_1_but_for_rounding_make_a_right_response() -> None:
     group = graded([a_grade(0.7 + 0.2 + 0.1, 1), a_grade(1, 0), a_grade(1 - 1e-8)])
-    found, facts = samples_of([group], papo)
+    found, facts = build_samples([group], papo)
     assert papo.scores(group.grades, [1] * 3).correct.tolist() == [True, True, False]
     assert [sample.correct for sample in found] == [True, True, False]
     assert (facts.correct, facts.process) == (2, [1, 0])
@@ -224,7 +224,7 @@ def test_weights_that_add_up_to_1_but_for_rounding_make_a_right_response() -> No
 
 def test_a_shaped_reward_does_not_decide_what_is_correct() -> None:
     shaped = scoring("papo", overlong_buffer=8, values=(-1.0, 1.0))
-    samples, facts = samples_of([graded(RIGHT_AND_WRONG, lengths=[8, 1])], shaped)
+    samples, facts = build_samples([graded(RIGHT_AND_WRONG, lengths=[8, 1])], shaped)
     assert [(s.correct, s.reward) for s in samples] == [(True, 0.0), (False, -1.125)]
     assert facts.correct == 1
 
@@ -250,7 +250,7 @@ def in_turns(own: np.ndarray = OWN, **of_request: Any) -> GradedGroup:
 def test_what_is_not_the_policys_own_is_learned_from_and_counted_nowhere() -> None:
     group = in_turns()
     assert group.group is not None
-    (first, second), facts = samples_of([group], grpo, version=4)
+    (first, second), facts = build_samples([group], grpo, version=4)
     assert (len(first.token_ids), first.num_own) == (6, 3)
     logprobs = group.group.behavior_logprobs
     assert first.behavior_logprobs.tolist() == logprobs[[0, 1, 4]].tolist()
@@ -269,25 +269,25 @@ def test_a_broken_episode_takes_no_part_in_its_group() -> None:
     whole = a_graded_group(an_episodes_group(1.0, 0.0), grades=RIGHT_AND_WRONG)
     grades = [RIGHT_AND_WRONG[0], lost, RIGHT_AND_WRONG[1]]
     with_broken = a_graded_group(an_episodes_group(1.0, None, 0.0), grades=grades)
-    (found, facts), (wanted, _) = (samples_of([each], grpo) for each in (with_broken, whole))
+    (found, facts), (wanted, _) = (build_samples([each], grpo) for each in (with_broken, whole))
     assert [each.advantage for each in found] == [each.advantage for each in wanted]
     assert facts.dropped_responses == {"episode_failed": 1}
     assert (facts.responses, facts.tokens, facts.means(1)["response_length"]) == (2, 6, 3)
     only_broken = a_graded_group(an_episodes_group(None, None), grades=[lost, lost])
-    found, facts = samples_of([only_broken], grpo)
+    found, facts = build_samples([only_broken], grpo)
     assert (found, facts.means(1)["ungradable"], facts.groups_with_signal) == ([], 1, 0)
 
 
 def test_a_group_that_says_all_tokens_are_its_own_is_trained_like_one_that_says_nothing() -> None:
     every = np.ones(10)
     one, other = (
-        samples.samples_of([ScoredGroup(each, papo)], attempt=1, version=4)
+        samples.build_samples([ScoredGroup(each, papo)], attempt=1, version=4)
         for each in (in_turns(every), without_own(in_turns(every)))
     )
     assert one[1] == other[1]
     for name, tensor in vars(collate(one[0])).items():
         assert np.array_equal(tensor, getattr(collate(other[0]), name)), name
-    assert totals_of(one[0]) == totals_of(other[0])
+    assert count_totals(one[0]) == count_totals(other[0])
 
 
 def without_own(graded: GradedGroup) -> GradedGroup:
@@ -310,7 +310,7 @@ def test_the_reward_that_is_told_is_what_the_advantage_compares(
     of_recipe = scoring(advantage, process_for="all", overlong_buffer=4, overlong_factor=0.5)
     grades = [a_grade(1.0, 1.0), a_grade(1.0, 0.25), a_grade(0.0, 0.75), a_grade(1.0)]
     group = graded(grades, lengths=[8, 1, 1, 1])  # max_tokens is 8
-    samples, facts = samples_of([group], of_recipe)
+    samples, facts = build_samples([group], of_recipe)
     assert [sample.reward for sample in samples] == pytest.approx(expected, nan_ok=True)
     told = [math.nan if r["reward"] is None else r["reward"] for r in rows(group, of_recipe)]
     assert told == pytest.approx(expected, nan_ok=True)
@@ -324,11 +324,11 @@ def test_a_judge_that_is_fooled_and_outcomes_that_are_exhausted_show_in_a_step()
         graded([a_grade(0.0, 1.0), a_grade(0.0, 0.5)], lengths=[8, 8]),
         graded([a_grade(1.0, 0.75), a_grade(0.0)], lengths=[3, 8]),
     ]
-    told = samples_of(groups, papo)[1].means(len(groups))
+    told = build_samples(groups, papo)[1].means(len(groups))
     assert (told["signal"], told["outcome_exhausted"]) == (0.75, 0.75)
     assert (told["process"], told["process_wrong"]) == (0.75, 0.75)
     assert (told["length_correct"], told["length_wrong"]) == (3, 8)
-    wrong = samples_of([graded([a_grade(0.0)])], papo)[1].means(1)
+    wrong = build_samples([graded([a_grade(0.0)])], papo)[1].means(1)
     assert not {"process", "process_wrong", "length_correct"} & wrong.keys()
 
 
@@ -336,7 +336,7 @@ def test_a_judge_that_is_fooled_and_outcomes_that_are_exhausted_show_in_a_step()
 def test_where_a_critic_estimates_advantages_a_sample_has_its_reward_only(name: str) -> None:
     group = graded(RIGHT_AND_WRONG)
     with_critic = scoring(name, values=(-1.0, 1.0))
-    samples, _ = samples_of([group], with_critic)
+    samples, _ = build_samples([group], with_critic)
     assert [sample.advantage for sample in samples] == [0, 0]
     assert [sample.reward for sample in samples] == [1, -1]
     assert has_signal(with_critic, group)
@@ -383,13 +383,13 @@ def test_a_response_is_a_row() -> None:
     assert all((of_group | {"task_id": "sum-1"}).items() <= row.items() for row in found)
     # The sampler's log-probs are -2, -1.5, -1 and -0.5.
     numbers = {"accuracy": [1.0, 0.0], "process": [0.5, None], "reward": [1.0, 0.0]}
-    numbers |= {"length": [1, 3], "truncated": [False, True], "in_loss": [True, True]}
+    numbers |= {"length": [1, 3], "truncated": [False, True], "has_loss": [True, True]}
     numbers |= {"surprise": [2.0, 1.0], "parity_gap": [0.0, 0.5], "outcome_advantage": [None, None]}
     assert {name: column(found, name) for name in numbers} == numbers
     assert column(found, "advantage") == pytest.approx([0.707106, -0.707106], abs=1e-6)
     silent = rows(graded([a_grade(None)] * 2, lengths=[0, 1]), papo)[0]
     unknown = [silent[name] for name in ("reward", "advantage", "parity_gap")]
-    assert (silent["surprise"], silent["in_loss"], unknown) == (0.0, False, [None] * 3)
+    assert (silent["surprise"], silent["has_loss"], unknown) == (0.0, False, [None] * 3)
 
 
 @pytest.mark.parametrize("advantage", ["papo", "papo_full_norm"])
@@ -429,7 +429,7 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
     assert column(second, "reward") == [1.0, 0.0]
     assert second[0]["advantage"] is None
     assert second[1]["advantage"] < 0
-    assert [row["in_loss"] for row in second + dropped] == [False, True, False, False]
+    assert [row["has_loss"] for row in second + dropped] == [False, True, False, False]
     assert column(dropped, "fate") == ["no_signal"] * 2
     assert (column(dropped, "reward"), "logprobs" in dropped[0]) == ([1, 1], False)
     assert failed[0].items() >= {"failure": "deaths: 3 workers died", "fate": "deaths"}.items()
@@ -459,10 +459,10 @@ def test_of_a_critic_the_advantage_is_the_mean_over_tokens() -> None:
 def test_an_evaluation_pays_nothing() -> None:
     grades = [a_grade(1.0), a_grade(None)]
     group = graded(grades, lengths=[1, 1], truncated=(0,), purpose=Purpose.EVAL, **NOW)
-    untrained = scoring("papo", overlong_filter=True).without_advantage
+    untrained = scoring("papo", overlong_filter=True).comparison_only
     found = rows(group, untrained, logprobs=[-2.5])
     for name in ("reward", "advantage"):
         assert column(found, name) == [None, None]
     assert column(found, "accuracy") == [1.0, None]
     assert column(found, "parity_gap") == [0.5, None]
-    assert column(found, "in_loss") == [False, False]
+    assert column(found, "has_loss") == [False, False]

@@ -132,9 +132,9 @@ def test_no_more_is_asked_than_may_be_in_flight() -> None:
 
 
 def test_a_number_beyond_all_needs_is_expected_by_the_last_step_that_has_some() -> None:
-    lookahead = Lookahead(step=3, position=10, needs=(2, 4), most=100)
-    assert [lookahead.step_of(n) for n in range(10, 18)] == [3, 3, 4, 4, 4, 4, 4, 4]
-    assert Lookahead(step=3, position=10).step_of(12) == 3
+    lookahead = Lookahead(step=3, position=10, needs=(2, 4), limit=100)
+    assert [lookahead.expected_step(n) for n in range(10, 18)] == [3, 3, 4, 4, 4, 4, 4, 4]
+    assert Lookahead(step=3, position=10).expected_step(12) == 3
 
 
 def test_a_checked_window_is_never_smaller_than_a_step() -> None:

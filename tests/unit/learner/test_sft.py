@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from services.chassis.prompts import encode_prompt
 from services.learner.sft.__main__ import main
-from services.learner.sft.run import FolderTaken, batches, samples_of, unfinished
-from services.learner.training.batching import totals_of
+from services.learner.sft.run import FolderTaken, batches, build_samples, unfinished
+from services.learner.training.batching import count_totals
 from services.learner.training.samples import Sample
 from tests.architecture.project import ROOT
 from tests.inline_prompts import InlinePrompts
@@ -28,7 +28,7 @@ TASK = {"id": "a", "prompt": "10+1=?", "answer": "11", "solution": "10+1=11;"}
 def samples(*tasks: dict[str, Any]) -> list[Sample]:
     prompts = InlinePrompts(AutoTokenizer.from_pretrained(BASE_MODEL))
     read = [Task.model_validate(task) for task in tasks]
-    return asyncio.run(samples_of(read, MODEL, prompts))
+    return asyncio.run(build_samples(read, MODEL, prompts))
 
 
 def test_a_solution_is_learned_after_the_prompt_of_a_rollout_and_up_to_its_end() -> None:
@@ -37,7 +37,7 @@ def test_a_solution_is_learned_after_the_prompt_of_a_rollout_and_up_to_its_end()
     prompt = encode_prompt(Task.model_validate(TASK), "{prompt}", tokenizer)
     assert sample.prompt_ids.tolist() == prompt
     assert tokenizer.decode(sample.token_ids) == "10+1=11;<eos>"
-    assert totals_of([sample]).positive_tokens == len(sample.token_ids)
+    assert count_totals([sample]).positive_tokens == len(sample.token_ids)
 
 
 def test_an_epoch_has_every_solution_once_and_the_next_another_order() -> None:

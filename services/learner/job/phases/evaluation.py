@@ -21,7 +21,7 @@ from services.learner.job.limits import check_lost
 from services.learner.job.phases.summary import summarize
 from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.selection import used
-from services.learner.training.samples import Measured, samples_of
+from services.learner.training.samples import Measured, build_samples
 from services.learner.training.scoring import ScoredGroup
 
 _PARITY_RESPONSES = 64
@@ -55,7 +55,7 @@ class Evaluation:
     @property
     def _begins(self) -> bool:
         progress = self.learning.progress
-        due = self.evaluator.at(progress.step).values()
+        due = self.evaluator.due_evaluations(progress.step).values()
         position = progress.ledgers[Purpose.EVAL].position
         return progress.step != progress.evaluating and any(position < n.stop for n in due)
 
@@ -66,7 +66,7 @@ class Evaluation:
         self._began = time.monotonic()
         if self.evaluator.missing(learning.intake):
             if progress.step == step < learning.recipe.training.steps:
-                await learning.hold()
+                await learning.snapshot_weights()
             await learning.versions.begin_evaluation(step)
             await self.evaluator.ask(learning.intake)
 
@@ -77,7 +77,7 @@ class Evaluation:
         groups = await learning.groups(Purpose.EVAL, evaluator.open_numbers, phase="evaluate")
         await check_lost(learning, groups, f"the evaluation at step {step}")
         first = evaluator.open_numbers.start
-        untrained = learning.scoring.without_advantage
+        untrained = learning.scoring.comparison_only
         scored = [ScoredGroup(group, untrained) for group in groups]
         parts = {
             name: scored[n.start - first : n.stop - first] for name, n in evaluator.due.items()
@@ -121,7 +121,7 @@ class Evaluation:
         await attempt.say(f"{event_id}:{name}", words, data=data)
 
     async def _forget_version(self) -> None:
-        await self.learning.let_go()
+        await self.learning.drop_snapshot()
         await self.learning.versions.publisher.end_evaluation()
 
     async def _measure(self, name: str, groups: Sequence[ScoredGroup]) -> Measured:
@@ -132,15 +132,17 @@ class Evaluation:
         learning, recipe, step = self.learning, self.learning.recipe, self.evaluator.step
         assert step is not None, "an evaluation has begun"
         sampling = recipe.sampling_of(recipe.evaluations[name])
-        samples, _ = samples_of(used(groups), attempt=learning.attempt.number, version=step)
+        samples, _ = build_samples(used(groups), attempt=learning.attempt.number, version=step)
         has_gone_on = learning.progress.step > step
         can_be_compared = sampling.top_p == 1 and (learning.held == step or not has_gone_on)
         some = samples[:_PARITY_RESPONSES] if can_be_compared else []
         measured = Measured()
         if some:
             with learning.control.doing(Doing.MEASURES_PARITY):
-                of_held = has_gone_on
-                measured = await learning.team.score(some, sampling.temperature, of_held=of_held)
+                use_snapshot = has_gone_on
+                measured = await learning.team.score(
+                    some, sampling.temperature, use_snapshot=use_snapshot
+                )
             learning.progress.note_parity(measured.metrics)
             await learning.parity.check_sampled(measured, step, sampling.temperature)
         rest = sum(sample.num_own for sample in samples[len(some) :])

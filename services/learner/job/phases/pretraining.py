@@ -19,7 +19,7 @@ from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import Lookahead, used
-from services.learner.training.samples import GroupFacts, samples_of
+from services.learner.training.samples import GroupFacts, build_samples
 from services.learner.training.scoring import ScoredGroup
 
 
@@ -49,7 +49,7 @@ class Pretraining:
         groups = await learning.groups(Purpose.PRETRAIN, numbers)
         await check_lost(learning, groups, f"pretrain step {progress.pretrained}")
         scored = [ScoredGroup(group, learning.scoring) for group in groups]
-        samples, facts = samples_of(
+        samples, facts = build_samples(
             used(scored), attempt=learning.attempt.number, version=progress.step
         )
         step = progress.pretrained + 1
@@ -77,7 +77,7 @@ class Pretraining:
             step=0,
             position=step * groups,
             needs=(self._left * groups,),
-            most=recipe.groups_in_flight,
+            limit=recipe.groups_in_flight,
         )
         self.feeder.admit(lookahead)
         return range(step * groups, (step + 1) * groups)

@@ -18,7 +18,7 @@ from services.learner.job.parity import LEAST_TOKENS
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import Selection
 from services.learner.training.flops import Flops
-from services.learner.training.samples import GroupFacts, Sample, samples_of
+from services.learner.training.samples import GroupFacts, Sample, build_samples
 from services.learner.training.scoring import ScoredGroup
 
 _COMPARE_EVERY = 10  # steps
@@ -53,7 +53,7 @@ class Training:
             await learning.versions.publish()
         await self._report(selection, facts, measured.metrics, time.monotonic() - began)
         if self._is_compared_next and learning.held is None:
-            await learning.hold()
+            await learning.snapshot_weights()
         every, is_saved = learning.recipe.training.checkpoint_every, learning.versions.saved
         if progress.step % every == 0 and not (progress.is_replayed and is_saved):
             await learning.versions.begin_save()
@@ -86,7 +86,7 @@ class Training:
         if some:
             with learning.control.doing(Doing.MEASURES_PARITY, timed="parity"):
                 measured = await learning.team.score(
-                    some, self._temperature, of_held=version < progress.step
+                    some, self._temperature, use_snapshot=version < progress.step
                 )
             await learning.parity.check_sampled(measured, version, self._temperature)
             self._compared = version
@@ -97,7 +97,7 @@ class Training:
             learning.control.obey()
         has_gone = version < progress.step - learning.recipe.training.max_staleness
         if progress.evaluating is None and (some or has_gone):
-            await learning.let_go()
+            await learning.drop_snapshot()
 
     async def _select(self) -> Selection:
         """Look at groups, each as soon as it and all before it are there, until it is enough."""
@@ -126,7 +126,7 @@ class Training:
         self, groups: Sequence[ScoredGroup], version: int
     ) -> tuple[list[Sample], GroupFacts]:
         learning = self.learning
-        return samples_of(
+        return build_samples(
             groups,
             attempt=learning.attempt.number,
             version=version,
