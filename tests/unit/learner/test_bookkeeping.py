@@ -138,7 +138,7 @@ def test_the_ledger_accounts_for_every_number() -> None:
 
 @pytest.mark.anyio
 async def test_what_is_asked_for_while_an_account_is_made_is_not_in_it() -> None:
-    feeder = SimpleNamespace(asked=3)
+    feeder = SimpleNamespace(next_number=3)
 
     async def under_way(_: str) -> set[str]:
         keys = {group_key(Purpose.TRAIN, number) for number in range(feeder.next_number)}
