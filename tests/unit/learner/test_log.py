@@ -114,7 +114,7 @@ async def test_a_group_is_on_disk_before_it_leaves_the_exchange(tmp_path: Path) 
     taken: list[tuple[str, list[int]]] = []
 
     class Exchange:
-        async def ingest(self, delivery: Delivery[GradedGroup], attempt: int) -> None:
+        async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> None:
             taken.append((delivery.key, numbers(tmp_path / "log")))
 
     intake = Intake(Attempt(cast(Any, Exchange()), "job", 1, a_recipe(), tmp_path))
