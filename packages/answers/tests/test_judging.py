@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from answers.steps import UNREAD, Step
 from answers.steps.derivation import derive
-from answers.steps.finding import relations
+from answers.steps.relations import find_relations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -166,6 +166,6 @@ def test_hostile_steps_are_refused_or_decided_with_little_work(
 def test_finding_relations_takes_work_in_proportion_to_the_text(
     text: str, count_calls: CountCalls
 ) -> None:
-    once, twice = (count_calls(lambda n=n: relations(text[:n])) for n in (5_000, 10_000))
+    once, twice = (count_calls(lambda n=n: find_relations(text[:n])) for n in (5_000, 10_000))
     assert twice < 2.1 * once
-    relations(text)  # for patterns, whose steps are no calls: quadratic ones would not end
+    find_relations(text)  # for patterns, whose steps are no calls: quadratic ones would not end

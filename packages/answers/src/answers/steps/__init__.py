@@ -1,21 +1,25 @@
 """The equations and inequalities of a solution, in LaTeX or plain, and whether they are right.
 
-`segments` cuts a text where expressions end, `finding` finds the relations in it, `evaluation`
-computes a side in every way to read it, `judging` gives the verdicts. In the pool only.
+`segments` cuts a text where expressions end, `relations` finds the relations in it, `evaluation`
+computes a side in each of its readings, `judging` gives the verdicts, and `refutation` finds
+equations that contradict others. They may take long, and belong in a worker process.
 """
 
 from typing import NamedTuple
 
-RIGHT, WRONG, OPEN, UNREAD = "right", "wrong", "open", "unread"
+RIGHT = "right"
+WRONG = "wrong"
+OPEN = "open"
+UNREAD = "unread"
 
 
 class Step(NamedTuple):
-    """The verdict on a relation, and what all ways to write the same have in common.
+    """The verdict on a relation, and a text that is the same for all its spellings.
 
-    In a chain it stands from its sign to before ``end``; ``note`` has the values that differ.
+    In a chain a step reaches from its sign to before ``end``. The note has the values that differ.
     """
 
-    verdict: str  # RIGHT, WRONG or OPEN
+    verdict: str
     identity: str
     start: int = 0
     end: int = 0
@@ -23,7 +27,10 @@ class Step(NamedTuple):
 
 
 class Derivation(NamedTuple):
-    """Worth ``low`` if what cannot be judged is worth nothing, and ``high`` if it is right."""
+    """The steps of a text, which of them are used, and what they are worth.
+
+    ``low`` is the worth if the open steps are worth nothing, ``high`` if they are right.
+    """
 
     steps: list[Step]
     used: list[bool]

@@ -1,60 +1,61 @@
 """Which steps belong to the derivation of the answer, and how much of one they are.
 
-A step is *grounded* if each number that it computes with is of the problem, an earlier result, or a
-constant such as 60. Those that lead to the answer, found backwards from it, are its derivation.
-Numbers are compared by nine digits, without signs, and as hundredths. In the pool only.
+A step is *grounded* if each number that it computes with is the problem's, an earlier result, or a
+constant such as 60. The derivation is the steps that lead to the answer, found backwards from it.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
-from itertools import islice, pairwise, product
-from random import Random
+from itertools import islice, product
 from typing import NamedTuple
 
 from answers.boxes import last_boxed
-from answers.grammar import read_expression
-from answers.nodes import Node, Unreadable, rebuild
+from answers.nodes import Node, rebuild
 from answers.steps import RIGHT, WRONG, Derivation
-from answers.steps.evaluation import NoValue, Value, values
-from answers.steps.judging import Judged, judged
-from answers.steps.letters import refuted
+from answers.steps.evaluation import evaluate
+from answers.steps.judging import Judged, judge_text
+from answers.steps.quantities import (
+    compute_share,
+    find_match,
+    get_key,
+    read_changes,
+    read_goals,
+    read_plain_numbers,
+)
+from answers.steps.refutation import refute
+from answers.tokens import lexicon
 
-_TYPICAL = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
-_NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?\\?%|\s?percent)?(?:\s?/\s?(\d+))?")
-_NAMES = """1 one once single another first; 2 two twice half halves double doubled doubles pair
-both couple second; 3 three third thirds thrice triple tripled; 4 four quarter quarters fourth
-fourths; 5 five fifth fifths nickel nickels; 6 six sixth; 7 seven seventh; 8 eight eighth eighths;
-9 nine ninth; 10 ten tenth decade dime dimes; 11 eleven; 12 twelve dozen dozens; 13 thirteen;
-14 fourteen; 15 fifteen; 16 sixteen; 17 seventeen; 18 eighteen; 19 nineteen; 20 twenty; 30 thirty;
-40 forty; 50 fifty; 60 sixty; 70 seventy; 80 eighty; 90 ninety; 100 hundred; 1000 thousand"""
-_NAMED = {
-    name: float(number) for number, *names in map(str.split, _NAMES.split(";")) for name in names
-}
-_CONSTANTS = frozenset({1, 2, 3, 4, 5, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000})  # as factors
-_TERMS = frozenset({12, 24, 60})  # and as terms
-_FACTORS = frozenset({"*", "/", "fraction", "^", "root", "mixed", "slash", "percent", "binomial"})
-_FIXED = frozenset({0, 1, 2, 100})  # as ``1 - 0.2``, a square, half: no change of the problem's
+_WARM_UP = r"$\frac{1}{2}\sqrt{8} = \sqrt{2} \approx 1.41$ and $\sin 30^\circ + x = x + 2^{-1}$"
+# Constants that a solution may use as factors: days, months, hours, minutes, units of measure.
+_CONSTANT_FACTORS = frozenset({1, 2, 3, 4, 5, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000})
+_CONSTANT_TERMS = frozenset({12, 24, 60})
+_FACTORS = lexicon("* / fraction ^ root mixed slash percent binomial")
+_SUMS = frozenset({"+", "-"})
+_WHOLES = frozenset({1, 100})  # of which a share is taken, as in 1 - 0.2
 _MAX_READINGS = 8
-_SAME_CHANGE = 0.01  # up to which two changes differ by rounding alone
+_SAME_CHANGE = 0.01  # rounding alone may make changes differ by this share
 _UNGROUNDED, _UNKNOWN, _GROUNDED = range(3)
-_ENOUGH = 0.66  # of the solution's results, or of its given numbers: there are many ways
-_HALF = 0.49  # and without a solution, of the problem's
-_GAP = 0.25  # what a step on the way that is not grounded leaves
-_LEAST = 4  # the derivation is at least one of so many right steps, or they are all sorts of things
+# A text derives the answer if it has more than this share of the solution's results or of the
+# numbers that the solution uses: there are many ways to an answer.
+_ENOUGH = 0.66
+# Without a solution this share of the problem's numbers is enough: a problem may have idle ones.
+_ENOUGH_WITHOUT_SOLUTION = 0.49
+# A step on the way that is not grounded leaves this share.
+_UNGROUNDED_SHARE = 0.25
+# One right step in this number must be in the derivation, or the steps are sums of all kinds.
+_MAX_STEPS_PER_USED = 4
 
 
 class _Link(NamedTuple):
-    """A step: the numbers it computes with and results in, and the earlier links that it needs.
+    """A step, the numbers it computes with and results in, and the earlier links that it needs.
 
-    ``changes`` are the factors by which its results change with the numbers of the problem, in two
-    readings; none where any will do.
+    ``changes`` are the factors by which its results change with the numbers of the problem, in each
+    reading; there are none if any will do.
     """
 
     judged: Judged
@@ -66,247 +67,246 @@ class _Link(NamedTuple):
 
 
 def warm_up() -> None:
-    derive(_TYPICAL, _TYPICAL, _TYPICAL, "1", 10)
+    derive(_WARM_UP, _WARM_UP, _WARM_UP, "1", 10)
 
 
-def derive(text: str, problem: str, solution: str, answer: str, most: int) -> Derivation:
-    """How far a text derives the answer from the problem, held against a solution if there is one.
+def derive(text: str, problem: str, solution: str, answer: str, max_steps: int) -> Derivation:
+    """Return how far a text derives the answer from the problem, compared with a solution if given.
 
-    With other numbers in the problem, other results would follow. It is worth 1 if the answer, or
-    enough of the solution's results, would then be as the solution's, else their share; less with
-    each step that is wrong, or on its way but not grounded. Splitting gains nothing.
+    With other numbers in the problem, other results would follow. A derivation is worth 1 if the
+    answer, or enough of the solution's results, would then be as the solution's, else their share.
+    It is worth less with each step that is wrong, or on its way but not grounded. Splitting steps
+    gains nothing.
     """
-    moves = _moves_of(problem)
-    known = set(moves)
-    moving = moves if solution else {}
-    reference = _Links(solution, known, moving, answer, most)
-    results = {n for link in reference.links if link.judged.sides for n in link.results}
-    operands = {n for link in reference.links for n in link.operands}
-    known = known | (operands - results)
-    goals = _values_of(answer) or _values_of(last_boxed(text) or "")
-    asked = results - known - goals
-    found = _Links(text, known, moving, answer, most)
-    theirs = _merge_changes(reference.links)
-    changes = {n: theirs.get(n, ()) for n in asked | goals} if solution else {}
-    given = operands & known if solution else _plain_numbers_of(problem)
-    low, path = found.worth(goals, asked, given, changes)
-    steps, size = [link.judged.step for link in found.links], len(asked) + 1
-    wrong = len({step.identity for step in steps if step.verdict == WRONG})
-    low *= size / (size + wrong)
-    may_follow = not goals or (found.is_open() and (not reference.links or reference.is_open()))
-    is_open = bool(steps) and (may_follow or found.is_open(found.path(goals, sure=False)))
-    high = 1.0 if is_open and not wrong else low
+    changes = read_changes(problem)
+    numbers = set(changes)
+    if not solution:
+        changes = {}
+    reference = _Chain(solution, numbers, changes, answer, max_steps)
+    operands = {number for link in reference.links for number in link.operands}
+    results = {number for link in reference.links if link.judged.sides for number in link.results}
+    numbers = numbers | (operands - results)
+    goals = read_goals(answer) or read_goals(last_boxed(text) or "")
+    required = results - numbers - goals
+    chain = _Chain(text, numbers, changes, answer, max_steps)
+    if solution:
+        used_numbers = operands & numbers
+        solution_changes = _merge_changes(reference.links)
+        changes = {number: solution_changes.get(number, []) for number in required | goals}
+    else:
+        used_numbers = read_plain_numbers(problem)
+        changes = {}
+    low, path = chain.rate(goals, required, used_numbers, changes)
+    steps = [link.judged.step for link in chain.links]
+    size = len(required) + 1
+    num_wrong = len({step.identity for step in steps if step.verdict == WRONG})
+    low *= size / (size + num_wrong)
+    is_open = bool(steps) and _may_be_derivation(chain, reference, goals)
+    high = 1.0 if is_open and not num_wrong else low
     used = [at in path for at in range(len(steps))]
     return Derivation(steps, used, size if results else 0, low, high)
 
 
-class _Links:
+def _may_be_derivation(chain: _Chain, reference: _Chain, goals: set[float]) -> bool:
+    """Return whether open steps may lead to the answer."""
+    if not goals:
+        return True
+    if chain.is_open() and (not reference.links or reference.is_open()):
+        return True
+    return chain.is_open(chain.find_path(goals, is_sure=False))
+
+
+class _Chain:
+    """The links of a text, in order, and for each number the last link of the best status."""
+
     def __init__(
-        self, text: str, known: set[float], moving: Mapping[float, float], answer: str, most: int
+        self,
+        text: str,
+        numbers: set[float],
+        changes: Mapping[float, float],
+        answer: str,
+        max_steps: int,
     ) -> None:
         self.links = list[_Link]()
-        self._known = known
-        self._moving = moving
-        self._makers = dict[float, int]()  # of each number, the last link of the best status
-        for at, each in enumerate(refuted(judged(text, most), text, answer)):
-            self.links.append(link := self._linked(each))
+        self._numbers = numbers
+        self._changes = changes
+        self._makers = dict[float, int]()
+        for at, judged in enumerate(refute(judge_text(text, max_steps), text, answer)):
+            link = self._read_link(judged)
+            self.links.append(link)
             for number in link.results:
-                if self.links[self._makers.setdefault(number, at)].status <= link.status:
+                maker = self._makers.setdefault(number, at)
+                if self.links[maker].status <= link.status:
                     self._makers[number] = at
 
-    def is_open(self, among: Iterable[int] | None = None) -> bool:
-        links = self.links if among is None else [self.links[at] for at in among]
+    def is_open(self, path: Iterable[int] | None = None) -> bool:
+        links = self.links if path is None else [self.links[at] for at in path]
         return any(link.status == _UNKNOWN and link.results for link in links)
 
-    def worth(
+    def rate(
         self,
         goals: set[float],
-        asked: set[float],
-        given: set[float],
+        required: set[float],
+        used_numbers: set[float],
         changes: Mapping[float, Sequence[float]],
     ) -> tuple[float, set[int]]:
-        """The value, if what cannot be judged is worth nothing and nothing is wrong; the path."""
-        way = self.path(goals)
-        path = way or self.path(asked)
+        """Return the worth if open steps are worth nothing and no step is wrong, and the path."""
+        goal_path = self.find_path(goals)
+        path = goal_path or self.find_path(required)
         links = [self.links[at] for at in path]
-        gaps = sum(link.status == _UNGROUNDED for link in links)
-        if gaps == len(links):
+        num_gaps = sum(link.status == _UNGROUNDED for link in links)
+        if num_gaps == len(links):
             return 0.0, set()
-        results = _merge_changes(links)
-        pairs = {n: (results.get(_match(results, n) or n, (0.0,)), changes[n]) for n in changes}
-        same = {n for n, pair in pairs.items() if _is_same_change(*pair)}
-        part = _share(asked, asked & same) if asked else 0.0
-        if way:
-            whole = _share(given, {n for link in links for n in link.operands})
-            is_compared = any(all(pairs[n]) for n in goals & pairs.keys())
-            is_whole = goals & same if is_compared else whole > (_ENOUGH if changes else _HALF)
-            part = max(part, 1.0 if is_whole else whole / 2)
-        if goals and not way:
-            part /= 2
-        elif part > _ENOUGH:
-            part = 1.0
+        own_changes = _merge_changes(links)
+        pairs = dict[float, tuple[Sequence[float], Sequence[float]]]()
+        for number, expected in changes.items():
+            match = find_match(own_changes, number) or number
+            pairs[number] = (own_changes.get(match, (0.0,)), expected)
+        derived = {number for number, pair in pairs.items() if _is_same_change(*pair)}
+        worth = compute_share(required, required & derived) if required else 0.0
+        if goal_path:
+            operands = {number for link in links for number in link.operands}
+            share = compute_share(used_numbers, operands)
+            is_derived = share > (_ENOUGH if changes else _ENOUGH_WITHOUT_SOLUTION)
+            if any(all(pairs[goal]) for goal in goals & pairs.keys()):
+                is_derived = bool(goals & derived)
+            worth = max(worth, 1.0 if is_derived else share / 2)
+        if goals and not goal_path:
+            worth /= 2
+        elif worth > _ENOUGH:
+            worth = 1.0
         steps = [link.judged.step for link in self.links]
-        right = len({step.identity for step in steps if step.verdict == RIGHT})
-        return part * _GAP**gaps * min(1.0, _LEAST * len(path) / max(1, right)), path
+        num_right = len({step.identity for step in steps if step.verdict == RIGHT})
+        density = min(1.0, _MAX_STEPS_PER_USED * len(path) / max(1, num_right))
+        return worth * _UNGROUNDED_SHARE**num_gaps * density, path
 
-    def path(self, goals: Iterable[float], *, sure: bool = True) -> set[int]:
-        """The links that lead to the goals; where it must be sure, over none that is open."""
-        made = [n for goal in goals if (n := _match(self._makers, goal)) is not None]
-        waiting, path = [self._makers[n] for n in made], set[int]()
-        while waiting:
-            link = self.links[at := waiting.pop()]
-            is_unsure = sure and link.status == _UNKNOWN
+    def find_path(self, goals: Iterable[float], *, is_sure: bool = True) -> set[int]:
+        """Return the links that lead to the goals; a sure path has no open link."""
+        makers = [self._find_maker(goal) for goal in goals]
+        stack = [maker for maker in makers if maker is not None]
+        path = set[int]()
+        while stack:
+            at = stack.pop()
+            link = self.links[at]
+            is_unsure = is_sure and link.status == _UNKNOWN
             if at not in path and not is_unsure and link.judged.step.verdict != WRONG:
                 path.add(at)
-                waiting += link.needs
+                stack += link.needs
         return path
 
-    def changes(self, number: float) -> tuple[float, ...] | None:
-        """Those of an earlier result, None where it is none."""
-        made = _match(self._makers, number)
-        return None if made is None else self.links[self._makers[made]].changes
+    def _find_maker(self, number: float) -> int | None:
+        """Return the link that results in a number."""
+        match = find_match(self._makers, number)
+        return None if match is None else self._makers[match]
 
-    def _linked(self, each: Judged) -> _Link:
-        computed = [side for side in each.sides if not side.is_literal]
+    def _read_link(self, judged: Judged) -> _Link:
+        computed = [side for side in judged.sides if not side.is_literal]
         if not computed:
-            return _Link(each, _UNKNOWN, results=tuple(map(_key, each.claims)))
-        results = tuple(map(_key, each.values))
-        if each.step.verdict == WRONG:
-            return _Link(each, _UNGROUNDED, results=results[-1:])
-        grounded = (self._grounded(each, side, results) for side in computed)
-        link = max(grounded, key=operator.attrgetter("status"))
+            return _Link(judged, _UNKNOWN, results=tuple(map(get_key, judged.claims)))
+        results = tuple(map(get_key, judged.values))
+        if judged.step.verdict == WRONG:
+            return _Link(judged, _UNGROUNDED, results=results[-1:])
+        links = [self._ground(judged, side, results) for side in computed]
+        link = max(links, key=operator.attrgetter("status"))
         last = self.links[-1] if self.links else link
-        if last.status > link.status and last.judged.relation.right is each.relation.left:
-            return _Link(each, last.status, (), results, (len(self.links) - 1,), last.changes)
+        is_chained = last.judged.relation.right is judged.relation.left
+        if is_chained and last.status > link.status:
+            needs = (len(self.links) - 1,)
+            return _Link(judged, last.status, (), results, needs, last.changes)
         return link
 
-    def _grounded(self, each: Judged, side: Node, results: tuple[float, ...]) -> _Link:
-        """The step as far as the numbers of a side ground it; constants need no others."""
-        found = {n: (self._source(n), is_free) for n, is_free in self._operands(side)}
-        sources = {n: source for n, (source, is_free) in found.items() if source[0] or not is_free}
-        constants = found.keys() - {*sources, 1, 100}
-        is_enough = 0 < len(sources) >= len(constants)
-        status = min(status for status, _ in sources.values()) if is_enough else _UNGROUNDED
-        needs = tuple(at for _, at in sources.values() if at is not None)
-        changes = self._side_changes(side) if self._moving and status == _GROUNDED else ()
-        return _Link(each, status, tuple(sources), results, needs, changes)
+    def _ground(self, judged: Judged, side: Node, results: tuple[float, ...]) -> _Link:
+        """Return the step as far as the numbers of a side ground it; constants need no source."""
+        operands = dict(_find_operands(side))
+        sources = dict[float, tuple[int, int | None]]()
+        for number, may_be_constant in operands.items():
+            status, maker = self._find_source(number)
+            if status != _UNGROUNDED or not may_be_constant:
+                sources[number] = (status, maker)
+        constants = operands.keys() - sources.keys() - _WHOLES
+        is_grounded = 0 < len(sources) >= len(constants)
+        status = min(status for status, _ in sources.values()) if is_grounded else _UNGROUNDED
+        needs = tuple(maker for _, maker in sources.values() if maker is not None)
+        changes = self._change_side(side) if self._changes and status == _GROUNDED else ()
+        return _Link(judged, status, tuple(sources), results, needs, changes)
 
-    def _side_changes(self, side: Node) -> tuple[float, ...]:
-        """Its factors, as each number may be the problem's or an earlier result; 0 for no value."""
-        numbers = [node.number for node in reversed([*side.walk()]) if node.kind == "number"]
-        options = [self._number_changes(_key(number)) for number in numbers]
+    def _change_side(self, side: Node) -> tuple[float, ...]:
+        """Return the factors by which a side changes, as its numbers have one source or another.
+
+        A factor is 0 if the side has no value.
+        """
+        nodes = reversed([*side.walk()])
+        numbers = [node.number for node in nodes if node.kind == "number"]
+        options = [self._change_number(get_key(number)) for number in numbers]
         changes = list[float]()
         for factors in islice(product(*options), _MAX_READINGS):
-            others = map(operator.mul, numbers, map(Fraction, factors))
+            changed = map(operator.mul, numbers, map(Fraction, factors))
             try:
-                after = values(rebuild(side, partial(_with_next, others)), {})[0]
-                changes.append(float(after / values(side, {})[0]))
+                after = evaluate(_replace_numbers(side, changed))[0]
+                changes.append(float(after / evaluate(side)[0]))
             except ArithmeticError:
                 changes.append(0.0)
         return tuple(changes)
 
-    def _number_changes(self, number: float) -> list[float]:
-        made, moving = self.changes(number), _match(self._moving, number)
-        changes = list(made or ())
-        if moving is not None:
-            changes.append(self._moving[moving])
-        elif made is None or _match(self._known, number) is not None:
+    def _change_number(self, number: float) -> list[float]:
+        maker = self._find_maker(number)
+        changes = [] if maker is None else list(self.links[maker].changes)
+        match = find_match(self._changes, number)
+        if match is not None:
+            changes.append(self._changes[match])
+        elif maker is None or find_match(self._numbers, number) is not None:
             changes.append(1.0)
         return changes
 
-    def _operands(self, tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
-        """The numbers in a tree, and whether each may be a constant: a factor, or ``1 - 0.2``."""
-        if tree.kind == "number":
-            is_factor = not _CONSTANTS.isdisjoint({tree.number, tree.number and 1 / tree.number})
-            yield _key(tree.number), (is_factor and parent in _FACTORS) or tree.number in _TERMS
-        kind = parent if tree.kind in {"negative", "grouped"} else tree.kind
-        is_rest = kind in {"+", "-"} and tree.parts[0].number in {1, 100}
-        for part in tree.parts[1 if is_rest else 0 :]:
-            yield from self._operands(part, kind)
-
-    def _source(self, number: float) -> tuple[int, int | None]:
-        made = _match(self._makers, number)
-        at = None if made is None else self._makers[made]
-        status = _UNGROUNDED if at is None else self.links[at].status
-        if _match(self._known, number) is not None:
-            return _GROUNDED, at if status == _GROUNDED else None
-        return (_UNGROUNDED if at is None else status or _GROUNDED), at
+    def _find_source(self, number: float) -> tuple[int, int | None]:
+        """Return the status of a number, and the link that it comes from."""
+        maker = self._find_maker(number)
+        status = _UNGROUNDED if maker is None else self.links[maker].status
+        if find_match(self._numbers, number) is not None:
+            return _GROUNDED, maker if status == _GROUNDED else None
+        if maker is None:
+            return _UNGROUNDED, None
+        return status or _GROUNDED, maker
 
 
-def _moves_of(problem: str) -> dict[float, float]:
-    """The numbers of a problem, in digits or words, with the factors by which they move.
+def _find_operands(tree: Node, parent: str = "") -> Iterator[tuple[float, bool]]:
+    """Yield the numbers in a tree, and whether each may be a constant.
 
-    Of percentages and fractions the rest, too, which moves with them.
+    The 1 or 100 from which a share is taken, as in ``1 - 0.2``, is left out.
     """
-    numbers = list[float]()
-    rests = dict[float, float]()
-    for digits, percent, bottom in _NUMBER.findall(problem):
-        number = float(digits.replace(",", ""))
-        numbers.append(number)
-        if percent:
-            rests |= {100 - number: 100 - _moved(number), 100 + number: 100 + _moved(number)}
-        if bottom:
-            numbers.append(float(bottom))
-            rests[float(bottom) - number] = _moved(float(bottom)) - _moved(number)
-    named = [_NAMED.get(word, 0.0) for word in re.findall("[a-z]+", problem.lower())]
-    numbers += [*filter(None, named), *(a + b for a, b in pairwise(named) if a >= 20 > b > 0)]
-    others = {**rests, **{number: _moved(number) for number in numbers}}
-    return {_key(number): other / number if number else 1.0 for number, other in others.items()}
+    if tree.kind == "number":
+        inverse = 1 / tree.number if tree.number else 0
+        is_constant = not _CONSTANT_FACTORS.isdisjoint({tree.number, inverse})
+        is_factor = is_constant and parent in _FACTORS
+        yield get_key(tree.number), is_factor or tree.number in _CONSTANT_TERMS
+    kind = parent if tree.kind in {"negative", "grouped"} else tree.kind
+    parts = tree.parts
+    if kind in _SUMS and parts[0].number in _WHOLES:
+        parts = parts[1:]
+    for part in parts:
+        yield from _find_operands(part, kind)
 
 
-def _moved(number: float) -> float:
-    return number if number in _FIXED else number * Random(number).uniform(1.1, 1.5)
+def _replace_numbers(tree: Node, numbers: Iterator[Fraction]) -> Node:
+    """Replace the numbers of a tree, from its last to its first."""
 
+    def replace_number(node: Node) -> Node:
+        return replace(node, number=next(numbers)) if node.kind == "number" else node
 
-def _plain_numbers_of(problem: str) -> set[float]:
-    """Those in digits that are no percentages and no part of a fraction."""
-    found = _NUMBER.findall(problem)
-    return {_key(float(digits.replace(",", ""))) for digits, *rest in found if not any(rest)}
-
-
-def _with_next(numbers: Iterator[Fraction], node: Node) -> Node:
-    return replace(node, number=next(numbers)) if node.kind == "number" else node
+    return rebuild(tree, replace_number)
 
 
 def _merge_changes(links: Iterable[_Link]) -> dict[float, list[float]]:
-    found = dict[float, list[float]]()
+    changes = dict[float, list[float]]()
     for link in links:
         for number in link.results:
-            found.setdefault(number, []).extend(link.changes)
-    return found
+            changes.setdefault(number, []).extend(link.changes)
+    return changes
 
 
-def _is_same_change(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    alike = (math.isclose(a, b, rel_tol=_SAME_CHANGE) for a, b in product(ours, theirs))
-    return not ours or not theirs or any(alike)
-
-
-def _values_of(answer: str) -> set[float]:
-    found = set[float]()
-    for part in answer.replace(r"\$", "").split(", "):
-        numbers = {_key(float(digits.replace(",", ""))) for digits, _, _ in _NUMBER.findall(part)}
-        try:
-            found.add(_key(values(read_expression(part), {})[0]))
-            found |= numbers if re.search("pi|sqrt", part) else set()
-        except KeyError:  # a formula
-            continue
-        except (Unreadable, NoValue):
-            found |= numbers if len(numbers) == 1 else set()
-    return found
-
-
-def _key(number: Value) -> float:
-    return float(f"{abs(float(number)):.9g}")
-
-
-def _match(found: Collection[float], number: float) -> float | None:
-    """The number as it is found, or a hundredth or a hundred of it if either is no integer."""
-    if number in found:
-        return number
-    others = (_key(number * 100), _key(number / 100))
-    is_whole = number.is_integer()
-    return next((n for n in others if n in found and not (is_whole and n.is_integer())), None)
-
-
-def _share(asked: Collection[float], found: Collection[float]) -> float:
-    return sum(_match(found, n) is not None for n in asked) / len(asked) if asked else 1.0
+def _is_same_change(changes: Sequence[float], others: Sequence[float]) -> bool:
+    """Return whether some changes are the same; any will do if one of both has none."""
+    if not changes or not others:
+        return True
+    pairs = product(changes, others)
+    return any(math.isclose(change, other, rel_tol=_SAME_CHANGE) for change, other in pairs)

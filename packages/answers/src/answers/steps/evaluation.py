@@ -1,11 +1,12 @@
-"""The values of a tree, one for each way in which it can be read.
+"""The values of a tree, one for each of its readings.
 
 Numbers have 400 digits and lie between 10^-300 and 10^300, so that nothing takes long, integers
-are exact, and what differs surely differs. Imported only in the pool: mpmath takes long to load.
+are exact, and values that differ surely differ.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import comb, factorial
@@ -16,12 +17,12 @@ from mpmath.ctx_mp import MPContext
 from answers.nodes import Node
 
 Value = Any  # a number of mpmath, which has no types
-Ways = tuple[Callable[..., Value], ...]
+Readings = tuple[Callable[..., Value], ...]
 
 _MAX_BITS = 1_000  # of 10^300
 _MAX_WHOLE = 1_000  # of factorials, binomials and roots
 
-_mp: Any = MPContext()  # of our own: sympy computes with the shared one in the same worker
+_mp: Any = MPContext()  # SymPy computes with the shared context in the same worker
 _mp.dps = 400
 _SAME = _mp.mpf(10) ** -200
 E: Value = +_mp.e
@@ -29,57 +30,70 @@ number = _mp.mpf
 
 
 class NoValue(ArithmeticError):
-    """Undefined, not real, or too large to compute."""
+    """The value is undefined, not real, or too large to compute."""
 
 
-def values(tree: Node, letters: Mapping[str, Value]) -> list[Value]:
-    """In each way to read a tree, the usual one first; `NoValue` if that has none."""
-    found = [_value(tree, letters, 0)]
-    if any(len(_ways(node)) > 1 for node in tree.walk()):
+def evaluate(tree: Node, letters: Mapping[str, Value] | None = None) -> list[Value]:
+    """Return the value of each reading of a tree, the usual reading first.
+
+    Raises:
+        NoValue: if the usual reading has no value.
+        KeyError: if a letter has no value.
+    """
+    letters = letters or {}
+    values = [_evaluate(tree, letters, 0)]
+    if any(len(_get_readings(node)) > 1 for node in tree.walk()):
         with suppress(NoValue):
-            found.append(_value(tree, letters, 1))
-    return found
+            values.append(_evaluate(tree, letters, 1))
+    return values
 
 
-def _value(tree: Node, letters: Mapping[str, Value], reading: int) -> Value:
+def _evaluate(tree: Node, letters: Mapping[str, Value], reading: int) -> Value:
     if tree.kind == "letter":
         return letters[tree.letter]
     if tree.kind == "number":
-        return _bounded(_mp.mpf(tree.number.numerator) / tree.number.denominator)
-    parts = [_value(part, letters, reading) for part in tree.parts]
-    ways = _ways(tree)
-    if not ways:
+        return _check_range(_mp.mpf(tree.number.numerator) / tree.number.denominator)
+    parts = [_evaluate(part, letters, reading) for part in tree.parts]
+    readings = _get_readings(tree)
+    if not readings:
         raise NoValue(tree.kind)
+    function = readings[min(reading, len(readings) - 1)]
     try:
-        return _bounded(ways[min(reading, len(ways) - 1)](*parts))
+        return _check_range(function(*parts))
     except (ArithmeticError, ValueError, TypeError, NotImplementedError) as error:
         raise NoValue(tree.kind) from error
 
 
-def compare(a: Value, b: Value) -> int:
-    """-1, 0 or 1 as a is less than b, equal or greater."""
-    is_same = abs(a - b) <= max(1, abs(a), abs(b)) * _SAME
-    return 0 if is_same else 1 if a > b else -1
+def compare(first: Value, second: Value) -> int:
+    """Return -1, 0 or 1 if the first value is less, equal or greater."""
+    if abs(first - second) <= max(1, abs(first), abs(second)) * _SAME:
+        return 0
+    return 1 if first > second else -1
 
 
-def whole(a: Value) -> int:
-    """The number as an integer; `NoValue` if it is none."""
-    if compare(a, _mp.nint(a)) != 0:
+def to_integer(value: Value) -> int:
+    """Return the value as an integer.
+
+    Raises:
+        NoValue: if it is none.
+    """
+    integer = _mp.nint(value)
+    if compare(value, integer) != 0:
         raise NoValue("no integer")
-    return int(_mp.nint(a))
+    return int(integer)
 
 
-def _bounded(a: Value) -> Value:
-    size = _mp.mag(a) if isinstance(a, _mp.mpf) and a else -_MAX_BITS
-    if not isinstance(a, _mp.mpf) or not _mp.isfinite(a) or size > _MAX_BITS:
+def _check_range(value: Value) -> Value:
+    size = _mp.mag(value) if isinstance(value, _mp.mpf) and value else -_MAX_BITS
+    if not isinstance(value, _mp.mpf) or not _mp.isfinite(value) or size > _MAX_BITS:
         raise NoValue("not real, or too large")
-    return a if size > -_MAX_BITS else _mp.mpf(0)
+    return value if size > -_MAX_BITS else _mp.mpf(0)
 
 
-def _count(a: Value) -> int:
-    if not 0 <= a <= _MAX_WHOLE:
+def _to_count(value: Value) -> int:
+    if not 0 <= value <= _MAX_WHOLE:
         raise NoValue("negative, or too large")
-    return whole(a)
+    return to_integer(value)
 
 
 def _power(base: Value, exponent: Value) -> Value:
@@ -89,48 +103,58 @@ def _power(base: Value, exponent: Value) -> Value:
 
 
 def _root(inside: Value, index: Value) -> Value:
-    degree = _count(index)
-    return -_mp.root(-inside, degree) if inside < 0 and degree % 2 else _mp.root(inside, degree)
+    degree = _to_count(index)
+    is_odd = degree % 2
+    return -_mp.root(-inside, degree) if inside < 0 and is_odd else _mp.root(inside, degree)
 
 
-def _angle(name: str) -> Ways:
-    """Of radians, or of degrees without a sign."""
-    function = getattr(_mp, name)
-    return function, lambda a: function(a * _mp.pi / 180)
+def _radians(angle: Value) -> Value:
+    return angle * _mp.pi / 180
 
 
-_FUNCTIONS: Mapping[str, Ways] = {
-    **{name: _angle(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
-    **{f"arc{name}": (getattr(_mp, f"a{name}"),) for name in ("sin", "cos", "tan")},
+def _same(value: Value) -> Value:
+    return value
+
+
+_FUNCTIONS: dict[str, Readings] = {
     "exp": (_mp.exp,),
     "ln": (_mp.log,),
     "lg": (_mp.log10,),
     "log": (_mp.log10, _mp.log),
+    "arcsin": (_mp.asin,),
+    "arccos": (_mp.acos,),
+    "arctan": (_mp.atan,),
 }
-_OPERATIONS: Mapping[str, Ways] = {
+for _name in ("sin", "cos", "tan", "cot", "sec", "csc"):
+    _function = getattr(_mp, _name)
+    # The second reading is of degrees without their sign.
+    _FUNCTIONS[_name] = (_function, lambda angle, f=_function: f(_radians(angle)))
+_OPERATIONS: Mapping[str, Readings] = {
     "pi": (lambda: +_mp.pi,),
-    "+": (lambda a, b: a + b,),
-    "-": (lambda a, b: a - b,),
-    "*": (lambda a, b: a * b,),
-    "negative": (lambda a: -a,),
-    **dict.fromkeys(("/", "fraction"), (lambda a, b: a / b,)),
-    **dict.fromkeys(("numeral", "grouped"), (lambda a: a,)),
+    "+": (operator.add,),
+    "-": (operator.sub,),
+    "*": (operator.mul,),
+    "negative": (operator.neg,),
+    "/": (operator.truediv,),
+    "fraction": (operator.truediv,),
+    "numeral": (_same,),
+    "grouped": (_same,),
     "absolute": (abs,),
     "^": (_power,),
     "root": (_root,),
-    "factorial": (lambda a: _mp.mpf(factorial(_count(a))),),
-    "binomial": (lambda a, b: _mp.mpf(comb(_count(a), _count(b))),),
+    "factorial": (lambda n: _mp.mpf(factorial(_to_count(n))),),
+    "binomial": (lambda n, k: _mp.mpf(comb(_to_count(n), _to_count(k))),),
     "floor": (lambda a: _mp.floor(a + _SAME),),
     "ceiling": (lambda a: _mp.ceil(a - _SAME),),
-    "percent": (lambda a: a / 100, lambda a: a),
-    "degree": (lambda a: a * _mp.pi / 180, lambda a: a),
-    "mixed": (lambda a, b: a + b, lambda a, b: a * b),
-    "plusminus": (lambda a, b: a + b, lambda a, b: a - b),
+    "percent": (lambda a: a / 100, _same),
+    "degree": (_radians, _same),
+    "mixed": (operator.add, operator.mul),
+    "plusminus": (operator.add, operator.sub),
     "slash": (lambda a, b, c: a / (b * c), lambda a, b, c: a / b * c),
 }
 
 
-def _ways(tree: Node) -> Ways:
-    if tree.kind == "function":
-        return _FUNCTIONS.get(tree.letter, ()) if len(tree.parts) == 1 else (_mp.log,)
-    return _OPERATIONS.get(tree.kind, ())
+def _get_readings(tree: Node) -> Readings:
+    if tree.kind != "function":
+        return _OPERATIONS.get(tree.kind, ())
+    return _FUNCTIONS.get(tree.letter, ()) if len(tree.parts) == 1 else (_mp.log,)
