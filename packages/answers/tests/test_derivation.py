@@ -18,8 +18,8 @@ HONEST = r"She sells 16 - 3 - 4 = 9 eggs. She makes 9 * 2 = $18. \boxed{18}"
 
 def worth(text: str, solution: str = SOLUTION) -> float | None:
     """None if it cannot be judged."""
-    found = derive(text, PROBLEM, solution, "18", 5_001)
-    return found.low if found.low == found.high else None
+    derivation = derive(text, PROBLEM, solution, "18", 5_001)
+    return derivation.low if derivation.low == derivation.high else None
 
 
 WHOLE = [
@@ -111,11 +111,11 @@ def test_a_step_that_is_missing_or_wrong_costs(text: str, solution: str, value: 
     assert worth(text, solution) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("more", ["16-1=15; 15-1=14. ", "16/2 = 8. ", "2+2=4. ", "18 = 18*1. "])
-def test_more_right_steps_never_raise_a_score(more: str) -> None:
+@pytest.mark.parametrize("steps", ["16-1=15; 15-1=14. ", "16/2 = 8. ", "2+2=4. ", "18 = 18*1. "])
+def test_more_right_steps_never_raise_a_score(steps: str) -> None:
     for start in (HONEST, HONEST + ". 5+5=11.", "16-3=12. 12-4=8. 8*2=18."):
-        before, after = worth(start), worth(f"{start} {more} {start}")
-        assert (after or 0) <= (before or 0)
+        value = worth(f"{start} {steps} {start}") or 0
+        assert value <= (worth(start) or 0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The examples of the README do what it says."""
+"""The examples of the README are true."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ EXAMPLES, REWARD = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 def test_the_examples_have_the_values_in_their_comments() -> None:
     names: dict[str, Any] = {}
     exec(EXAMPLES, names)
-    examples = re.findall(r"^(is_equal\(.*\))  # (True|False)", EXAMPLES, re.MULTILINE)
+    examples = re.findall(r"(?m)^(is_equal\(.*\))  # (True|False)", EXAMPLES)
     assert len(examples) == 4
     for call, value in examples:
-        assert str(eval(call, names)) == value, call
+        outcome = eval(call, names)
+        assert str(outcome) == value, call
 
 
 def test_the_reward_function_rewards_right_answers() -> None:
     names: dict[str, Any] = {}
     exec(REWARD, names)
-    completions = [[{"role": "assistant", "content": text}] for text in (r"\boxed{4}", "five")]
-    assert names["correctness_reward"](completions, answer=["4", "4"], problem=["?"] * 2) == [1, 0]
+    completions = [[{"content": r"\boxed{4}"}], [{"content": "five"}]]
+    rewards = names["correctness_reward"](completions, answer=["4", "4"], problem=["?", "?"])
+    assert rewards == [1, 0]

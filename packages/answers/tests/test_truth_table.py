@@ -9,7 +9,6 @@ read. A text may be a list of pieces, in which ``["x", 100]`` is x a hundred tim
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,14 @@ from answers import decide, last_boxed
 
 Row = dict[str, Any]
 TABLE = Path(__file__).with_name("golden") / "answers.jsonl"
-ROWS: list[Row] = [json.loads(line) for line in TABLE.read_text("utf-8").splitlines()]
+ROWS: list[Row] = list(map(json.loads, TABLE.read_text("utf-8").splitlines()))
 
 
 def expand(text: str | list[Any]) -> str:
-    pieces = [text] if isinstance(text, str) else text
-    return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in pieces)
+    if isinstance(text, str):
+        return text
+    pieces = [[piece, 1] if isinstance(piece, str) else piece for piece in text]
+    return "".join(piece * times for piece, times in pieces)
 
 
 def response_text(row: Row) -> str:
@@ -33,18 +34,22 @@ def response_text(row: Row) -> str:
 
 def judge(row: Row) -> bool | None:
     answer = last_boxed(response_text(row))
-    if answer is None or not answer.strip():
+    if answer is None:
         return False
-    reason = decide(expand(row["answer"]), answer, row.get("problem") or "")
-    return None if reason == "gold_not_parsable" else reason == "right"
+    gold = expand(row["answer"])
+    reason = decide(gold, answer, row.get("problem", ""))
+    if reason == "gold_not_parsable":
+        return None
+    return reason == "right"
 
 
 def test_every_row_of_the_truth_table_is_judged_as_it_says() -> None:
     rows = [row for row in ROWS if row["kind"] != "hangs"]
+    wrong = [row for row in rows if judge(row) is not row["verdict"]]
     assert len(rows) > 2_000
-    assert [row for row in rows if judge(row) is not row["verdict"]] == []
+    assert wrong == []
 
 
 def test_the_truth_table_says_each_thing_once() -> None:
-    keys = Counter((str(row["answer"]), response_text(row), row.get("problem")) for row in ROWS)
-    assert [key for key, count in keys.items() if count > 1] == []
+    keys = {json.dumps([row["answer"], response_text(row), row.get("problem")]) for row in ROWS}
+    assert len(keys) == len(ROWS)

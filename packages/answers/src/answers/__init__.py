@@ -57,4 +57,6 @@ def decide(gold: str, answer: str, problem: str = "") -> str:
         reason = equivalence.compare(gold, answer, problem)
     else:
         reason = "right" if equal else "wrong"
-    return "restated" if reason == "right" and is_restated(gold, answer, problem) else reason
+    if reason == "right" and is_restated(gold, answer, problem):
+        return "restated"
+    return reason

@@ -42,7 +42,9 @@ _THINKING_ENDS = "</think>"
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last complete ``\boxed{}`` or ``\fbox{}``, or None."""
     box = last_box(text)
-    return None if box is None else text[slice(*box)]
+    if box is None:
+        return None
+    return text[slice(*box)]
 
 
 def last_box(text: str) -> tuple[int, int] | None:
@@ -124,4 +126,6 @@ def unwrap(content: str) -> str:
         return content
     name = content[: box.start()]
     is_alone = last_boxed(content) == box[1] and not _BOX.search(box[1])
-    return f"{name}{{{box[1]}}}" if is_alone and _NAMES_BOX.search(name) else content
+    if is_alone and _NAMES_BOX.search(name):
+        return f"{name}{{{box[1]}}}"
+    return content

@@ -1,4 +1,4 @@
-"""The verdict on two values, and what a rule can ask while it compares them."""
+"""The verdict on two values, and the comparison that a rule can ask about their parts."""
 
 from __future__ import annotations
 

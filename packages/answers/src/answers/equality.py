@@ -64,9 +64,13 @@ def compare_with_algebra(
 def _compare_texts(gold: str, answer: str) -> Verdict | None:
     if gold == answer:
         return Verdict(True, "exact")
-    if gold.isdecimal() and answer.isdecimal() and (gold + answer).isascii():
-        return Verdict(gold.lstrip("0") == answer.lstrip("0"), "number")
-    return Verdict(True, "exact") if _squeeze(gold) == _squeeze(answer) else None
+    digits = gold + answer
+    if gold and answer and digits.isdecimal() and digits.isascii():
+        is_same = gold.lstrip("0") == answer.lstrip("0")
+        return Verdict(is_same, "number")
+    if _squeeze(gold) == _squeeze(answer):
+        return Verdict(True, "exact")
+    return None
 
 
 @lru_cache(4096)
@@ -82,8 +86,10 @@ def _read_product(text: str, value: Value, other: Value, problem: Problem) -> Va
     symbols = [char for char in value.unit if char.isalpha()]
     if not 1 < len(symbols) <= _MAX_SYMBOLS:
         return value
-    letters = other.letters if isinstance(other, Expression) else frozenset()
-    if (letters | {"e"}).issuperset(symbols) or all(map(problem.mentions, symbols)):
+    letters = {"e"}
+    if isinstance(other, Expression):
+        letters |= other.letters
+    if letters.issuperset(symbols) or all(map(problem.mentions, symbols)):
         product = read_scalar(tuple(tokenize(text)))
         return product if has_tree(product) else value
     return value
@@ -103,8 +109,14 @@ def _compare_lists(comparison: Comparison, gold: str, answer: str) -> Verdict | 
     value = read_answer(answer)
     if isinstance(expected, Set):
         members = read_answer(answer, is_list=True)
-        return comparison.compare(expected, members) if members != value else None
-    if not isinstance(value, Set) or not value.joint or not _HUNDREDS.fullmatch(gold):
+        if members != value:
+            return comparison.compare(expected, members)
+        return None
+    if not isinstance(value, Set) or not value.joint:
+        return None
+    if not _HUNDREDS.fullmatch(gold):
         return None
     members = read_answer(gold, is_list=True)
-    return comparison.compare(members, value) if isinstance(members, Set) else None
+    if isinstance(members, Set):
+        return comparison.compare(members, value)
+    return None

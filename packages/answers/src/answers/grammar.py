@@ -46,7 +46,8 @@ def read_expression(text: str, *, as_answer: bool = False) -> Node:
     Raises:
         Unreadable: if the text is not in the grammar.
     """
-    return read_tree(tokenize(text) if len(text) <= _MAX_CHARS else [], as_answer=as_answer)
+    tokens = tokenize(text) if len(text) <= _MAX_CHARS else []
+    return read_tree(tokens, as_answer=as_answer)
 
 
 def read_tree(side: Iterable[Token], *, as_answer: bool = False) -> Node:
@@ -98,7 +99,9 @@ class _Reader:
 
     @property
     def token(self) -> Token | None:
-        return self._tokens[self._at] if self._at < len(self._tokens) else None
+        if self._at < len(self._tokens):
+            return self._tokens[self._at]
+        return None
 
     def _is_next(self, *texts: str) -> bool:
         return self.token is not None and self.token.text in texts
@@ -125,7 +128,9 @@ class _Reader:
     def read_infix(self) -> Node:
         tree = self._read_sum()
         infix = self._take(*_INFIX)
-        return Node(_INFIX[infix], (tree, self._read_sum())) if infix else tree
+        if infix:
+            return Node(_INFIX[infix], (tree, self._read_sum()))
+        return tree
 
     def _read_sum(self) -> Node:
         self._go_deeper()
@@ -150,7 +155,8 @@ class _Reader:
         while operator := self._take(*_TIMES, "/"):
             sign = self._take("+", "-")
             factors = self._read_factors()
-            if operator == r"\times" and any(r"\vec" in node.letter for node in tree.walk()):
+            has_vectors = any(r"\vec" in node.letter for node in tree.walk())
+            if operator == r"\times" and has_vectors:
                 raise Unreadable("a product of vectors, whose order matters")
             if operator != "/":
                 tree = Node("*", (tree, multiply(factors)))
@@ -196,9 +202,13 @@ class _Reader:
                 break
             if token.kind == "name":
                 index = [piece.text for piece in self._tokens[at + 1 : at + 4]]
-                names.add(token.text + "".join(index if index[:1] == ["_"] else ()))
-        is_weight = [token.text for token in self._tokens[self._at - 2 : self._at]] == ["m", "g"]
-        return not is_weight and len(names) < 2 and last.letter not in names
+                if index[:1] != ["_"]:
+                    index = []
+                names.add(token.text + "".join(index))
+        before = self._tokens[max(0, self._at - 2) : self._at]
+        if [token.text for token in before] == ["m", "g"]:  # a weight
+            return False
+        return len(names) < 2 and last.letter not in names
 
     def _is_number_a_factor(self, last: Node) -> bool:
         """Return whether the next number is a factor, as in ``n2^n``; ``x2`` may be ``x_2``."""
@@ -211,7 +221,7 @@ class _Reader:
         if after and after[0].text == "^":
             is_digit = token.gap and len(before.text) == 1 and last.kind == "^"
             return is_closed or before.kind == "name" or before.text == r"\pi" or is_digit
-        return is_closed and any(node.kind == "letter" for node in last.walk())
+        return is_closed and bool(last.letters)
 
     def _read_factor(self) -> Node:
         node = self._read_operand()
@@ -244,7 +254,9 @@ class _Reader:
     def _read_exponent(self) -> Node:
         sign = self._take("-", "+")
         exponent = self._read_argument()
-        return Node("negative", (exponent,)) if sign == "-" else exponent
+        if sign == "-":
+            return Node("negative", (exponent,))
+        return exponent
 
     def _read_operand(self) -> Node:
         token = self.token
@@ -267,7 +279,9 @@ class _Reader:
         primes = self._read_primes()
         name = letter + self._read_subscript() + (primes or self._read_primes())
         # y(0) is a value of y, and no product with 0.
-        return Node("letter", letter=f"{name}(0)" if self._take_all("(", "0", ")") else name)
+        if self._take_all("(", "0", ")"):
+            name = f"{name}(0)"
+        return Node("letter", letter=name)
 
     def _read_command(self, text: str) -> Node:
         if text == r"\pi":
@@ -276,7 +290,8 @@ class _Reader:
             return Node("infinity")
         if text in _TWO_ARGUMENTS:
             first = self._read_argument(single=True)
-            return Node(_TWO_ARGUMENTS[text], (first, self._read_argument(single=True)))
+            second = self._read_argument(single=True)
+            return Node(_TWO_ARGUMENTS[text], (first, second))
         if text == r"\sqrt":
             index = self._read_root_index()
             return Node("root", (self._read_argument(single=True), index))
@@ -286,7 +301,8 @@ class _Reader:
                 raise Unreadable("a part of a number that may be real, a segment or a mean")
             return Node("function", (inside,), letter=_COMPLEX[text])
         if text in _ROOTS:
-            return Node("root", (self._read_argument(), integer(_ROOTS[text])))
+            inside = self._read_argument()
+            return Node("root", (inside, integer(_ROOTS[text])))
         raise Unreadable(text)
 
     def _read_root_index(self) -> Node:
@@ -309,7 +325,9 @@ class _Reader:
         self._open_bars = bars
         if opener in _KINDS_OF_BRACKETS:
             return Node(_KINDS_OF_BRACKETS[opener], (inside,))
-        return Node("grouped", (inside,)) if inside.kind == "fraction" else inside
+        if inside.kind == "fraction":
+            return Node("grouped", (inside,))
+        return inside
 
     def _read_argument(self, *, single: bool = False) -> Node:
         token = self.token
@@ -349,7 +367,8 @@ class _Reader:
             return integer(int(plain))
         mantissa, _, exponent = plain.partition("e")
         places = len(mantissa.partition(".")[2]) - int(exponent or 0)
-        return Node("number", number=Fraction(plain.rstrip(".")), places=max(0, places))
+        number = Fraction(plain.rstrip("."))
+        return Node("number", number=number, places=max(0, places))
 
     def _read_numeral(self, digits: str) -> Node:
         node = self._read_argument()
@@ -376,7 +395,8 @@ class _Reader:
                 break
         if depth or start == self._at:
             raise Unreadable("an open subscript")
-        return "_" + "".join(token.text for token in self._tokens[start : self._at]).strip("{}")
+        index = "".join(token.text for token in self._tokens[start : self._at])
+        return "_" + index.strip("{}")
 
     def _read_function(self, name: str) -> Node:
         has_base = name == "log" and self._take("_")
@@ -385,9 +405,12 @@ class _Reader:
         if power is not None and not (power.kind == "number" and power.number > 0):
             raise Unreadable("an inverse function, or a reciprocal")
         self._go_deeper()
-        value = Node("function", (self._read_function_argument(), *base), letter=name)
+        argument = self._read_function_argument()
+        value = Node("function", (argument, *base), letter=name)
         self._depth -= 1
-        return value if power is None else Node("^", (value, power))
+        if power is None:
+            return value
+        return Node("^", (value, power))
 
     def _read_function_argument(self) -> Node:
         if self._is_next("(", "["):

@@ -47,6 +47,11 @@ class Node:
             stack += node.parts
 
     @property
+    def letters(self) -> set[str]:
+        """The names of all letters in the tree, also e and i."""
+        return {node.letter for node in self.walk() if node.kind == "letter"}
+
+    @property
     def is_literal(self) -> bool:
         if self.kind in {"negative", "percent", "degree"}:
             return self.parts[0].is_literal
@@ -60,7 +65,8 @@ def fold(tree: Node, combine: Callable[[Node, list[T]], T]) -> T:
     """
     values: dict[int, T] = {}
     for node in reversed(list(tree.walk())):  # parts come before the node that they are part of
-        values[id(node)] = combine(node, [values[id(part)] for part in node.parts])
+        parts = [values[id(part)] for part in node.parts]
+        values[id(node)] = combine(node, parts)
     return values[id(tree)]
 
 
@@ -95,7 +101,8 @@ def read_repeating(text: str) -> Node:
     digits = "".join(char for char in period if char.isdigit())
     places = len(start.partition(".")[2])
     number = Fraction(start if start.strip(".") else "0")
-    number += Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
+    nines = 10 ** len(digits) - 1
+    number += Fraction(int(digits), nines * 10**places)
     return Node("number", number=number)
 
 
@@ -103,7 +110,8 @@ def multiply(factors: list[Node]) -> Node:
     """Multiply adjacent factors; an integer before a fraction of integers may be a mixed number."""
     product = factors[0]
     for factor in factors[1:]:
-        product = Node("mixed" if _is_mixed(product, factor) else "*", (product, factor))
+        kind = "mixed" if _is_mixed(product, factor) else "*"
+        product = Node(kind, (product, factor))
     return product
 
 
@@ -121,7 +129,8 @@ def are_different(first: Node, second: Node) -> bool:
     other = estimate(second)
     if value is None or other is None:
         return False
-    return abs(value - other) > _SMALL * max(1, abs(value), abs(other))
+    size = max(1, abs(value), abs(other))
+    return abs(value - other) > _SMALL * size
 
 
 def estimate(tree: Node) -> Decimal | None:

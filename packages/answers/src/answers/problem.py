@@ -136,7 +136,9 @@ class Problem:
 def _stem(word: str) -> str:
     """Return the same for singular and plural: berry and berries, box and boxes."""
     stem = word.casefold().removesuffix("s").removesuffix("e")
-    return f"{stem[:-1]}i" if stem.endswith("y") else stem
+    if stem.endswith("y"):
+        return f"{stem[:-1]}i"
+    return stem
 
 
 @lru_cache(_CACHED_PROBLEMS)

@@ -35,7 +35,7 @@ from answers.sides import (
     find_cuts,
     is_bracketed,
     read_marks,
-    split_at,
+    split_side,
     strip,
 )
 from answers.thousands import join_thousands
@@ -137,7 +137,8 @@ def read_answer(text: str, *, is_list: bool = False, is_chosen: bool = False) ->
     With ``is_list`` each comma parts members; with ``is_chosen`` ``B, 12`` is a choice.
     """
     if _PLAIN.fullmatch(text):
-        return Number(Fraction(text), len(text.partition(".")[2]) or None)
+        places = len(text.partition(".")[2])
+        return Number(Fraction(text), places or None)
     text = _LABEL.sub("", unwrap(text))
     text = _SPACED_NUMBER.sub(_join_number, _drop_remark(text))
     tokens = read_marks(tokenize(text))
@@ -147,23 +148,29 @@ def read_answer(text: str, *, is_list: bool = False, is_chosen: bool = False) ->
     side = strip(drop_open_brace(tuple(join_thousands(tokens, is_list=is_list))))
     plain = to_plain(side)
     if choice := words.read_choice(plain, is_chosen=is_chosen):
-        letter, rest = choice
-        return Choice(letter, read_answer(rest) if rest else None)
+        letter, value = choice
+        return Choice(letter, read_answer(value) if value else None)
     letters = words.read_letters(plain)
-    return Choice(letters) if letters else _read(side)
+    if letters:
+        return Choice(letters)
+    return _read(side)
 
 
 def _join_number(number: re.Match[str]) -> str:
     if number["thousands"]:
         return number[0].replace(" ", "")
     _, whole, top, bottom = number.groups()
-    return rf"{whole}\frac{{{top}}}{{{bottom}}}" if int(top) < int(bottom) else number[0]
+    if int(top) < int(bottom):
+        return rf"{whole}\frac{{{top}}}{{{bottom}}}"
+    return number[0]
 
 
 def _drop_remark(text: str) -> str:
     remark = _REMARK.search(text)
     head = text[: remark.start()] if remark else text
-    return head if head.strip() and head.count("{") == head.count("}") else text
+    if head.strip() and head.count("{") == head.count("}"):
+        return head
+    return text
 
 
 def _read(side: Side, depth: int = 0) -> Value:
@@ -204,7 +211,8 @@ def _read_words(side: Side) -> Value | None:
         return Words(name)
     if side[0].kind in ("number", "money", "operator"):
         return None
-    text = words.read_words(plain, is_marked=any(token.kind == "words" for token in side))
+    is_marked = any(token.kind == "words" for token in side)
+    text = words.read_words(plain, is_marked=is_marked)
     if not text:
         return None
     if _ALL_REALS.fullmatch(text):
@@ -220,7 +228,7 @@ def _read_cuts(side: Side, cuts: dict[str, list[int]], depth: int) -> Value | No
     if "relation" in cuts:
         places = cuts["relation"]
         signs = tuple(side[at].text for at in places)
-        texts = tuple(to_latex(strip(part)) for part in split_at(side, places))
+        texts = tuple(to_latex(strip(part)) for part in split_side(side, places))
         return read_relation(Relation(_read_parts(side, places, depth), signs, texts))
     for joint in JOINTS:
         if joint in cuts:
@@ -229,7 +237,7 @@ def _read_cuts(side: Side, cuts: dict[str, list[int]], depth: int) -> Value | No
 
 
 def _read_parts(side: Side, cuts: list[int], depth: int) -> tuple[Value, ...]:
-    return tuple(_read(part, depth + 1) for part in split_at(side, cuts))
+    return tuple(_read(part, depth + 1) for part in split_side(side, cuts))
 
 
 def _read_ratio(side: Side, cuts: list[int], depth: int) -> Value | None:
@@ -243,7 +251,7 @@ def _read_list(side: Side, cuts: list[int], depth: int) -> Value:
     group_cuts = [at for at in cuts if _parts_groups(side, at)]
     if 0 < len(group_cuts) < len(cuts):
         cuts = group_cuts
-    parts = [part for part in split_at(side, cuts) if strip(part)]
+    parts = [part for part in split_side(side, cuts) if strip(part)]
     members = tuple(_read(part, depth + 1) for part in parts)
     joints = {side[at].text for at in cuts}
     joined = join_inequalities(members, has_or="or" in joints, has_and="and" in joints)
@@ -282,7 +290,9 @@ def _read_quantity(side: Side, depth: int) -> Value | None:
     head = _read(split.head, depth + 1)
     if isinstance(head, Quantity):
         return None
-    return Quantity(head, split.unit, split.is_bare) if split.unit else head
+    if split.unit:
+        return Quantity(head, split.unit, split.is_bare)
+    return head
 
 
 def _read_brackets(side: Side, depth: int) -> Value | None:
@@ -291,7 +301,9 @@ def _read_brackets(side: Side, depth: int) -> Value | None:
     is_point = side[0].kind == "letters" and side[0].text in _POINTS
     if is_point and is_bracketed(side[1:]):
         point = _read(side[1:], depth + 1)
-        return point if isinstance(point, Tuple) and point.brackets == "()" else None
+        if isinstance(point, Tuple) and point.brackets == "()":
+            return point
+        return None
     return None
 
 
@@ -305,7 +317,8 @@ def _read_environment(side: Side, depth: int) -> Value | None:
     if name in _MATRICES:
         return _read_matrix(side, depth)
     if name == "vmatrix":
-        return determinant(_read_matrix(side, depth)) or Expression(None, to_latex(side))
+        value = determinant(_read_matrix(side, depth))
+        return value or Expression(None, to_latex(side))
     return None
 
 
@@ -317,11 +330,14 @@ def _read_enclosed(side: Side, depth: int) -> Value:
     cuts = find_cuts(inner)
     if inner and cuts == {} and opens == "[" == inner[0].text:
         row = _read(inner, depth + 1)
-        return Tuple((row,), "[]") if isinstance(row, Tuple) else read_scalar(side)
-    if cuts is None or "and" not in cuts or opens not in ("(", "[", r"\langle"):
+        if isinstance(row, Tuple):
+            return Tuple((row,), "[]")
+        return read_scalar(side)
+    places = (cuts or {}).get("and")
+    if not places or opens not in ("(", "[", r"\langle"):
         return read_scalar(side)
     brackets = "()" if opens == r"\langle" else opens + side[-1].text
-    return _split_pair(_read_parts(inner, cuts["and"], depth), brackets)
+    return _split_pair(_read_parts(inner, places, depth), brackets)
 
 
 def _split_pair(parts: tuple[Value, ...], brackets: str) -> Value:
@@ -330,7 +346,10 @@ def _split_pair(parts: tuple[Value, ...], brackets: str) -> Value:
     if len(pairs) != 1:
         return Tuple(parts, brackets)
     at, pair = pairs[0]
-    tuples = (Tuple((*parts[:at], part, *parts[at + 1 :]), brackets) for part in pair.parts)
+    tuples = list[Tuple]()
+    for part in pair.parts:
+        coordinates = (*parts[:at], part, *parts[at + 1 :])
+        tuples.append(Tuple(coordinates, brackets))
     return Set(tuple(tuples), "pm")
 
 
@@ -343,12 +362,13 @@ def _read_members(inner: Side, depth: int) -> Value:
             if token.kind in ("bar", "colon"):
                 return _read(inner[at + 1 :], depth + 1)
     cuts = find_cuts(inner) or {}
-    return Set(_flatten_pairs(_read_parts(inner, cuts.get("and", []), depth)))
+    members = _read_parts(inner, cuts.get("and", []), depth)
+    return Set(_flatten_pairs(members))
 
 
 def _split_rows(inner: Side) -> list[list[Side]]:
-    rows = split_at(inner, _find_kind(inner, "row"))
-    return [split_at(row, _find_kind(row, "ampersand")) for row in rows if row]
+    rows = split_side(inner, _find_kind(inner, "row"))
+    return [split_side(row, _find_kind(row, "ampersand")) for row in rows if row]
 
 
 def _find_kind(side: Side, kind: str) -> list[int]:
@@ -356,32 +376,40 @@ def _find_kind(side: Side, kind: str) -> list[int]:
 
 
 def _read_system(inner: Side, depth: int) -> Value | None:
-    equations = tuple(_read(tuple(chain(*row)), depth + 1) for row in _split_rows(inner))
+    rows = [tuple(chain(*row)) for row in _split_rows(inner)]
+    equations = tuple(_read(row, depth + 1) for row in rows)
     are_equations = all(
         isinstance(equation, Relation) and equation.signs == ("=",) for equation in equations
     )
-    return Set(equations, ",") if are_equations and len(equations) > 1 else None
+    if are_equations and len(equations) > 1:
+        return Set(equations, ",")
+    return None
 
 
 def _read_matrix(side: Side, depth: int) -> Value:
-    rows = [[_read(cell, depth + 1) for cell in row] for row in _split_rows(side[1:-1])]
+    rows = list[list[Value]]()
+    for row in _split_rows(side[1:-1]):
+        rows.append([_read(cell, depth + 1) for cell in row])
     return to_matrix(rows) or Expression(None, to_latex(side))
 
 
 def _read_matrix_product(side: Side, depth: int) -> Value | None:
     r"""Read ``\frac{1}{3}`` before a matrix as its factor, and adjacent matrices as a product."""
-    at = next((at for at, token in enumerate(side) if token.text in _MATRICES), None)
-    if at is None:
+    texts = [token.text for token in side]
+    name = next(filter(_MATRICES.__contains__, texts), None)
+    if name is None:
         return None
+    at = texts.index(name)
     end = at + find_close(side[at:]) + 1
     product: Value | None = _read_matrix(side[at:end], depth)
     factor = side[:at]
-    others = side[end:]
-    if others:
-        others = others[others[0].text in _TIMES :]
-        product = multiply_matrices(product, _read(others, depth + 1))
+    if end < len(side):
+        end += side[end].text in _TIMES
+        product = multiply_matrices(product, _read(side[end:], depth + 1))
     if not isinstance(product, Matrix) or not factor:
-        return product if isinstance(product, Matrix) else None
+        if isinstance(product, Matrix):
+            return product
+        return None
     if factor[-1].text in _TIMES | _SIGNS:
         factor = (*factor, Token("number", "1"))
     try:
@@ -399,16 +427,20 @@ class WithUnit(NamedTuple):
 def split_unit(side: Side) -> WithUnit | None:
     at = int(len(side) > 1 and side[0].text in _SIGNS)
     if side[at].kind == "money":
-        return _split_money((*side[:at], *side[at + 1 :]), side[at].text)
+        head = side[:at] + side[at + 1 :]
+        return _split_money(head, side[at].text)
     last = side[len(side) - 1]
-    is_degree = last.text == "°" and not any(token.kind == "function" for token in side)
+    has_function = any(token.kind == "function" for token in side)
+    is_degree = last.text == "°" and not has_function
     is_sign = last.kind == "operator" and (last.text == "%" or is_degree)
-    if last.kind == "money" or is_sign:
+    if is_sign or last.kind == "money":
         return WithUnit(side[:-1], last.text)
     if last.kind not in _CODES and last.text not in "23}":
         return None
     unit = _UNIT.search("".join(map(_to_code, side)))
-    return _split_words(side[: unit.start()], side[unit.start() :]) if unit else None
+    if unit:
+        return _split_words(side[: unit.start()], side[unit.start() :])
+    return None
 
 
 def _split_money(head: Side, unit: str) -> WithUnit:
@@ -426,7 +458,9 @@ def _split_words(head: Side, tail: Side) -> WithUnit | None:
     is_bare = not any(token.kind in ("words", "roman") for token in tail)
     if head[-1].text == "°":
         is_temperature = unit.upper() in ("C", "F", "K")
-        return WithUnit(head[:-1], f"degree {unit}") if is_temperature else None
+        if is_temperature:
+            return WithUnit(head[:-1], f"degree {unit}")
+        return None
     if power := _POWERS_OF_TEN.get(unit.casefold()):
         return WithUnit((*head, *tokenize(rf"\cdot 10^{{{power}}}")), "")
     if _ORDINAL.fullmatch(unit):
@@ -444,5 +478,9 @@ def _to_code(token: Token) -> str:
     if token.kind in _CODES:
         return _CODES[token.kind]
     if token.text in "/^{}°23":
-        return "2" if token.text == "3" else token.text
-    return "n" if token.kind in _NUMBER_ENDS or token.text == r"\pi" else "."
+        if token.text == "3":
+            return "2"
+        return token.text
+    if token.kind in _NUMBER_ENDS or token.text == r"\pi":
+        return "n"
+    return "."

@@ -4,31 +4,48 @@ from __future__ import annotations
 
 from answers.nodes import Node
 from answers.scalars import get_letter
-from answers.values import Expression, Number, Relation, Set, Tuple, Union, Value, Words
+from answers.values import (
+    Expression,
+    Number,
+    Relation,
+    Set,
+    Tuple,
+    Union,
+    Value,
+    Words,
+)
 
 INFINITY = Expression(Node("infinity"), r"\infty")
 MINUS_INFINITY = Expression(Node("negative", (Node("infinity"),)), r"-\infty")
 _FLIPPED = {">": "<", ">=": "<="}
-_INEQUALITIES = frozenset({"<", "<=", "!="})
+_ORDERS = frozenset({"<", "<="})
+_INEQUALITIES = _ORDERS | {"!="}
 
 
 def read_relation(relation: Relation) -> Value:
     r"""Read an interval, the set after ``x \in``, or the relation with all its signs upwards."""
-    sides, signs = relation.sides, relation.signs
-    names = sides[0].parts if isinstance(sides[0], Tuple) else sides[:1]
+    sides = relation.sides
+    signs = relation.signs
+    name = sides[0]
+    names = name.parts if isinstance(name, Tuple) else (name,)
     if signs == (r"\in",) and all(map(get_letter, names)):
         region = sides[1]
         if isinstance(region, Tuple):
-            return Tuple(region.parts, region.brackets, get_letter(sides[0]))
-        return relation if isinstance(region, Words) else region
+            return Tuple(region.parts, region.brackets, get_letter(name))
+        if isinstance(region, Words):
+            return relation
+        return region
     if all(sign in _FLIPPED for sign in signs):
-        signs = tuple(_FLIPPED[sign] for sign in reversed(signs))
+        flipped = [_FLIPPED[sign] for sign in reversed(signs)]
+        signs = tuple(flipped)
         sides = sides[::-1]
         relation = Relation(sides, signs, relation.texts[::-1])
-    if signs == ("!=",) and get_letter(sides[0]) and _is_constant(sides[1]):
-        below = Tuple((MINUS_INFINITY, sides[1]))
-        above = Tuple((sides[1], INFINITY))
-        return Union((below, above))
+    if signs == ("!=",) and get_letter(sides[0]):
+        gap = sides[1]
+        below = Tuple((MINUS_INFINITY, gap))
+        above = Tuple((gap, INFINITY))
+        if _is_constant(gap):
+            return Union((below, above))
     return _read_interval(relation) or relation
 
 
@@ -39,8 +56,9 @@ def _is_constant(value: Value) -> bool:
 
 
 def _read_interval(relation: Relation) -> Tuple | None:
-    sides, signs = relation.sides, relation.signs
-    if len(signs) > 2 or not {"<", "<="}.issuperset(signs):
+    sides = relation.sides
+    signs = relation.signs
+    if len(signs) > 2 or not _ORDERS.issuperset(signs):
         return None
     opens = "[" if signs[:1] == ("<=",) else "("
     closes = "]" if signs[-1:] == ("<=",) else ")"
@@ -105,4 +123,6 @@ def _unite(members: tuple[Value, ...]) -> Value:
         pieces.append(member)
         if letter is not None:
             letters.add(letter)
-    return Union(tuple(pieces)) if len(letters) < 2 else Expression(None, repr(members))
+    if len(letters) < 2:
+        return Union(tuple(pieces))
+    return Expression(None, repr(members))

@@ -16,7 +16,7 @@ from answers.grammar import read_tree
 from answers.nodes import Node, Unreadable, fold
 from answers.problem import MAX_CHARS
 from answers.reading import read_answer, split_unit
-from answers.sides import find_cuts, is_bracketed, read_marks, split_at, strip
+from answers.sides import find_cuts, is_bracketed, read_marks, split_side, strip
 from answers.thousands import join_thousands
 from answers.tokens import Side, Token, lexicon, tokenize
 from answers.values import Choice, Words
@@ -92,7 +92,7 @@ def is_restated(gold: str, answer: str, problem: str) -> bool:
     places = (find_cuts(side) or {}).get("relation", [])
     are_equal = {side[at].text for at in places} <= _EQUALITY_SIGNS
     is_chain = are_equal and all(token.kind != "relation" for token in gold_side)
-    parts = map(strip, split_at(side, places if is_chain else []))
+    parts = map(strip, split_side(side, places if is_chain else []))
     values = [part for part in parts if part and not _is_name(part)]
     problem = problem[-MAX_CHARS:]
     return bool(values) and all(_restates(part, gold_side, problem) for part in values)
@@ -113,7 +113,8 @@ def _is_name(side: Side) -> bool:
 
 @lru_cache(4096)
 def _read_side(text: str) -> Side:
-    return strip(tuple(join_thousands(read_marks(tokenize(unwrap(text))))))
+    tokens = read_marks(tokenize(unwrap(text)))
+    return strip(tuple(join_thousands(tokens)))
 
 
 def _spell(side: Side) -> str:
@@ -143,7 +144,7 @@ def _shape_side(side: Side) -> str:
     places = (find_cuts(side) or {}).get("relation", [])
     signs = [side[at].text for at in places]
     shapes = list[str]()
-    for part in split_at(side, places):
+    for part in split_side(side, places):
         tree = _read_tree(strip(part))
         if tree is None:
             return ""
@@ -178,7 +179,8 @@ def _shape_node(node: Node, parts: list[_Shape]) -> _Shape:
         terms = [term for term in terms if term.strip("-") != "0"] or ["0"]
         return _Shape(terms, [_join("+", terms)])
     if node.kind == "*":
-        factors = [factor for part in parts for factor in part.factors if factor != "1"] or ["1"]
+        factors = [factor for part in parts for factor in part.factors]
+        factors = [factor for factor in factors if factor != "1"] or ["1"]
         return _Shape([_join("*", factors)], factors)
     text = f"{node.number}{'.' * bool(node.places)}"
     if node.kind != "number":
@@ -188,11 +190,15 @@ def _shape_node(node: Node, parts: list[_Shape]) -> _Shape:
 
 
 def _negate(term: str) -> str:
-    return term[1:] if term[0] == "-" else f"-{term}"
+    if term[0] == "-":
+        return term[1:]
+    return f"-{term}"
 
 
 def _join(kind: str, parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"({kind} {' '.join(sorted(parts))})"
+    if len(parts) == 1:
+        return parts[0]
+    return f"({kind} {' '.join(sorted(parts))})"
 
 
 def _is_unfinished(side: Side) -> bool:
@@ -202,9 +208,9 @@ def _is_unfinished(side: Side) -> bool:
     if cuts is None:
         return False
     if "relation" in cuts:
-        return all(map(_is_unfinished, split_at(side, cuts["relation"])[1:]))
+        return all(map(_is_unfinished, split_side(side, cuts["relation"])[1:]))
     if "and" in cuts:
-        return any(map(_is_unfinished, split_at(side, cuts["and"])))
+        return any(map(_is_unfinished, split_side(side, cuts["and"])))
     if side and side[0].kind == "open" and is_bracketed(side):
         return _is_unfinished(side[1:-1])
     tree = _read_tree(side)
@@ -214,7 +220,7 @@ def _is_unfinished(side: Side) -> bool:
 
 
 def _has_letters(tree: Node) -> bool:
-    return any(node.kind == "letter" and node.letter not in ("e", "i") for node in tree.walk())
+    return bool(tree.letters - {"e", "i"})
 
 
 def _is_sum_to_do(node: Node) -> bool:
@@ -247,9 +253,10 @@ def _is_plain(node: Node) -> bool:
 
 
 def _is_asked(side: Side, problem: str) -> bool:
-    """Return whether the problem has this side as what is to be computed or transformed."""
-    is_atom = len(side) == 1 and side[0].kind != "repeating" and "." not in side[0].text
+    """Return whether the problem has this side among the things to compute or transform."""
     kinds = {token.kind for token in side}
+    is_decimal = "repeating" in kinds or "." in side[0].text
+    is_atom = len(side) == 1 and not is_decimal
     if is_atom or kinds <= _PROSE_KINDS or not kinds.isdisjoint(_LIST_KINDS):
         return False
     if "relation" in kinds and not _TRANSFORMS.search(problem):

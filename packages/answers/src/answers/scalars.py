@@ -37,7 +37,9 @@ def _split_plus_minus(tree: Node) -> Set:
 
 
 def _choose_sign(node: Node, sign: str) -> Node:
-    return Node(sign, node.parts) if node.kind == "plusminus" else node
+    if node.kind == "plusminus":
+        return Node(sign, node.parts)
+    return node
 
 
 def read_remainder(side: Side) -> Number | None:
@@ -62,7 +64,9 @@ def _to_number(tree: Node) -> Number | None:
     if tree.kind not in ("fraction", "/", "mixed"):
         return None
     top, bottom = map(_to_number, tree.parts)
-    if top is None or bottom is None or not bottom.value or top.places or bottom.places:
+    if top is None or bottom is None or top.places or bottom.places:
+        return None
+    if not bottom.value:
         return None
     if tree.kind == "mixed":
         return Number(top.value + bottom.value)
@@ -70,45 +74,63 @@ def _to_number(tree: Node) -> Number | None:
 
 
 def get_tree(value: Value) -> Node | None:
-    return value.tree if isinstance(value, Number | Expression) else None
+    if isinstance(value, Number | Expression):
+        return value.tree
+    return None
 
 
 def get_letter(value: Value) -> str:
     tree = get_tree(value)
-    return tree.letter if tree and tree.kind == "letter" else ""
+    if tree and tree.kind == "letter":
+        return tree.letter
+    return ""
 
 
 def _get_trees(*matrices: Matrix) -> list[Node]:
     """Return the trees of all cells, or none if a cell has no tree."""
     trees = [get_tree(cell) for matrix in matrices for cell in matrix.cells]
-    return [] if None in trees else [tree for tree in trees if tree]
+    if None in trees:
+        return []
+    return [tree for tree in trees if tree]
 
 
 def scale(factor: Node, matrix: Matrix) -> Matrix | None:
     trees = _get_trees(matrix)
     cells = tuple(Expression.from_tree(Node("*", (factor, tree))) for tree in trees)
-    return Matrix(cells, matrix.num_rows, matrix.num_columns) if cells else None
+    if cells:
+        return Matrix(cells, matrix.num_rows, matrix.num_columns)
+    return None
 
 
-def multiply_matrices(left: Value, right: Value) -> Matrix | None:
-    if not (isinstance(left, Matrix) and isinstance(right, Matrix)):
+def multiply_matrices(first: Value, second: Value) -> Matrix | None:
+    if not isinstance(first, Matrix) or not isinstance(second, Matrix):
         return None
-    trees = _get_trees(left, right)
+    trees = _get_trees(first, second)
     num_nodes = sum(1 for tree in trees for _ in tree.walk())
     is_large = len(trees) > _MAX_CELLS or num_nodes > _MAX_NODES
-    length = right.num_rows
-    if is_large or left.num_columns != length or not trees:
+    length = second.num_rows
+    if is_large or first.num_columns != length or not trees:
         return None
-    split = len(left.cells)
+    split = len(first.cells)
     rows = [trees[at : at + length] for at in range(0, split, length)]
-    columns = [trees[split + at :: right.num_columns] for at in range(right.num_columns)]
+    width = second.num_columns
+    columns = [trees[split + at :: width] for at in range(width)]
     cells = [_multiply_vectors(row, column) for row in rows for column in columns]
-    return Matrix(tuple(cells), left.num_rows, right.num_columns)
+    return _build_matrix(cells, first.num_rows, width)
 
 
-def _multiply_vectors(row: list[Node], column: list[Node]) -> Expression:
-    products = [Node("*", pair) for pair in zip(row, column, strict=False)]
-    return Expression.from_tree(reduce(_add, products))
+def _build_matrix(trees: list[Node], num_rows: int, num_columns: int) -> Matrix | None:
+    cells = tuple(map(Expression.from_tree, trees))
+    return Matrix(cells, num_rows, num_columns) if cells else None
+
+
+def _multiply_vectors(row: list[Node], column: list[Node]) -> Node:
+    products = map(_multiply, row, column)
+    return reduce(_add, products)
+
+
+def _multiply(first: Node, second: Node) -> Node:
+    return Node("*", (first, second))
 
 
 def _add(first: Node, second: Node) -> Node:
@@ -117,15 +139,20 @@ def _add(first: Node, second: Node) -> Node:
 
 def determinant(matrix: Value) -> Expression | None:
     """Return the determinant of a matrix of two rows and two columns."""
-    if not isinstance(matrix, Matrix) or (matrix.num_rows, matrix.num_columns) != (2, 2):
+    if not isinstance(matrix, Matrix):
+        return None
+    if matrix.num_rows != 2 or matrix.num_columns != 2:
         return None
     trees = _get_trees(matrix)
     if not trees:
         return None
     a, b, c, d = trees
-    return Expression.from_tree(Node("-", (Node("*", (a, d)), Node("*", (b, c)))))
+    products = (_multiply(a, d), _multiply(b, c))
+    return Expression.from_tree(Node("-", products))
 
 
 def to_matrix(rows: list[list[Value]]) -> Matrix | None:
-    widths = {len(row) for row in rows}
-    return Matrix(tuple(chain(*rows)), len(rows), widths.pop()) if len(widths) == 1 else None
+    widths = set(map(len, rows))
+    if len(widths) == 1:
+        return Matrix(tuple(chain(*rows)), len(rows), widths.pop())
+    return None

@@ -43,13 +43,16 @@ def _read_mark(token: Token) -> list[Token]:
     if word.casefold() in ("or", "and"):
         return [token._replace(kind="and", text=word.casefold())]
     if token.text == r"\forall" or (is_words and _FOR_ALL.fullmatch(word)):
-        letter = [Token("letters", word[-1:])] if word[-2:-1] == " " else []
-        return [token._replace(kind="and", text="for"), *letter]
+        tokens = [token._replace(kind="and", text="for")]
+        if word[-2:-1] == " ":
+            tokens.append(Token("letters", word[-1]))
+        return tokens
     if is_words and word.casefold() == "to":
         return [token._replace(kind="colon", text=":")]
     if is_words and not word[:1].isalpha():
         tokens = read_marks(tokenize(token.text))
-        tokens[:1] = [first._replace(gap=True) for first in tokens[:1]]
+        if tokens:
+            tokens[0] = tokens[0]._replace(gap=True)
         return tokens
     return [token]
 
@@ -65,19 +68,29 @@ def strip(side: Side) -> Side:
 
 
 def _strip_once(side: Side) -> Side:
-    while side and (side[-1].text in (".", ",", ";") or side[-1].text.strip() == "."):
+    while side and _is_end(side[-1]):
         side = side[:-1]
     if side and side[-1].kind == "number":
-        number = side[-1].text.rstrip(".") or "."
-        side = (*side[:-1], side[-1]._replace(text=number))
-    while side and (side[0].text in ("=", ".", "+") or _is_statement(side[0])):
+        text = side[-1].text.rstrip(".") or "."
+        number = side[-1]._replace(text=text)
+        side = (*side[:-1], number)
+    while side and _is_statement(side[0]):
         side = side[1:]
     is_braced = len(side) > 1 and side[0].text == "{" and is_bracketed(side)
-    return side[1:-1] if is_braced else side
+    if is_braced:
+        return side[1:-1]
+    return side
+
+
+def _is_end(token: Token) -> bool:
+    return token.text in (",", ";") or token.text.strip() == "."
 
 
 def _is_statement(token: Token) -> bool:
-    return token.kind == "words" and _STATEMENT.fullmatch(token.text.strip()) is not None
+    if token.text in ("=", ".", "+"):
+        return True
+    text = token.text.strip()
+    return token.kind == "words" and _STATEMENT.fullmatch(text) is not None
 
 
 def find_close(side: Side) -> int:
@@ -98,7 +111,9 @@ def is_bracketed(side: Side) -> bool:
 def drop_open_brace(side: Side) -> Side:
     r"""Drop the brace to the left of a system of equations, which is never closed."""
     is_open = len(side) > 1 and side[0].text == r"\{" and side[1].text in SYSTEMS
-    return side[1:] if is_open and is_bracketed(side[1:]) else side
+    if is_open and is_bracketed(side[1:]):
+        return side[1:]
+    return side
 
 
 def find_cuts(side: Side) -> dict[str, list[int]] | None:
@@ -127,11 +142,15 @@ def _cut_kind(side: Side, at: int) -> str:
     if token.text in JOINTS:
         return token.text
     # ``\mathbb{R} - \{2\}`` is a difference of sets.
-    is_difference = at > 0 and [each.text for each in side[at - 1 : at + 2]] == _REALS_BUT
+    texts = [token.text for token in side[max(0, at - 1) : at + 2]]
+    is_difference = texts == _REALS_BUT
     return r"\setminus" if is_difference else ""
 
 
-def split_at(side: Side, places: list[int]) -> list[Side]:
-    begins = [0, *(place + 1 for place in places)]
-    ends = [*places, len(side)]
-    return [side[begin:end] for begin, end in zip(begins, ends, strict=True)]
+def split_side(side: Side, places: list[int]) -> list[Side]:
+    parts = list[Side]()
+    begin = 0
+    for place in places:
+        parts.append(side[begin:place])
+        begin = place + 1
+    return [*parts, side[begin:]]

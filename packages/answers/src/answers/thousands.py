@@ -26,8 +26,10 @@ class _Level:
 
     @property
     def has_thousands(self) -> bool:
+        if False in self.gaps:
+            return False
         is_parted = len(self.gaps) not in (0, len(self.numbers))
-        return False not in self.gaps and (is_parted or not self.has_members)
+        return is_parted or not self.has_members
 
 
 def join_thousands(side: list[Token], *, is_list: bool = False) -> list[Token]:
@@ -40,7 +42,8 @@ def join_thousands(side: list[Token], *, is_list: bool = False) -> list[Token]:
         if not _has_comma(token):
             tokens.append(token)
         elif at in thousands:
-            tokens.append(token._replace(text=token.text.replace(",", "")))
+            digits = token.text.replace(",", "")
+            tokens.append(token._replace(text=digits))
         else:
             tokens += _split_commas(token)
     return tokens
@@ -51,11 +54,12 @@ def _has_comma(token: Token) -> bool:
 
 
 def _split_commas(token: Token) -> list[Token]:
-    first, *others = token.text.split(",")
-    tokens = [token._replace(text=first)]
-    for text in others:
-        tokens += [Token("comma", ","), token._replace(text=text, gap=False)]
-    return tokens
+    tokens = list[Token]()
+    for text in token.text.split(","):
+        tokens.append(Token("comma", ","))
+        tokens.append(token._replace(text=text, gap=False))
+    tokens[1] = tokens[1]._replace(gap=token.gap)
+    return tokens[1:]
 
 
 def _find_thousands(side: list[Token]) -> set[int]:
@@ -68,8 +72,10 @@ def _find_thousands(side: list[Token]) -> set[int]:
             else:
                 open_levels[-1].numbers.append(at)
         elif token.kind == "open":
-            is_argument = at > 0 and side[at - 1].text in ("=", "_")
-            level = _Level(token.text in _MEMBER_BRACKETS or is_argument)
+            has_members = token.text in _MEMBER_BRACKETS
+            if at > 0 and side[at - 1].text in ("=", "_"):
+                has_members = True
+            level = _Level(has_members)
             open_levels.append(level)
             levels.append(level)
         elif token.kind == "close" and len(open_levels) > 1:
@@ -93,7 +99,8 @@ def _is_in_tight_list(side: list[Token], at: int) -> bool:
     """Return whether a comma without a space is next to a number, or the number begins with 0."""
     if side[at].text.startswith("0"):
         return True
-    if at > 0 and side[at - 1].kind == "comma" and not side[at].gap:
+    is_comma_before = at > 0 and side[at - 1].kind == "comma"
+    if is_comma_before and not side[at].gap:
         return True
     is_comma_next = at + 2 < len(side) and side[at + 1].kind == "comma"
     return is_comma_next and not _gap_follows(side, at + 1)

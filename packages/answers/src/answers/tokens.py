@@ -240,12 +240,16 @@ def _cut(text: str) -> Iterator[Token]:
 
 def _fold(text: str) -> str:
     """Write letters and digits of any width and weight in ASCII; each keeps its place."""
-    return text if text.isascii() else "".join(map(_fold_char, text))
+    if text.isascii():
+        return text
+    return "".join(map(_fold_char, text))
 
 
 def _fold_char(char: str) -> str:
     is_styled = char >= _FIRST_MATH_LETTER or "！" <= char <= "～"
-    return unicodedata.normalize("NFKC", char) if is_styled else char
+    if is_styled:
+        return unicodedata.normalize("NFKC", char)
+    return char
 
 
 def _read_match(kind: str, match: re.Match[str]) -> Iterable[Token]:

@@ -148,7 +148,9 @@ def _read_power(text: str) -> Measure | None:
     if measure is None or power == 1:
         return measure
     base = measure.dimension[0][0]
-    return measure.power(power) if base == "any" or base.startswith("[") else None
+    if base == "any" or base.startswith("["):
+        return measure.power(power)
+    return None
 
 
 def _read_exponent(mark: str | None) -> int:
@@ -156,7 +158,9 @@ def _read_exponent(mark: str | None) -> int:
         return 1
     mark = mark.replace(" ", "").lower()
     digits = unicodedata.normalize("NFKC", mark.strip("^")).replace("−", "-")
-    return _POWERS[mark] if mark in _POWERS else int(digits)
+    if mark in _POWERS:
+        return _POWERS[mark]
+    return int(digits)
 
 
 def _read_simple(name: str) -> Measure | None:
@@ -190,7 +194,9 @@ def _read_by_pint(name: str, *, is_exact: bool = True) -> Measure | None:
         return None  # a logarithm, as of decibels and decades
     quantity = registry.Quantity(Fraction(1), f"{prefix}{base}").to_root_units()
     powers = sorted((base, int(power)) for base, power in quantity.dimensionality.items())
-    return Measure(tuple(powers), Fraction(quantity.magnitude)) if powers else None
+    if powers:
+        return Measure(tuple(powers), Fraction(quantity.magnitude))
+    return None
 
 
 @cache

@@ -30,7 +30,9 @@ class Number:
     def tree(self) -> Node:
         top = integer(self.value.numerator)
         bottom = integer(self.value.denominator)
-        return top if self.value.denominator == 1 else Node("fraction", (top, bottom))
+        if self.value.denominator == 1:
+            return top
+        return Node("fraction", (top, bottom))
 
     def rounds(self, exact: Decimal) -> bool:
         """Return whether this is a correct and precise enough rounding of an exact value."""
@@ -55,8 +57,8 @@ class Expression:
 
     @cached_property
     def letters(self) -> frozenset[str]:
-        nodes = self.tree.walk() if self.tree else ()
-        return frozenset(node.letter for node in nodes if node.kind == "letter") - {"i", "e"}
+        letters = self.tree.letters if self.tree else ()
+        return frozenset(letters) - {"i", "e"}
 
 
 @dataclass(frozen=True)
@@ -145,15 +147,21 @@ def get_parts(value: Value) -> tuple[Value, ...]:
     if isinstance(value, Quantity):
         return (value.head,)
     if isinstance(value, Choice):
-        return (value.value,) if value.value else ()
-    return value.cells if isinstance(value, Matrix) else ()
+        if value.value:
+            return (value.value,)
+        return ()
+    if isinstance(value, Matrix):
+        return value.cells
+    return ()
 
 
 def round_as_written(value: Value) -> Value:
     """Let a rounding to the places that are written be precise enough."""
     if isinstance(value, Number):
         is_fraction = value.places is None and value.value.denominator != 1
-        return value if is_fraction else Number(value.value, value.places or 0, is_asked=True)
+        if is_fraction:
+            return value
+        return Number(value.value, value.places or 0, is_asked=True)
     if isinstance(value, Quantity):
         return replace(value, head=round_as_written(value.head))
     if isinstance(value, Tuple | Set | Union):

@@ -121,7 +121,9 @@ def read_letters(plain: str) -> str | None:
         return None
     letters = [letter for letter in plain if letter.isupper()]
     is_choice = len(letters) > 1 and letters == sorted(set(letters))
-    return "".join(letters) if is_choice else None
+    if is_choice:
+        return "".join(letters)
+    return None
 
 
 def read_choice(plain: str, *, is_chosen: bool = False) -> tuple[str, str] | None:
@@ -176,4 +178,6 @@ def read_numeral(plain: str) -> tuple[str, int] | None:
     is_short = base.isdigit() and len(base) < 3
     number = int(base) if is_short else _BASES.get(base, 0)
     digits = match["digits"].upper().lstrip("0") or "0"
-    return (digits, number) if int(max(digits), 16) < number else None
+    if int(max(digits), 16) < number:
+        return (digits, number)
+    return None

@@ -74,7 +74,9 @@ def compare(gold: str, answer: str, problem: str = "") -> str:
     except Unreadable as error:
         if not examine(gold):
             return GOLD_NOT_PARSABLE
-        return TOO_HARD if isinstance(error, TooLarge) else NOT_PARSABLE
+        if isinstance(error, TooLarge):
+            return TOO_HARD
+        return NOT_PARSABLE
     return {True: RIGHT, False: WRONG, None: UNKNOWN}[equal]
 
 
@@ -134,8 +136,8 @@ def _are_same_relation(gold: Relation, answer: Relation) -> bool | None:
 
 
 def _subtract_sides(relation: Relation) -> Expr:
-    left, right = map(_read_expression, relation.sides)
-    return left - right
+    first, second = map(_read_expression, relation.sides)
+    return first - second
 
 
 def _get_numerator(expression: Expr) -> Expr:
@@ -145,7 +147,9 @@ def _get_numerator(expression: Expr) -> Expr:
 def _to_region(value: Value) -> sympy.Set | None:
     if isinstance(value, Union):
         parts = list(map(_to_region, value.parts))
-        return None if None in parts else _JOINTS[value.joint](*parts)
+        if None in parts:
+            return None
+        return _JOINTS[value.joint](*parts)
     if isinstance(value, Set):
         return sympy.FiniteSet(*map(_read_end, value.parts))
     if isinstance(value, Tuple) and len(value.parts) == 2 and value.brackets[0] in "([":
@@ -153,16 +157,18 @@ def _to_region(value: Value) -> sympy.Set | None:
         opens, *_, closes = value.brackets
         return sympy.Interval(low, high, opens == "(", closes == ")")
     if isinstance(value, Relation) and value.signs and value.signs[0] in _INEQUALITIES:
-        left, right = map(_read_expression, value.sides[:2])
-        relation = _INEQUALITIES[value.signs[0]](left, right)
+        relation = _INEQUALITIES[value.signs[0]](*map(_read_expression, value.sides[:2]))
         letters = relation.free_symbols
-        return relation.subs([(each, Symbol(str(each), real=True)) for each in letters]).as_set()
+        reals = [(letter, Symbol(str(letter), real=True)) for letter in letters]
+        return relation.subs(reals).as_set()
     _read_expression(value)
     return None
 
 
 def _read_end(value: Value) -> Expr:
-    return _ENDS[value] if value in _ENDS else _read_expression(value)
+    if value in _ENDS:
+        return _ENDS[value]
+    return _read_expression(value)
 
 
 def _is_rounded(exact: Expr, answer: Value) -> bool:

@@ -2,8 +2,8 @@ r"""LaTeX as an expression of SymPy, by the strict grammar or else by math-verif
 
 A parser that guesses drops unknown commands, adds adjacent terms, and takes R for r; then any
 answer can be made to look like the gold answer. The grammar reads a text to its last token.
-math-verify gets only what it is known to read in full, such as sums, integrals and limits, and
-every letter must have arrived.
+math-verify gets only the kinds that it reads in full, such as sums, integrals and limits, and every
+letter must have arrived.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ _FUNCTIONS["log"] = _log
 
 def _root(inside: Expr, index: Expr) -> Expr:
     is_real = index.is_odd and inside.is_number
-    return sympy.real_root(inside, index) if is_real else inside ** (1 / index)
+    if is_real:
+        return sympy.real_root(inside, index)
+    return inside ** (1 / index)
 
 
 def _check_bits(factor: Expr, number: Expr) -> None:
@@ -153,7 +155,9 @@ def _factorial(number: Expr) -> Expr:
 def _binomial(number: Expr, chosen: Expr) -> Expr:
     _check_bits(chosen, number)
     binomial = sympy.binomial(number, chosen)
-    return binomial if binomial.is_number else binomial.rewrite(sympy.gamma)
+    if binomial.is_number:
+        return binomial
+    return binomial.rewrite(sympy.gamma)
 
 
 def _double_factorial(number: Expr) -> Expr:
@@ -161,7 +165,9 @@ def _double_factorial(number: Expr) -> Expr:
     _check_bits(number, number)
     if number.is_number:
         is_defined = number.is_integer and number >= -1
-        return sympy.factorial2(number) if is_defined else sympy.nan
+        if is_defined:
+            return sympy.factorial2(number)
+        return sympy.nan
     letters = [(Symbol(name), Symbol(name, integer=True)) for name in map(str, number.free_symbols)]
     factorial = sympy.factorial2(number.subs(letters)).rewrite(sympy.gamma)
     if factorial.has(Piecewise):  # odd and even numbers have different formulas
@@ -246,7 +252,9 @@ def _has_arrived(expression: Expr, latex: str, letters: set[str]) -> bool:
 def _count_terms(series: Basic) -> int:
     """Count the terms to add or multiply; an infinite series has a formula, and counts as 0."""
     (_, first, last), *_ = series.limits  # pyright: ignore[reportAttributeAccessIssue]
-    return int(last - first) if (last - first).is_Integer else 0
+    if (last - first).is_Integer:
+        return int(last - first)
+    return 0
 
 
 def _is_refused(latex: str) -> bool:

@@ -72,7 +72,8 @@ def agreement(gold: Expr, answer: Expr, seed: str = "") -> bool | None:
 
 def _agree_at_points(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) -> bool | None:
     num_points = 0
-    for value, other in islice(_evaluate_both(gold, answer, seed, wholes), _MAX_AGREEING):
+    pairs = _evaluate_both(gold, answer, seed, wholes)
+    for value, other in islice(pairs, _MAX_AGREEING):
         if not _are_close(value, other):
             return False
         num_points += 1
@@ -87,7 +88,8 @@ def factor_between(gold: Expr, answer: Expr, seed: str = "") -> complex | None:
     if not gold.free_symbols or gold.free_symbols != answer.free_symbols:
         return 0
     ratios = list[Digits]()
-    for value, other in islice(_evaluate_both(gold, answer, seed, frozenset()), _MAX_AGREEING):
+    pairs = _evaluate_both(gold, answer, seed, frozenset())
+    for value, other in islice(pairs, _MAX_AGREEING):
         if value and other:
             ratios.append(_divide(other, value))
             if not _are_close(ratios[0], ratios[-1]):
@@ -95,7 +97,9 @@ def factor_between(gold: Expr, answer: Expr, seed: str = "") -> complex | None:
     if len(ratios) < _MIN_AGREEING:
         return None
     ratio = _to_float(ratios[0])
-    return _mp.sign(ratio.real) if _is_real(ratio) else ratio
+    if _is_real(ratio):
+        return _mp.sign(ratio.real)
+    return ratio
 
 
 def _divide(top: Digits, bottom: Digits) -> Digits:
@@ -139,11 +143,15 @@ def _evaluate(expression: Expr, digits: int, point: Mapping[Basic, Expr] | None)
     if not _mp.isfinite(number):
         return None
     precisions = [getattr(part, "_prec", _DIGITS) for part in value.as_real_imag()]
-    return number if max(precisions) > 1 else _mp.mpf(0)
+    if max(precisions) > 1:
+        return number
+    return _mp.mpf(0)
 
 
 def _to_float(value: Digits) -> Digits:
-    return _mp.mpf(int(value.p)) / int(value.q) if isinstance(value, Rational) else value
+    if isinstance(value, Rational):
+        return _mp.mpf(int(value.p)) / int(value.q)
+    return value
 
 
 def _is_real(value: Digits) -> bool:
@@ -182,7 +190,8 @@ def _draw_points(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) 
         for letter in letters:
             near = number * draw.uniform(1, 2) if is_beyond else number + draw.random()
             value = _to_exact(near)
-            point[letter] = Integer(int(value)) if letter in wholes else sign * value
+            is_whole = letter in wholes
+            point[letter] = Integer(int(value)) if is_whole else sign * value
         yield point
     has_pieces = gold.has(*_PIECES)
     has_absolute = gold.has(Abs)
@@ -192,7 +201,8 @@ def _draw_points(gold: Expr, answer: Expr, seed: str, wholes: frozenset[Basic]) 
         for letter in letters:
             value = _to_exact(size * draw.uniform(0.5, 2))
             if letter in wholes:
-                value = Integer(draw.randint(0, draw.choice((9, 99, _MAX_WHOLE))))
+                max_value = draw.choice((9, 99, _MAX_WHOLE))
+                value = Integer(draw.randint(0, max_value))
             elif has_pieces and at % 4 < 2:
                 value = value.ceiling()
             sign = draw.choice((1, -1)) if has_absolute else (-1) ** at
@@ -208,9 +218,11 @@ def _find_large_numbers(*expressions: Expr) -> list[int]:
     numbers = set[int]()
     for expression in expressions:
         for rational in expression.atoms(Rational):
-            numbers |= {abs(int(rational.p)), abs(int(rational.q))}
-    large = [number for number in sorted(numbers) if max(_SIZES) < number < _MAX_LARGE_NUMBER]
-    return large[:_MAX_LARGE_NUMBERS]
+            numbers.add(abs(int(rational.p)))
+            numbers.add(abs(int(rational.q)))
+    min_number = max(_SIZES)
+    large = [number for number in numbers if min_number < number < _MAX_LARGE_NUMBER]
+    return sorted(large)[:_MAX_LARGE_NUMBERS]
 
 
 def _is_plain(expression: Expr) -> bool:
@@ -232,7 +244,8 @@ def _count_pieces(expression: Expr, kinds: tuple[type[Basic], ...]) -> int:
 
 def _find_whole_letters(gold: Expr) -> frozenset[Basic]:
     """Return the letters for whole numbers that are exponents of -1, or rounded."""
-    parts = [power.exp for power in gold.atoms(Pow) if power.base.is_negative]
+    powers = gold.atoms(Pow)
+    parts = [power.exp for power in powers if power.base.is_negative]
     parts += gold.atoms(floor, ceiling)
     letters = {letter for part in parts for letter in part.free_symbols}
     return frozenset(letter for letter in letters if str(letter) in _WHOLE_LETTERS)
@@ -243,8 +256,12 @@ def _is_defined(expression: Expr, point: Point) -> bool:
         return all(bool(value > 0) for value in point.values())
     arguments = [power.base for power in expression.atoms(Pow) if not power.exp.is_integer]
     arguments += [logarithm.args[0] for logarithm in expression.atoms(sympy.log)]
-    values = [part.evalf(15, subs=dict(point)) for part in arguments if part.free_symbols]
-    return all(bool(value.is_real and value > 0) for value in values)
+    for argument in arguments:
+        if argument.free_symbols:
+            value = argument.evalf(15, subs=dict(point))
+            if not value.is_real or not value > 0:
+                return False
+    return True
 
 
 def _have_same_value(gold: Expr, answer: Expr) -> bool | None:
@@ -262,4 +279,5 @@ def _are_close(value: Digits, other: Digits) -> bool:
         return value == other
     value = _to_float(value)
     other = _to_float(other)
-    return bool(abs(value - other) <= _CLOSE * min(1, max(abs(value), abs(other))))
+    size = min(1, max(abs(value), abs(other)))
+    return bool(abs(value - other) <= _CLOSE * size)

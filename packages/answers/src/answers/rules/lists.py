@@ -39,7 +39,9 @@ def compare_ratios(gold: Value, answer: Value, comparison: Comparison) -> Verdic
         return Verdict(is_same, "time")
     shape = _shape_ratio(gold)
     other = _shape_ratio(answer)
-    return Verdict(shape == other, "ratio") if shape and other else None
+    if shape and other:
+        return Verdict(shape == other, "ratio")
+    return None
 
 
 def _is_ratio(value: Value) -> TypeGuard[Tuple]:
@@ -48,7 +50,9 @@ def _is_ratio(value: Value) -> TypeGuard[Tuple]:
 
 def _drop_seconds(time: Tuple) -> tuple[Value, ...]:
     """Return hours and minutes, and seconds unless they are 0."""
-    return time.parts[:2] if time.parts[2:] == (_ZERO,) else time.parts
+    if time.parts[2:] == (_ZERO,):
+        return time.parts[:2]
+    return time.parts
 
 
 def _shape_ratio(value: Value) -> list[Fraction]:
@@ -75,7 +79,9 @@ def compare_sets(gold: Value, answer: Value, comparison: Comparison) -> Verdict 
     if len(golds) != len(members):
         return Verdict(False, "list")
     joint = gold.joint if isinstance(gold, Set) else ""
-    if joint == "[]" or (joint == "," and _is_ordered(golds, members, comparison.problem)):
+    is_list = joint == ","
+    is_ordered = is_list and _is_ordered(golds, members, comparison.problem)
+    if is_ordered or joint == "[]":
         named = to_tuple(answer, answer, comparison.problem)
         if isinstance(named, Tuple) and not any(map(_get_name, golds)):
             members = named.parts
@@ -85,7 +91,9 @@ def compare_sets(gold: Value, answer: Value, comparison: Comparison) -> Verdict 
 
 def _is_list(gold: Tuple, problem: Problem) -> bool:
     """Return whether brackets hold a list of Python, and no interval."""
-    return gold.brackets == "[]" and (len(gold.parts) != 2 or problem.has_questions(2))
+    if gold.brackets != "[]":
+        return False
+    return len(gold.parts) != 2 or problem.has_questions(2)
 
 
 def _is_ordered(golds: Sequence[Value], members: Sequence[Value], problem: Problem) -> bool:
@@ -118,10 +126,14 @@ def _can_match(
             members.remove(gold)
     if len(golds) > _MAX_MEMBERS // 2:
         return None
-    rows = [[comparison.are_equal(gold, member) for member in members] for gold in golds]
+    rows = list[list[bool | None]]()
+    for gold in golds:
+        rows.append([comparison.are_equal(gold, member) for member in members])
     if _has_matching(rows, {True}):
         return True
-    return None if _has_matching(rows, {True, None}) else False
+    if _has_matching(rows, {True, None}):
+        return None
+    return False
 
 
 def _has_matching(rows: list[list[bool | None]], allowed: set[bool | None]) -> bool:
@@ -159,7 +171,9 @@ def _have_same_members(gold: Value, answer: Value, comparison: Comparison) -> bo
 
 
 def _get_members(value: Value) -> Sequence[Value]:
-    return value.parts if isinstance(value, Set | Union) else (value,)
+    if isinstance(value, Set | Union):
+        return value.parts
+    return (value,)
 
 
 def compare_unions(gold: Value, answer: Value, comparison: Comparison) -> Verdict | None:
@@ -180,11 +194,12 @@ def compare_tuples(gold: Value, answer: Value, comparison: Comparison) -> Verdic
     if type(gold) is not type(answer):
         gold = _to_vector(gold)
         answer = _to_vector(answer)
-    parts = get_parts(gold)
-    others = get_parts(answer)
-    if _get_frame(gold) != _get_frame(answer) or len(parts) != len(others):
+    gold_parts = get_parts(gold)
+    parts = get_parts(answer)
+    has_same_frame = _get_frame(gold) == _get_frame(answer)
+    if not has_same_frame or len(gold_parts) != len(parts):
         return Verdict(False, "tuple")
-    return Verdict(comparison.are_parts_equal(parts, others), "tuple")
+    return Verdict(comparison.are_parts_equal(gold_parts, parts), "tuple")
 
 
 def _to_vector(value: Value) -> Value:
@@ -197,4 +212,6 @@ def _to_vector(value: Value) -> Value:
 def _get_frame(value: Value) -> object:
     if isinstance(value, Matrix):
         return value.num_rows, value.num_columns
-    return value.brackets if isinstance(value, Tuple) else None
+    if isinstance(value, Tuple):
+        return value.brackets
+    return None

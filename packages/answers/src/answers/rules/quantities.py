@@ -10,6 +10,7 @@ from functools import lru_cache
 from answers.comparison import Comparison, Verdict, disjunction
 from answers.nodes import Node, integer
 from answers.problem import MAX_CHARS, Problem
+from answers.scalars import get_tree
 from answers.tokens import lexicon
 from answers.units import DEGREE, PERCENT, RADIAN, THINGS, Measure, read_unit
 from answers.values import Expression, Number, Quantity, Value, Words
@@ -60,8 +61,9 @@ Scale = Number | Expression
 _ONE = Number(Fraction(1))
 _HUNDREDTH = Number(Fraction(1, 100))
 _HUNDRED = Number(Fraction(100))
-_HALF_TURN = Expression.from_tree(Node("fraction", (Node("pi"), integer(180))))
-_DEGREES_PER_RADIAN = Expression.from_tree(Node("fraction", (integer(180), Node("pi"))))
+_RADIANS = (Node("pi"), integer(180))
+_RADIANS_PER_DEGREE = Expression.from_tree(Node("fraction", _RADIANS))
+_DEGREES_PER_RADIAN = Expression.from_tree(Node("fraction", _RADIANS[::-1]))
 
 
 def compare_quantities(gold: Value, answer: Value, comparison: Comparison) -> Verdict | None:
@@ -70,7 +72,9 @@ def compare_quantities(gold: Value, answer: Value, comparison: Comparison) -> Ve
         return None
     if not _is_amount(gold) or not _is_amount(answer):
         has_words = isinstance(gold, Words) or isinstance(answer, Words)
-        return Verdict(False, "words") if has_words else None
+        if has_words:
+            return Verdict(False, "words")
+        return None
     problem = comparison.problem
     measure = _measure(gold, problem)
     other = _measure(answer, problem, is_answer=True)
@@ -86,7 +90,8 @@ def compare_quantities(gold: Value, answer: Value, comparison: Comparison) -> Ve
     if measure != other and (has_percent or (measure and other)):
         head = _drop_places(head)
         other_head = _drop_places(other_head)
-    verdicts = [comparison.compare(head, _multiply(other_head, scale)) for scale in scales]
+    scaled_heads = [_multiply(other_head, scale) for scale in scales]
+    verdicts = [comparison.compare(head, scaled) for scaled in scaled_heads]
     equal = disjunction([verdict.equal for verdict in verdicts])
     if equal and other is _UNKNOWN:
         return Verdict(None, "words")
@@ -98,11 +103,15 @@ def _is_amount(value: Value) -> bool:
 
 
 def _split(value: Value) -> tuple[Value, str]:
-    return (value.head, value.unit) if isinstance(value, Quantity) else (value, "")
+    if isinstance(value, Quantity):
+        return (value.head, value.unit)
+    return (value, "")
 
 
 def _drop_places(value: Value) -> Value:
-    return Number(value.value) if isinstance(value, Number) else value
+    if isinstance(value, Number):
+        return Number(value.value)
+    return value
 
 
 def _multiply(value: Value, scale: Scale) -> Value:
@@ -110,9 +119,10 @@ def _multiply(value: Value, scale: Scale) -> Value:
         return value
     if isinstance(value, Number) and isinstance(scale, Number):
         return Number(value.value * scale.value, value.places)
-    if not isinstance(value, Number | Expression) or not (value.tree and scale.tree):
+    tree = get_tree(value)
+    if tree is None or scale.tree is None:
         return Expression(None, "")
-    return Expression.from_tree(Node("*", (scale.tree, value.tree)))
+    return Expression.from_tree(Node("*", (scale.tree, tree)))
 
 
 def _measure(value: Value, problem: Problem, *, is_answer: bool = False) -> Measure | bool | None:
@@ -124,12 +134,15 @@ def _measure(value: Value, problem: Problem, *, is_answer: bool = False) -> Meas
     if measure is not None:
         return measure
     if _HAN.fullmatch(unit):
-        return THINGS if _COUNTERS.fullmatch(unit) else False
-    words = _PLURAL.sub(lambda word: "" if problem.counts(word[0]) else word[0], value.unit)
+        if _COUNTERS.fullmatch(unit):
+            return THINGS
+        return False
+    words = _PLURAL.sub(lambda word: word[0] * (not problem.counts(word[0])), value.unit)
     if _CHANGES_VALUE.search(words) or not _PLAIN_WORDS.fullmatch(value.unit):
         return False
     is_bare = value.is_bare and is_answer
-    return _measure_words(value.unit.replace(".", "").split(), is_bare, problem)
+    words = value.unit.replace(".", "").split()
+    return _measure_words(words, is_bare, problem)
 
 
 def _measure_words(words: list[str], is_bare: bool, problem: Problem) -> Measure | bool:
@@ -137,15 +150,19 @@ def _measure_words(words: list[str], is_bare: bool, problem: Problem) -> Measure
 
     It is unknown if the problem has none of the words.
     """
-    unit, others = _find_unit(words)
-    others = [word for word in others if word not in _FILLERS]
-    are_counted = list(map(problem.counts, others))
+    unit, words = _find_unit(words)
+    words = [word for word in words if word not in _FILLERS]
+    are_counted = list(map(problem.counts, words))
     if unit:
-        return unit if all(are_counted) or not problem.text else _UNKNOWN
+        if all(are_counted) or not problem.text:
+            return unit
+        return _UNKNOWN
     if is_bare and not all(are_counted):
         return False
-    says_nothing = not problem.text or not others
-    return THINGS if says_nothing or any(are_counted) else _UNKNOWN
+    says_nothing = not problem.text or not words
+    if says_nothing or any(are_counted):
+        return THINGS
+    return _UNKNOWN
 
 
 def _find_unit(words: list[str]) -> tuple[Measure | None, list[str]]:
@@ -162,7 +179,7 @@ def _find_unit(words: list[str]) -> tuple[Measure | None, list[str]]:
 def _find_scales(gold: Measure | None, answer: Measure | None, problem: Problem) -> Iterator[Scale]:
     """Yield the numbers that may convert the answer to the unit of the gold answer."""
     gold = gold or _find_asked_unit(answer, problem)
-    angle = _DEGREES_PER_RADIAN if gold == DEGREE else _HALF_TURN
+    angle = _DEGREES_PER_RADIAN if gold == DEGREE else _RADIANS_PER_DEGREE
     if gold and answer and not (gold.is_any or answer.is_any):
         if gold.dimension == answer.dimension:
             yield Number(answer.size / gold.size)
@@ -180,7 +197,9 @@ def _find_scales(gold: Measure | None, answer: Measure | None, problem: Problem)
 
 def _find_asked_unit(answer: Measure | None, problem: Problem) -> Measure | None:
     """Return the unit asked for, unless the answer says more: dollars per day, not dollars."""
-    if answer is None or answer in (PERCENT, DEGREE, THINGS, _UNKNOWN) or answer.is_any:
+    if answer is None or answer.is_any:
+        return None
+    if answer in (PERCENT, DEGREE, THINGS, _UNKNOWN):
         return None
     unit = _read_asked_unit(problem.text[-MAX_CHARS:])
     if unit is None:
@@ -195,5 +214,8 @@ def _read_asked_unit(problem: str) -> Measure | None:
     """Return the unit that the only question of a problem asks for."""
     if len(_ASKS.findall(problem)) != 1:
         return None
-    units = {read_unit(unit.lower()) for unit in _UNIT_ASKED.findall(problem)} - {None}
-    return units.pop() if len(units) == 1 else None
+    names = _UNIT_ASKED.findall(problem)
+    units = {read_unit(name.lower()) for name in names} - {None}
+    if len(units) == 1:
+        return units.pop()
+    return None

@@ -67,7 +67,8 @@ def compare_approximations(gold: Value, answer: Value, comparison: Comparison) -
         equal = disjunction([comparison.are_equal(side, answer) for side in sides])
         if _is_approximation(answer):
             rounding = round_as_written(answer.sides[-1])
-            equal = conjunction((equal, comparison.are_equal(gold.sides[-1], rounding)))
+            same_rounding = comparison.are_equal(gold.sides[-1], rounding)
+            equal = conjunction((equal, same_rounding))
         return Verdict(equal, "approximation")
     if not _is_approximation(answer):
         return None
@@ -96,16 +97,21 @@ def _split_approximation(value: Relation, problem: Problem) -> tuple[Value | Non
     side = value.sides[at]
     text = value.texts[at]
     if at == 0 and text and _is_name(side, text, problem):
-        return None, Relation((side, last), ("=",), (text, value.texts[-1]))
+        texts = (text, value.texts[-1])
+        return None, Relation((side, last), ("=",), texts)
     if not isinstance(side, Number | Quantity) and not has_tree(side):
         return None, last
     if at == 0:
         return side, last
-    return Relation(value.sides[: at + 1], value.signs[:at], value.texts[: at + 1]), last
+    end = at + 1
+    exact = Relation(value.sides[:end], value.signs[:at], value.texts[:end])
+    return exact, last
 
 
 def _last_side(value: Value) -> Value:
-    return value.sides[-1] if isinstance(value, Relation) else value
+    if isinstance(value, Relation):
+        return value.sides[-1]
+    return value
 
 
 def _is_rounded_wrongly(exact: Value, rounded: Value, comparison: Comparison) -> bool:
@@ -119,7 +125,9 @@ def _is_rounded_wrongly(exact: Value, rounded: Value, comparison: Comparison) ->
 
 def has_tree(value: Value) -> bool:
     parts = get_parts(value)
-    return all(map(has_tree, parts)) if parts else get_tree(value) is not None
+    if parts:
+        return all(map(has_tree, parts))
+    return get_tree(value) is not None
 
 
 def _compare_rounding(
@@ -142,11 +150,12 @@ def compare_relations(gold: Value, answer: Value, comparison: Comparison) -> Ver
         return None
     golds, name = _split_name(gold, comparison.problem)
     links, other_name = _split_name(answer, comparison.problem)
-    if name and isinstance(answer, Relation) and len(set(answer.sides)) == 1:
+    says_nothing = isinstance(answer, Relation) and len(set(answer.sides)) == 1
+    if name and says_nothing:
         return Verdict(False, "equation")  # 1 = 1 is no solution
     if golds and links and _are_names_alike(name, other_name):
-        equal = conjunction([comparison.are_equal(golds[-1], link) for link in links])
-        return Verdict(equal, "equation")
+        verdicts = [comparison.are_equal(golds[-1], link) for link in links]
+        return Verdict(conjunction(verdicts), "equation")
     if not isinstance(gold, Relation) or not isinstance(answer, Relation):
         return _compare_region(gold, answer, comparison)
     has_value = bool(golds) and _is_constant(golds[-1])
@@ -164,16 +173,19 @@ def _are_names_alike(name: str | None, other: str | None) -> bool:
     names = {name, other}
     if None in names or len(names) == 1:
         return True
-    return "y" in names and any(_FUNCTION.fullmatch(each) for each in names if each)
+    has_function = any(map(_FUNCTION.fullmatch, filter(None, names)))
+    return has_function and "y" in names
 
 
 def _compare_region(gold: Value, answer: Value, comparison: Comparison) -> Verdict:
     """Compare a relation with an interval or a union."""
-    relation, region = (gold, answer) if isinstance(gold, Relation) else (answer, gold)
-    signs = relation.signs if isinstance(relation, Relation) else ("=",)
-    if not isinstance(region, Union | Tuple) or "=" in signs:
-        return Verdict(False, "equation")
-    return comparison.ask_algebra(gold, answer)
+    are_regions = isinstance(gold, Union | Tuple) or isinstance(answer, Union | Tuple)
+    is_equation = any(
+        isinstance(value, Relation) and "=" in value.signs for value in (gold, answer)
+    )
+    if are_regions and not is_equation:
+        return comparison.ask_algebra(gold, answer)
+    return Verdict(False, "equation")
 
 
 def _split_name(value: Value, problem: Problem) -> tuple[tuple[Value, ...] | None, str | None]:
@@ -183,15 +195,19 @@ def _split_name(value: Value, problem: Problem) -> tuple[tuple[Value, ...] | Non
     """
     if not isinstance(value, Relation):
         return (value,), None
-    sides, texts = value.sides, value.texts
-    if value.signs == (r"\in",) and _is_name(sides[0], texts[0], problem):
-        return sides[1:], texts[0]
+    sides = value.sides
+    texts = value.texts
+    name = texts[0]
+    is_named = _is_name(sides[0], name, problem)
+    if is_named and value.signs == (r"\in",):
+        return sides[1:], name
     if set(value.signs) != {"="}:
         return None, None
-    if _is_name(sides[0], texts[0], problem):
-        return sides[1:], texts[0].replace(" ", "")
-    if _is_name(sides[-1], texts[-1], problem):
-        return sides[-2::-1], texts[-1].replace(" ", "")
+    if is_named:
+        return sides[1:], name.replace(" ", "")
+    name = texts[-1]
+    if _is_name(sides[-1], name, problem):
+        return sides[-2::-1], name.replace(" ", "")
     return sides if all(map(_is_constant, sides)) else None, None
 
 
@@ -228,14 +244,13 @@ def _is_name(side: Value, text: str, problem: Problem) -> bool:
 def _is_line(relation: Relation) -> bool:
     """Return whether this is like ``x + 1 = 0``, which says as much as ``x = -1``."""
     sides = [side for side in relation.sides if not _is_zero(side)]
-    if relation.signs != ("=",) or len(sides) != 1 or not isinstance(sides[0], Expression):
+    if relation.signs != ("=",) or len(sides) != 1:
         return False
-    tree = sides[0].tree
+    tree = get_tree(sides[0])
     if tree is None or tree.kind not in ("+", "-"):
         return False
     letter, constant = tree.parts
-    has_letters = any(node.kind == "letter" for node in constant.walk())
-    return letter.kind == "letter" and not has_letters
+    return letter.kind == "letter" and not constant.letters
 
 
 def _is_zero(value: Value) -> bool:
@@ -249,7 +264,9 @@ def compare_assignments(gold: Value, answer: Value, comparison: Comparison) -> V
     if _is_point(first) or _is_point(second):
         first = to_tuple(first, gold, comparison.problem)
         second = to_tuple(second, answer, comparison.problem)
-    return None if (first, second) == (gold, answer) else comparison.compare(first, second)
+    if (first, second) == (gold, answer):
+        return None
+    return comparison.compare(first, second)
 
 
 def _is_point(value: Value) -> bool:
@@ -268,14 +285,18 @@ def _to_assignments(value: Value) -> Value:
         names, values = map(get_parts, value.sides)
     if len(names) != len(values) or not all(map(get_letter, names)):
         return value
-    pairs = zip(names, values, strict=True)
-    equations = [Relation(pair, ("=",), (get_letter(pair[0]), "")) for pair in pairs]
+    equations = list[Relation]()
+    for name, value in zip(names, values, strict=True):
+        texts = (get_letter(name), "")
+        equations.append(Relation((name, value), ("=",), texts))
     return Set(tuple(equations), ",")
 
 
 def to_tuple(value: Value, answer: Value, problem: Problem) -> Value:
     """Turn a list of assignments into the tuple of their values."""
-    if not isinstance(value, Set) or value.joint != "," or not 1 < len(value.parts) <= _MAX_NAMES:
+    if not isinstance(value, Set) or value.joint != ",":
+        return value
+    if not 1 < len(value.parts) <= _MAX_NAMES:
         return value
     values = dict[str, Value]()
     for part in value.parts:
@@ -299,7 +320,8 @@ def _order_names(names: list[str], problem: Problem, *, in_brackets: bool) -> li
             if problem.mentions(f"({','.join(order)})"):
                 return list(order)
     letters = sorted(ord(name[0]) for name in names)
-    is_far = letters[-1] - letters[0] >= max(len(names), _MAX_PERMUTED)
+    distance = letters[-1] - letters[0]
+    is_far = distance >= max(len(names), _MAX_PERMUTED)
     has_commands = any("\\" in name for name in names)
     keeps_order = has_commands or (in_brackets and is_far)
     return names if keeps_order else sorted(names)

@@ -18,16 +18,20 @@ def compare_numbers(gold: Value, answer: Value, comparison: Comparison) -> Verdi
         return Verdict(True, "number")
     if gold.places is None and answer.places is None:
         return Verdict(False, "number")
-    rounded, exact = gold, answer
-    if gold.places is None or (answer.places is not None and answer.places < gold.places):
-        rounded, exact = answer, gold
+    is_answer_rounded = gold.places is None or (
+        answer.places is not None and answer.places < gold.places
+    )
+    rounded = answer if is_answer_rounded else gold
+    exact = gold if is_answer_rounded else answer
     value = Decimal(exact.value.numerator) / exact.value.denominator
     return Verdict(rounded.rounds(value), "number")
 
 
 def compare_expressions(gold: Value, answer: Value, comparison: Comparison) -> Verdict:
     """The last rule: expressions have one tree, are far apart, or are left to algebra."""
-    if not isinstance(gold, Number | Expression) or not isinstance(answer, Number | Expression):
+    if not isinstance(gold, Number | Expression):
+        return Verdict(False, "kind")
+    if not isinstance(answer, Number | Expression):
         return Verdict(False, "kind")
     if gold.tree is None or answer.tree is None:
         return comparison.ask_algebra(gold, answer)
@@ -53,9 +57,11 @@ def compare_words(gold: Value, answer: Value, comparison: Comparison) -> Verdict
     if not isinstance(gold, Words) and not isinstance(answer, Words):
         return None
     text = _get_letters(gold).casefold()
+    answer_text = _get_letters(answer).casefold()
+    is_same = text == answer_text != ""
     if isinstance(answer, Number) and answer.places is None:
-        return Verdict(text.startswith(f"{answer.value} base "), "words")
-    return Verdict(text == _get_letters(answer).casefold() != "", "words")
+        is_same = text.startswith(f"{answer.value} base ")
+    return Verdict(is_same, "words")
 
 
 def _get_letters(value: Value) -> str:
@@ -63,14 +69,18 @@ def _get_letters(value: Value) -> str:
         return value.text
     if isinstance(value, Choice):
         return value.letters
-    return value.latex if isinstance(value, Expression) else ""
+    if isinstance(value, Expression):
+        return value.latex
+    return ""
 
 
 def compare_choices(gold: Value, answer: Value, comparison: Comparison) -> Verdict | None:
     """``(B) 12`` is B, and its value counts for a gold answer 12."""
     if not isinstance(gold, Choice):
         value = answer.value if isinstance(answer, Choice) else None
-        return comparison.compare(gold, value) if value else None
+        if value:
+            return comparison.compare(gold, value)
+        return None
     if isinstance(answer, Choice):
         is_same = answer.letters == gold.letters
         if is_same and gold.value and answer.value:

@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 class Derivation(NamedTuple):
-    """The steps of a text, which of them are used, and what they are worth.
+    """The steps of a text, which of them are used, and their worth.
 
     ``low`` is the worth if the open steps are worth nothing, ``high`` if they are right.
     """

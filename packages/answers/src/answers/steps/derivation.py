@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from answers.boxes import last_boxed
 from answers.nodes import Node, rebuild
-from answers.steps import RIGHT, WRONG, Derivation
+from answers.steps import RIGHT, WRONG, Derivation, Step
 from answers.steps.evaluation import evaluate
 from answers.steps.judging import Judged, judge_text
 from answers.steps.quantities import (
@@ -99,7 +99,7 @@ def derive(text: str, problem: str, solution: str, answer: str, max_steps: int) 
     low, path = chain.rate(goals, required, used_numbers, changes)
     steps = [link.judged.step for link in chain.links]
     size = len(required) + 1
-    num_wrong = len({step.identity for step in steps if step.verdict == WRONG})
+    num_wrong = _count(steps, WRONG)
     low *= size / (size + num_wrong)
     is_open = bool(steps) and _may_be_derivation(chain, reference, goals)
     high = 1.0 if is_open and not num_wrong else low
@@ -107,13 +107,20 @@ def derive(text: str, problem: str, solution: str, answer: str, max_steps: int) 
     return Derivation(steps, used, size if results else 0, low, high)
 
 
+def _count(steps: Sequence[Step], verdict: str) -> int:
+    """Count the different steps with a verdict."""
+    return len({step.identity for step in steps if step.verdict == verdict})
+
+
 def _may_be_derivation(chain: _Chain, reference: _Chain, goals: set[float]) -> bool:
     """Return whether open steps may lead to the answer."""
     if not goals:
         return True
-    if chain.is_open() and (not reference.links or reference.is_open()):
+    is_reference_open = not reference.links or reference.is_open()
+    if is_reference_open and chain.is_open():
         return True
-    return chain.is_open(chain.find_path(goals, is_sure=False))
+    path = chain.find_path(goals, is_sure=False)
+    return chain.is_open(path)
 
 
 class _Chain:
@@ -131,7 +138,8 @@ class _Chain:
         self._numbers = numbers
         self._changes = changes
         self._makers = dict[float, int]()
-        for at, judged in enumerate(refute(judge_text(text, max_steps), text, answer)):
+        steps = judge_text(text, max_steps)
+        for at, judged in enumerate(refute(steps, text, answer)):
             link = self._read_link(judged)
             self.links.append(link)
             for number in link.results:
@@ -140,7 +148,8 @@ class _Chain:
                     self._makers[number] = at
 
     def is_open(self, path: Iterable[int] | None = None) -> bool:
-        links = self.links if path is None else [self.links[at] for at in path]
+        places = range(len(self.links)) if path is None else path
+        links = [self.links[at] for at in places]
         return any(link.status == _UNKNOWN and link.results for link in links)
 
     def rate(
@@ -168,7 +177,8 @@ class _Chain:
             operands = {number for link in links for number in link.operands}
             share = compute_share(used_numbers, operands)
             is_derived = share > (_ENOUGH if changes else _ENOUGH_WITHOUT_SOLUTION)
-            if any(all(pairs[goal]) for goal in goals & pairs.keys()):
+            compared_goals = goals & pairs.keys()
+            if any(all(pairs[goal]) for goal in compared_goals):
                 is_derived = bool(goals & derived)
             worth = max(worth, 1.0 if is_derived else share / 2)
         if goals and not goal_path:
@@ -176,8 +186,8 @@ class _Chain:
         elif worth > _ENOUGH:
             worth = 1.0
         steps = [link.judged.step for link in self.links]
-        num_right = len({step.identity for step in steps if step.verdict == RIGHT})
-        density = min(1.0, _MAX_STEPS_PER_USED * len(path) / max(1, num_right))
+        num_right = max(1, _count(steps, RIGHT))
+        density = min(1.0, _MAX_STEPS_PER_USED * len(path) / num_right)
         return worth * _UNGROUNDED_SHARE**num_gaps * density, path
 
     def find_path(self, goals: Iterable[float], *, is_sure: bool = True) -> set[int]:
@@ -197,19 +207,22 @@ class _Chain:
     def _find_maker(self, number: float) -> int | None:
         """Return the link that results in a number."""
         match = find_match(self._makers, number)
-        return None if match is None else self._makers[match]
+        if match is None:
+            return None
+        return self._makers[match]
 
     def _read_link(self, judged: Judged) -> _Link:
         computed = [side for side in judged.sides if not side.is_literal]
         if not computed:
-            return _Link(judged, _UNKNOWN, results=tuple(map(get_key, judged.claims)))
+            claims = tuple(map(get_key, judged.claims))
+            return _Link(judged, _UNKNOWN, results=claims)
         results = tuple(map(get_key, judged.values))
         if judged.step.verdict == WRONG:
             return _Link(judged, _UNGROUNDED, results=results[-1:])
         links = [self._ground(judged, side, results) for side in computed]
         link = max(links, key=operator.attrgetter("status"))
         last = self.links[-1] if self.links else link
-        is_chained = last.judged.relation.right is judged.relation.left
+        is_chained = last.judged.relation.right_side is judged.relation.left_side
         if is_chained and last.status > link.status:
             needs = (len(self.links) - 1,)
             return _Link(judged, last.status, (), results, needs, last.changes)
@@ -225,9 +238,13 @@ class _Chain:
                 sources[number] = (status, maker)
         constants = operands.keys() - sources.keys() - _WHOLES
         is_grounded = 0 < len(sources) >= len(constants)
-        status = min(status for status, _ in sources.values()) if is_grounded else _UNGROUNDED
-        needs = tuple(maker for _, maker in sources.values() if maker is not None)
-        changes = self._change_side(side) if self._changes and status == _GROUNDED else ()
+        status = _UNGROUNDED
+        if is_grounded:
+            status = min(status for status, _ in sources.values())
+        makers = [maker for _, maker in sources.values()]
+        needs = tuple(maker for maker in makers if maker is not None)
+        is_changing = self._changes and status == _GROUNDED
+        changes = self._change_side(side) if is_changing else ()
         return _Link(judged, status, tuple(sources), results, needs, changes)
 
     def _change_side(self, side: Node) -> tuple[float, ...]:
@@ -250,7 +267,9 @@ class _Chain:
 
     def _change_number(self, number: float) -> list[float]:
         maker = self._find_maker(number)
-        changes = [] if maker is None else list(self.links[maker].changes)
+        changes = list[float]()
+        if maker is not None:
+            changes += self.links[maker].changes
         match = find_match(self._changes, number)
         if match is not None:
             changes.append(self._changes[match])
@@ -291,7 +310,9 @@ def _replace_numbers(tree: Node, numbers: Iterator[Fraction]) -> Node:
     """Replace the numbers of a tree, from its last to its first."""
 
     def replace_number(node: Node) -> Node:
-        return replace(node, number=next(numbers)) if node.kind == "number" else node
+        if node.kind == "number":
+            return replace(node, number=next(numbers))
+        return node
 
     return rebuild(tree, replace_number)
 
@@ -304,9 +325,9 @@ def _merge_changes(links: Iterable[_Link]) -> dict[float, list[float]]:
     return changes
 
 
-def _is_same_change(changes: Sequence[float], others: Sequence[float]) -> bool:
+def _is_same_change(changes: Sequence[float], expected: Sequence[float]) -> bool:
     """Return whether some changes are the same; any will do if one of both has none."""
-    if not changes or not others:
+    if not changes or not expected:
         return True
-    pairs = product(changes, others)
+    pairs = product(changes, expected)
     return any(math.isclose(change, other, rel_tol=_SAME_CHANGE) for change, other in pairs)

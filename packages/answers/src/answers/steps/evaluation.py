@@ -52,7 +52,8 @@ def _evaluate(tree: Node, letters: Mapping[str, Value], reading: int) -> Value:
     if tree.kind == "letter":
         return letters[tree.letter]
     if tree.kind == "number":
-        return _check_range(_mp.mpf(tree.number.numerator) / tree.number.denominator)
+        value = _mp.mpf(tree.number.numerator) / tree.number.denominator
+        return _check_range(value)
     parts = [_evaluate(part, letters, reading) for part in tree.parts]
     readings = _get_readings(tree)
     if not readings:
@@ -66,7 +67,8 @@ def _evaluate(tree: Node, letters: Mapping[str, Value], reading: int) -> Value:
 
 def compare(first: Value, second: Value) -> int:
     """Return -1, 0 or 1 if the first value is less, equal or greater."""
-    if abs(first - second) <= max(1, abs(first), abs(second)) * _SAME:
+    size = max(1, abs(first), abs(second))
+    if abs(first - second) <= size * _SAME:
         return 0
     return 1 if first > second else -1
 
@@ -84,10 +86,14 @@ def to_integer(value: Value) -> int:
 
 
 def _check_range(value: Value) -> Value:
-    size = _mp.mag(value) if isinstance(value, _mp.mpf) and value else -_MAX_BITS
-    if not isinstance(value, _mp.mpf) or not _mp.isfinite(value) or size > _MAX_BITS:
-        raise NoValue("not real, or too large")
-    return value if size > -_MAX_BITS else _mp.mpf(0)
+    if not isinstance(value, _mp.mpf) or not _mp.isfinite(value):
+        raise NoValue("not real")
+    size = _mp.mag(value) if value else -_MAX_BITS
+    if size > _MAX_BITS:
+        raise NoValue("too large")
+    if size > -_MAX_BITS:
+        return value
+    return _mp.mpf(0)
 
 
 def _to_count(value: Value) -> int:
@@ -105,7 +111,9 @@ def _power(base: Value, exponent: Value) -> Value:
 def _root(inside: Value, index: Value) -> Value:
     degree = _to_count(index)
     is_odd = degree % 2
-    return -_mp.root(-inside, degree) if inside < 0 and is_odd else _mp.root(inside, degree)
+    if inside < 0 and is_odd:
+        return -_mp.root(-inside, degree)
+    return _mp.root(inside, degree)
 
 
 def _radians(angle: Value) -> Value:
@@ -157,4 +165,6 @@ _OPERATIONS: Mapping[str, Readings] = {
 def _get_readings(tree: Node) -> Readings:
     if tree.kind != "function":
         return _OPERATIONS.get(tree.kind, ())
-    return _FUNCTIONS.get(tree.letter, ()) if len(tree.parts) == 1 else (_mp.log,)
+    if len(tree.parts) == 1:
+        return _FUNCTIONS.get(tree.letter, ())
+    return (_mp.log,)

@@ -1,4 +1,4 @@
-"""Whether a relation is right. Only what is surely wrong is called wrong.
+"""Whether a relation is right. Only sure errors are called wrong.
 
 Numbers alone are computed. An equation with letters is right if it holds for all their values, and
 else *open*: a definition, a condition, a question.
@@ -62,34 +62,40 @@ class Judged(NamedTuple):
         """The values, and the numbers in a relation that cannot be judged."""
         if self.step.verdict not in {OPEN, UNREAD}:
             return list(self.values)
-        tokens = [*self.relation.left, *self.relation.right]
+        tokens = [*self.relation.left_side, *self.relation.right_side]
         numbers = [token.text.replace(",", "") for token in tokens if token.kind == "number"]
         return [*map(float, numbers), *self.values]
 
 
 def judge_text(text: str, max_steps: int) -> list[Judged]:
     """Judge the first relations in a text; leave out those that say nothing."""
-    judged = [_judge_in_text(relation, text) for relation in find_relations(text)[:max_steps]]
-    return [each for each in judged if each]
+    relations = find_relations(text)[:max_steps]
+    steps = [_judge_in_text(relation, text) for relation in relations]
+    return [step for step in steps if step]
 
 
 def _judge_in_text(relation: Relation, text: str) -> Judged | None:
     """Judge a relation, unless it looks wrong and is not meant as a claim."""
-    unread = Judged(Step(UNREAD, "", relation.start, relation.end), relation)
+    step = Step(UNREAD, "", relation.start, relation.end)
+    unread = Judged(step, relation)
     try:
         judged = _judge(relation)
     except _READ_ERRORS:
         return unread
-    if judged is None or judged.step.verdict != WRONG or relation.modulus is not None:
+    if judged is None or judged.step.verdict != WRONG:
+        return judged
+    if relation.modulus is not None:
         return judged
     if relation.is_doubtful(text):
         return None
-    return unread if relation.is_loose(text) else judged
+    if relation.is_loose(text):
+        return unread
+    return judged
 
 
 def _judge(relation: Relation) -> Judged | None:
-    sides = read_tree(relation.left), read_tree(relation.right)
-    plain: list[Node] = [side for side in sides if not has_letters(side)]
+    sides = read_tree(relation.left_side), read_tree(relation.right_side)
+    plain: list[Node] = [side for side in sides if not side.letters]
     values: Sequence[Value] = ()
     note = ""
     if relation.modulus is not None:
@@ -102,23 +108,19 @@ def _judge(relation: Relation) -> Judged | None:
             plain = []
     else:
         verdict, values = _judge_numbers(relation.sign, sides)
-        left, right = values
-        note = _describe(left, right) if verdict == WRONG else ""
-        if verdict == OPEN and abs(left - right) > _FAR * max(abs(left), abs(right)):
+        note = _describe(*values) if verdict == WRONG else ""
+        if verdict == OPEN and _are_far(*values):
             plain = []
     keys = [_get_key(side) for side in sides]
     if verdict is None or (keys[0] == keys[1] and verdict != WRONG):
         return None
-    left, right = sorted(keys) if relation.sign in _SYMMETRIC else keys
-    identity = f"{left} {relation.sign} {right} {relation.modulus or ''}"
+    if relation.sign in _SYMMETRIC:
+        keys.sort()
+    identity = f"{keys[0]} {relation.sign} {keys[1]} {relation.modulus or ''}"
     step = Step(verdict, identity, relation.start, relation.end, note)
     if not values or relation.sign not in _EQUALITIES:
         return Judged(step, relation, sides)
     return Judged(step, relation, sides, plain, values)
-
-
-def has_letters(tree: Node) -> bool:
-    return any(node.kind == "letter" for node in tree.walk())
 
 
 def walk_sides(sides: Sequence[Node]) -> chain[Node]:
@@ -140,8 +142,7 @@ def _get_key(node: Node) -> str:
 
 def _judge_numbers(sign: str, sides: Sides) -> tuple[str | None, Pair]:
     """Return a verdict and the values: right in one reading is right, wrong is wrong in all."""
-    left, right = map(evaluate, sides)
-    pairs: list[Pair] = list(product(left, right))
+    pairs: list[Pair] = list(product(*map(evaluate, sides)))
     outcomes = [holds(sign, sides, pair) for pair in pairs]
     if all(side.is_literal for side in sides):
         return None, pairs[0]
@@ -156,36 +157,43 @@ def _adds_percentage(sides: Sides) -> bool:
     return any(part.kind == "percent" for node in sums for part in node.parts)
 
 
-def _describe(left: Value, right: Value) -> str:
-    digits = f"{float(left):.10g}"
-    others = f"{float(right):.10g}"
-    return f"left {digits}, right {others}" if digits != others else ""
+def _are_far(first: Value, second: Value) -> bool:
+    return abs(first - second) > _FAR * max(abs(first), abs(second))
+
+
+def _describe(first: Value, second: Value) -> str:
+    digits = f"{float(first):.10g}"
+    other_digits = f"{float(second):.10g}"
+    return f"left {digits}, right {other_digits}" if digits != other_digits else ""
 
 
 def holds(sign: str, sides: Sequence[Node], pair: Pair) -> bool | None:
     """Return whether a relation holds between two values; None if that is in doubt."""
-    left, right = pair
-    if compare(left, right) in _ORDERS[sign]:
+    first, second = pair
+    if compare(first, second) in _ORDERS[sign]:
         return True
     if sign == r"\equiv":
         return None
     if sign not in {"=", r"\approx"}:
         return False
-    difference = float(abs(left - right))
-    share = difference / float(max(abs(left), abs(right)))
+    difference = float(abs(first - second))
+    share = difference / float(max(abs(first), abs(second)))
     is_close = share < _CLOSE
     is_near = difference < _LAST_PLACE * max(map(_last_place, sides))
     if sign == r"\approx":
         if is_close or is_near:
             return True
-        return False if share > _FAR or _is_exact(sides) else None
+        if share > _FAR or _is_exact(sides):
+            return False
+        return None
     is_rounded = any(node.places for node in walk_sides(sides))
     is_inexact = any(node.kind in _INEXACT for node in walk_sides(sides))
     may_be_rounded = is_close and is_rounded and is_inexact
     if is_near:
         may_be_rounded = is_close or is_rounded
     # Cents are hundredths of dollars, and per cents of shares.
-    is_hundredfold = compare(100 * left, right) == 0 or compare(left, 100 * right) == 0
+    hundredfolds = (compare(100 * first, second), compare(first, 100 * second))
+    is_hundredfold = 0 in hundredfolds
     return None if may_be_rounded or is_hundredfold else False
 
 
@@ -202,33 +210,37 @@ def _last_place(side: Node) -> float:
     """Return the worth of one in the last place of a plain number, or 0."""
     unit = 0.01 if side.kind == "percent" else 1.0
     plain = side.parts[0] if side.kind in {"negative", "percent"} else side
-    return unit * 10.0**-plain.places if plain.kind == "number" else 0.0
+    if plain.kind == "number":
+        return unit * 10.0**-plain.places
+    return 0.0
 
 
 def _judge_congruence(sign: str, modulus: int, sides: Sides, num_plain: int) -> str | None:
     if num_plain < len(sides):
         return OPEN
-    left, right = (to_integer(evaluate(side)[0]) for side in sides)
+    first, second = (to_integer(evaluate(side)[0]) for side in sides)
     if sign not in {"=", r"\equiv"}:
         return None
-    return RIGHT if (left - right) % modulus == 0 else WRONG
+    if (first - second) % modulus == 0:
+        return RIGHT
+    return WRONG
 
 
 def _is_identity(sides: Sides) -> bool:
     """Return whether the sides are equal at random points, in some of their readings."""
     chance = Random(0)
-    nodes = list(walk_sides(sides))
-    names = sorted({node.letter for node in nodes if node.kind == "letter"})
-    has_counts = any(node.kind in {"factorial", "binomial"} for node in nodes)
+    names = sorted(sides[0].letters | sides[1].letters)
+    kinds = {node.kind for node in walk_sides(sides)}
+    has_counts = not kinds.isdisjoint({"factorial", "binomial"})
     num_points = 0
     for _ in range(_MAX_POINTS):
         point = {name: draw_coordinate(chance, is_whole=has_counts) for name in names}
         point["e"] = E
         try:
-            left, right = (evaluate(side, point) for side in sides)
+            pairs = list(product(*(evaluate(side, point) for side in sides)))
         except NoValue:
             continue
-        if not any(compare(*pair) == 0 for pair in product(left, right)):
+        if not any(compare(*pair) == 0 for pair in pairs):
             return False
         num_points += 1
         if num_points == _NUM_POINTS:
@@ -240,4 +252,6 @@ def draw_coordinate(chance: Random, *, is_whole: bool) -> Value:
     """Draw a number of either sign, large or small, or a whole number from 3 to 12."""
     if is_whole:
         return number(chance.randint(3, 12))
-    return number(chance.choice([-1, 1, 1]) * chance.randint(1, 97)) / chance.choice([7, 31, 101])
+    sign = chance.choice([-1, 1, 1])
+    top = sign * chance.randint(1, 97)
+    return number(top) / chance.choice([7, 31, 101])

@@ -77,11 +77,16 @@ def read_changes(problem: str) -> dict[float, float]:
     numbers += filter(None, named)
     numbers += (tens + ones for tens, ones in pairwise(named) if tens >= 20 > ones > 0)
     changed |= {number: _change(number) for number in numbers}
-    return {get_key(number): after / number if number else 1.0 for number, after in changed.items()}
+    factors = dict[float, float]()
+    for number, after in changed.items():
+        factors[get_key(number)] = after / number if number else 1.0
+    return factors
 
 
 def _change(number: float) -> float:
-    return number if number in _FIXED else number * Random(number).uniform(1.1, 1.5)
+    if number in _FIXED:
+        return number
+    return number * Random(number).uniform(1.1, 1.5)
 
 
 def _to_float(digits: str) -> float:
@@ -127,9 +132,9 @@ def find_match(numbers: Collection[float], number: float) -> float | None:
     return None
 
 
-def compute_share(numbers: Collection[float], others: Collection[float]) -> float:
+def compute_share(numbers: Collection[float], found_numbers: Collection[float]) -> float:
     """Return the share of numbers that are among others."""
     if not numbers:
         return 1.0
-    num_matches = sum(find_match(others, number) is not None for number in numbers)
+    num_matches = sum(find_match(found_numbers, number) is not None for number in numbers)
     return num_matches / len(numbers)

@@ -15,7 +15,7 @@ from random import Random
 from answers.nodes import Node
 from answers.steps import OPEN, RIGHT, WRONG
 from answers.steps.evaluation import E, NoValue, Value, compare, evaluate, number
-from answers.steps.judging import Judged, draw_coordinate, has_letters, holds, walk_sides
+from answers.steps.judging import Judged, draw_coordinate, holds, walk_sides
 
 _NUM_POINTS = 5
 # Characters between a value and the equations that it may solve; no more equations are that near.
@@ -48,7 +48,7 @@ class _Equation:
         self.judged = judged
         self.relation = judged.relation
         self.trees = judged.trees
-        self.names = [_get_names(tree) for tree in judged.trees]
+        self.names = [tree.letters for tree in judged.trees]
         self.letters = set[str]().union(*self.names)
 
     @property
@@ -60,7 +60,7 @@ class _Equation:
         """Whether a letter only stands before brackets, as the name of a function does."""
         if any(node.kind in _FUNCTIONS for node in walk_sides(self.trees)):
             return True
-        sides = (self.relation.left, self.relation.right)
+        sides = (self.relation.left_side, self.relation.right_side)
         letters = {token.text for side in sides for token in side if token.kind == "letters"}
         is_before_bracket = dict.fromkeys(letters, True)
         for side in sides:
@@ -76,22 +76,20 @@ class _Equation:
         if any(node.places for node in walk_sides(self.trees)):
             return None
         try:
-            at_2, at_3, at_5 = (self.subtract({letter: number(x)})[0] for x in (2, 3, 5))
+            points = [{letter: number(x)} for x in (2, 3, 5)]
+            at_2, at_3, at_5 = (self.subtract(point)[0] for point in points)
         except NoValue:
             return None
         slope = at_3 - at_2
-        if compare(slope, 0) == 0 or compare(at_5 - at_3, 2 * slope) != 0:
+        is_curved = compare(at_5 - at_3, 2 * slope) != 0
+        if is_curved or compare(slope, 0) == 0:
             return None
         return slope, at_2 - 2 * slope
 
     def subtract(self, point: Mapping[str, Value]) -> list[Value]:
         """Return the differences of the sides at a point, one for each pair of readings."""
-        left, right = (evaluate(tree, {**point, "e": E}) for tree in self.trees)
-        return [value - other for value, other in product(left, right)]
-
-
-def _get_names(tree: Node) -> set[str]:
-    return {node.letter for node in tree.walk() if node.kind == "letter"}
+        values = [evaluate(tree, {**point, "e": E}) for tree in self.trees]
+        return [value - other for value, other in product(*values)]
 
 
 def refute(steps: Sequence[Judged], text: str, answer: str) -> Iterator[Judged]:
@@ -100,8 +98,8 @@ def refute(steps: Sequence[Judged], text: str, answer: str) -> Iterator[Judged]:
     box = text.rfind(r"\boxed")
     for last, judged, following in zip([None, *steps], steps, [*steps[1:], None], strict=False):
         relation = judged.relation
-        is_chained = last is not None and last.relation.right is relation.left
-        is_continued = following is not None and following.relation.left is relation.right
+        is_chained = last is not None and last.relation.right_side is relation.left_side
+        is_continued = following is not None and following.relation.left_side is relation.right_side
         note = _note_other_answer(judged, text, answer, box)
         if not note and _is_equation(judged, text):
             equation = _Equation(judged)
@@ -113,7 +111,8 @@ def refute(steps: Sequence[Judged], text: str, answer: str) -> Iterator[Judged]:
             if is_condition and not is_chained and not is_continued and not equation.has_calls:
                 earlier.append(equation)
         if note:
-            judged = judged._replace(step=judged.step._replace(verdict=WRONG, note=note))
+            step = judged.step._replace(verdict=WRONG, note=note)
+            judged = judged._replace(step=step)
         yield judged
 
 
@@ -121,17 +120,21 @@ def _is_equation(judged: Judged, text: str) -> bool:
     if not judged.trees or judged.step.verdict not in {OPEN, RIGHT}:
         return False
     relation = judged.relation
-    if relation.sign != "=" or relation.modulus is not None or relation.is_doubtful(text):
+    if relation.sign != "=" or relation.modulus is not None:
         return False
-    return any(map(has_letters, judged.trees))
+    if relation.is_doubtful(text):
+        return False
+    return any(tree.letters for tree in judged.trees)
 
 
 def _note_contradiction(equation: _Equation, text: str, *, is_chained: bool) -> str:
     """Return why the sides never agree, or do not always agree although they should."""
     start = equation.relation.start
     names, other_names = equation.names
-    is_case = _CASE.search(text[max(0, start - _NEXT_CHARS) : start])
-    if equation.judged.step.verdict != OPEN or names != other_names or is_case:
+    if equation.judged.step.verdict != OPEN or names != other_names:
+        return ""
+    before = text[max(0, start - _NEXT_CHARS) : start]
+    if _CASE.search(before):
         return ""
     kinds = {tree.kind for tree in equation.trees}
     if "letter" in kinds or equation.has_calls:  # n = n + 1 may count
@@ -141,12 +144,13 @@ def _note_contradiction(equation: _Equation, text: str, *, is_chained: bool) -> 
         differences = [equation.subtract(_draw_point(names, chance)) for _ in range(_NUM_POINTS)]
     except NoValue:
         return ""
-    if any(compare(value, 0) == 0 for values in differences for value in values):
+    values = [value for readings in differences for value in readings]
+    if any(compare(value, 0) == 0 for value in values):
         return ""
     first = differences[0][0]
-    if all(compare(values[0], first) == 0 for values in differences):
+    if all(compare(readings[0], first) == 0 for readings in differences):
         return f"the sides differ by {abs(float(first)):.10g}"
-    tokens = (*equation.relation.left, *equation.relation.right)
+    tokens = (*equation.relation.left_side, *equation.relation.right_side)
     is_rewritten = any(token.text == "(" for token in tokens)
     is_identity = is_chained and is_rewritten and "number" not in kinds and len(names) == 1
     return "the sides differ" if is_identity else ""
@@ -171,8 +175,11 @@ def _note_wrong_consequence(equation: _Equation, earlier: Sequence[_Equation], t
         return "" if is_solution else "it solves no equation before it"
     line = equation.line
     lines = [other.line for other in near]
-    if not line or not lines[-1] or any(other and _is_same_line(line, other) for other in lines):
+    if line is None or lines[-1] is None:
         return ""
+    for other in lines:
+        if other and _is_same_line(line, other):
+            return ""
     return "its solution is another than before"
 
 
@@ -182,29 +189,34 @@ def _may_solve(solution: Node, equation: _Equation) -> bool:
     try:
         for value in evaluate(solution, {"e": E}):
             point = {letter: value, "e": E}
-            left, right = (evaluate(tree, point) for tree in equation.trees)
-            pairs += product(left, right)
+            pairs += product(*(evaluate(tree, point) for tree in equation.trees))
     except NoValue:
         return True
     return any(holds("=", equation.trees, pair) is not False for pair in pairs)
 
 
 def _is_same_line(line: tuple[Value, Value], other: tuple[Value, Value]) -> bool:
-    return compare(line[0] * other[1], line[1] * other[0]) == 0
+    slope, constant = line
+    other_slope, other_constant = other
+    return compare(slope * other_constant, constant * other_slope) == 0
 
 
 def _note_other_answer(judged: Judged, text: str, answer: str, box: int) -> str:
     """Return why a relation that ends in the last box does not end in the answer."""
     relation = judged.relation
-    if not relation.left[-1].end < box < relation.end or judged.step.verdict == WRONG:
+    if judged.step.verdict == WRONG:
         return ""
-    boxed = _clean_number(text[relation.right[0].start : relation.end])
+    if not relation.left_side[-1].end < box < relation.end:
+        return ""
+    start = relation.right_side[0].start
+    boxed = _clean_number(text[start : relation.end])
     answer = _clean_number(answer)
     if not _PLAIN.fullmatch(boxed) or not _PLAIN.fullmatch(answer):
         return ""
     value = float(boxed.replace(",", ""))
     expected = float(answer.replace(",", ""))
-    is_other = abs(value - expected) > _FAR * max(abs(value), abs(expected))
+    size = max(abs(value), abs(expected))
+    is_other = abs(value - expected) > _FAR * size
     return f"the answer is {answer}" if is_other else ""
 
 

@@ -25,6 +25,7 @@ _OPENERS = {
     r"\rfloor": r"\lfloor",
     r"\rceil": r"\lceil",
 }
+_CONTINUES = frozenset("+*/^!%")
 _MODULUS = re.compile("[0-9]{1,300}")
 _MAX_SIDE_TOKENS = 300
 # Characters of a sentence before and after a relation, and after a question.
@@ -63,9 +64,9 @@ _TERM = re.compile(r"[0-9][^.\n]*[a-z] \Z")
 class Relation(NamedTuple):
     r"""Two sides and one of ``= < > <= >= != \approx \equiv``, perhaps modulo a number."""
 
-    left: list[Token]
+    left_side: list[Token]
     sign: str
-    right: list[Token]
+    right_side: list[Token]
     start: int
     end: int
     modulus: int | None = None
@@ -84,15 +85,16 @@ class Relation(NamedTuple):
 
     def is_loose(self, text: str) -> bool:
         """Return whether the left side may continue into words, as in ``Week 2 = 35 + 35``."""
-        first = self.left[0]
+        first = self.left_side[0]
         is_first = self.start == first.start
-        before = text[max(0, self.start - _SENTENCE_CHARS) : self.start] if is_first else ""
-        if len(self.left) == 1:
-            sign = text[first.end : self.right[0].start]
+        start = max(0, self.start - _SENTENCE_CHARS)
+        before = text[start : self.start] if is_first else ""
+        if len(self.left_side) == 1:
+            sign = text[first.end : self.right_side[0].start]
             return bool(_NAME.search(before) or _UNIT.match(sign))
         if first.text == r"\pm" and _TERM.search(before):
             return True
-        pattern = _MIXED if self.left[1].text == "/" else _SHARE
+        pattern = _MIXED if self.left_side[1].text == "/" else _SHARE
         return pattern.search(before) is not None
 
 
@@ -140,15 +142,18 @@ def _is_pair(opener: Token, closer: Token) -> bool:
 
 
 def _read_chain(tokens: list[Token], places: list[int]) -> Iterator[Relation]:
-    if len(places) < 3 or _is_inside(tokens[places[0]]) or _is_inside(tokens[places[-1]]):
+    first = places[0]
+    last = places[-1]
+    if len(places) < 3 or _is_inside(tokens[first]) or _is_inside(tokens[last]):
         return
-    modulus = _read_modulus(tokens, places[-1])
+    modulus = _read_modulus(tokens, last)
     sides = [_read_side(tokens, before, after) for before, after in pairwise(places)]
-    for place, (left, right) in zip(places[1:], pairwise(sides), strict=False):
+    for place, (side, next_side) in zip(places[1:], pairwise(sides), strict=False):
         sign = tokens[place]
-        if left and right and sign.text in _SIGNS:
-            start = left[0].start if place == places[1] else sign.start
-            yield Relation(left, sign.text, right, start, right[-1].end, modulus)
+        if side and next_side and sign.text in _SIGNS:
+            start = side[0].start if place == places[1] else sign.start
+            end = next_side[-1].end
+            yield Relation(side, sign.text, next_side, start, end, modulus)
 
 
 def _is_inside(end: Token) -> bool:
@@ -164,14 +169,19 @@ def _read_side(tokens: list[Token], before: int, after: int) -> list[Token]:
         return []
     if tokens[before].kind != "word":
         return side
-    is_minus = side[0].text == "-" and side[1:] and side[1].gap
-    continues_word = is_minus or side[0].text in set("+*/^!%") or not side[0].gap
-    return [] if continues_word else side
+    first = side[0]
+    is_minus = first.text == "-" and len(side) > 1 and side[1].gap
+    if is_minus or first.text in _CONTINUES or not first.gap:
+        return []
+    return side
 
 
 def _read_modulus(tokens: list[Token], at: int) -> int | None:
-    texts = [token.text for token in tokens[at : at + 5] if token.text not in {"", "(", "{"}]
-    if len(texts) < 2 or texts[0] not in MODULO or not _MODULUS.fullmatch(texts[1]):
+    texts = [token.text for token in tokens[at : at + 5]]
+    texts = [text for text in texts if text not in {"", "(", "{"}]
+    if len(texts) < 2 or texts[0] not in MODULO:
+        return None
+    if not _MODULUS.fullmatch(texts[1]):
         return None
     modulus = int(texts[1])
     return modulus if modulus > 1 else None  # modulo 1 all numbers are equal

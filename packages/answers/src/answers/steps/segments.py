@@ -158,4 +158,6 @@ def _is_word(before: Token, token: Token, *, in_math: bool) -> bool:
     if in_math or token.text in "xX":
         return False
     is_after_number = before.kind in {"number", "close"}
-    return token.gap if is_after_number else len(token.text) > 1
+    if is_after_number:
+        return token.gap
+    return len(token.text) > 1
