@@ -85,6 +85,10 @@ def _is_times_sign(side: list[Token], at: int) -> bool:
     return are_numbers and side[at].gap == side[at + 1].gap
 
 
+def _has_vector(tree: Node) -> bool:
+    return any(r"\vec" in node.letter for node in tree.walk())
+
+
 class _Reader:
     """A recursive descent over tokens; `_at` is the place of the next one."""
 
@@ -155,8 +159,7 @@ class _Reader:
         while operator := self._take(*_TIMES, "/"):
             sign = self._take("+", "-")
             factors = self._read_factors()
-            has_vectors = any(r"\vec" in node.letter for node in tree.walk())
-            if operator == r"\times" and has_vectors:
+            if operator == r"\times" and _has_vector(tree):
                 raise Unreadable("a product of vectors, whose order matters")
             if operator != "/":
                 tree = Node("*", (tree, multiply(factors)))

@@ -430,8 +430,7 @@ def split_unit(side: Side) -> WithUnit | None:
         head = side[:at] + side[at + 1 :]
         return _split_money(head, side[at].text)
     last = side[len(side) - 1]
-    has_function = any(token.kind == "function" for token in side)
-    is_degree = last.text == "°" and not has_function
+    is_degree = last.text == "°" and not _find_kind(side, "function")
     is_sign = last.kind == "operator" and (last.text == "%" or is_degree)
     if is_sign or last.kind == "money":
         return WithUnit(side[:-1], last.text)

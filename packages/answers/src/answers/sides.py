@@ -19,6 +19,7 @@ _STATEMENT = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _FOR_ALL = re.compile(r"for(?: all| any| every)?(?: real)?(?: numbers?)?(?: [a-zA-Z])?")
+_OPERANDS = frozenset({"number", "letters", "words", "open", "close"})
 _REALS_BUT = [r"\mathbb R", "-", r"\{"]
 
 
@@ -127,7 +128,8 @@ def find_cuts(side: Side) -> dict[str, list[int]] | None:
         depth += (token.kind == "open") - (token.kind == "close")
         if not 0 <= depth <= _MAX_BRACKETS:
             return None
-        kind = _cut_kind(side, at) if depth == 0 else ""
+        may_cut = depth == 0 and token.kind not in _OPERANDS
+        kind = _cut_kind(side, at) if may_cut else ""
         if kind:
             cuts.setdefault(kind, []).append(at)
     return cuts if depth == 0 else None
