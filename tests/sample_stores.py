@@ -11,7 +11,7 @@ from protocol.messages import Grade, Graded, GradedGroup, Ungradable
 from protocol.recipe import Purpose
 from protocol.samples import StepFile
 
-from services.learner.durable.sample_rows import Row, rows_of, write_groups
+from services.learner.durable.sample_rows import Row, build_rows, write_groups
 from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.builders import a_failed_group, a_graded_group, a_group, a_recipe, a_request, a_task
 
@@ -76,7 +76,7 @@ def write_samples(folder: Path, *groups: list[Row]) -> list[Path]:
 def _rows(graded: GradedGroup, number: int) -> list[list[Row]]:
     scored = [ScoredGroup(graded, SCORING)]
     created_at = 1_800_000_000.0 + number
-    return list(rows_of(scored, {}, attempt=1, step=number, created_at=created_at))
+    return list(build_rows(scored, {}, attempt=1, step=number, created_at=created_at))
 
 
 def _grade(response: Row) -> Grade:

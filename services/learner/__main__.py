@@ -27,19 +27,20 @@ async def lead(service: Service) -> None:
     team = Team(Turns(service))
     async with PromptRenderer(workers=1) as prompts:
         await work_on_one_job(service, team, prompts)
-    if team.is_busy:  # with an order that was given up
+    # A busy team still works on an order that rank 0 has given up.
+    if team.is_busy:
         return team.abandon()
-    # Not where that raises: then this process ends, and torchrun ends the other ranks.
+    # If the lines above raise, this process ends, and torchrun ends the other ranks.
     await team.leave()
     leave_ranks()
 
 
 def main() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # torchrun gives each rank a session of its own, out of reach of who kills its group.
-        # Before the imports that take seconds, in which it may die.
+        # torchrun gives each rank its own session, so a signal to torchrun's group misses it.
+        # The imports below take seconds, and torchrun may die meanwhile.
         die_with_parent()
-    deployment = prepare_process("learner")  # the other ranks run no service
+    deployment = prepare_process("learner")
     from services.learner.training.engine import init_ranks, leave_ranks
     from services.learner.training.ranks import Rank
 
@@ -51,7 +52,7 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         run_service("learner", lead)
     else:
-        # On a stop rank 0 saves a checkpoint, for which it needs the others, and lets them go.
+        # On a stop rank 0 saves a checkpoint with the other ranks, and ends them afterwards.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Rank().follow()
         leave_ranks()

@@ -1,4 +1,4 @@
-"""An attempt: one life of the learner at one job."""
+"""An attempt: one try of a learner to run a job."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from protocol.recipe import Purpose, Recipe
 
 
 class JobFault(RuntimeError):
-    """The job can never work as it was given; the text says why."""
+    """The job can never succeed as it was submitted; the text says why."""
 
 
 class MachineFault(RuntimeError):
-    """The job has to wait until the machine is mended; the text says how."""
+    """The job has to wait until the machine is repaired; the text says how."""
 
 
 class RepeatNeeded(RuntimeError):
-    """The attempt ends so that the next one does lost work again; the text says which."""
+    """The attempt ends so that the next one repeats lost work; the text says which."""
 
 
 class EnginesFault(RuntimeError):
@@ -33,13 +33,13 @@ class EnginesFault(RuntimeError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """Whatever it writes carries its number, and is refused once there is a newer one."""
+    """All its writes carry its number, and are refused once there is a newer attempt."""
 
     exchange: Exchange
     job_id: str
     number: int
     recipe: Recipe
-    folder: Path  # the job's, where its log, samples and checkpoints are
+    folder: Path  # the job's folder, with its log, samples and checkpoints
 
     @property
     def active(self) -> ActiveJob:
@@ -53,7 +53,7 @@ class Attempt:
         """
         await self.exchange.update_job(self.job_id, self.number, **values)
 
-    async def say(
+    async def report(
         self, event_id: str, message: str, *, data: AnyEventData | None = None, **values: Any
     ) -> None:
         """Record an event of the job; the same ``event_id`` is recorded once.
@@ -64,8 +64,13 @@ class Attempt:
         values |= {"job_id": self.job_id, "message": message, "data": data or Notice()}
         await self.exchange.record_event(JobEvent(id=event_id, **values))
 
+    async def warn(self, event_id: str, message: str, **details: Any) -> None:
+        """Report a warning; ``details`` are its data, see `to_json`."""
+        data = Notice(details=to_json(details))
+        await self.report(event_id, message, data=data, level="warn")
+
     def request(self, purpose: Purpose, number: int, **values: Any) -> RolloutRequest:
-        """The request of this job with this number; ``values`` are its other fields."""
+        """Return the request of this job with this number; ``values`` are its other fields."""
         return RolloutRequest(
             job_id=self.job_id,
             attempt=self.number,
@@ -78,17 +83,17 @@ class Attempt:
         )
 
 
-def as_json(value: Any) -> Any:
-    """What JSON can hold of a value: null for a number that is not finite, a text for an object."""
+def to_json(value: Any) -> Any:
+    """Return a value as JSON can hold it: null for NaN and infinity, a string for an object."""
     if isinstance(value, Mapping):
-        return {str(name): as_json(item) for name, item in value.items()}
+        return {str(name): to_json(element) for name, element in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
+        return [to_json(element) for element in value]
     if isinstance(value, Real) and not isinstance(value, int):
         return float(value) if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def request_seed(seed: int, purpose: Purpose, number: int) -> int:
-    """The sampling seed of a request, different for every job seed, purpose and number."""
+    """Return the sampling seed of a request: it differs by job seed, purpose and number."""
     return random.Random(f"{seed}:{purpose}:{number}").getrandbits(31)

@@ -1,4 +1,4 @@
-"""Whose fault it was that an attempt at a job ended, and so who pays for it. Pure."""
+"""Faults: the cause of an attempt's end, and the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from services.learner.model_source import ModelNotFound, NotOnHub
 from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.ranks import BatchTooLarge, TeamBroken
 
-# The first row counts that has the error. What each fault costs the job, and what people hear of
-# it, is in `Run.end_by`.
-_TABLE: tuple[tuple[Fault, tuple[type[Exception], ...]], ...] = (
+# The first row with the error's type counts. `Run.finish` says what each fault costs the job.
+_FAULTS: tuple[tuple[Fault, tuple[type[Exception], ...]], ...] = (
     (Fault.NOBODY, (*Disconnected, Fenced, TeamBroken, RepeatNeeded)),
     (Fault.JOB, (JobFault, NotOnHub, TaskFileError, UnknownName, UnsupportedModel, Unworkable)),
     (Fault.MEMORY, (BatchTooLarge,)),
     (Fault.ENGINES, (EnginesFault,)),
     (Fault.MACHINE, (MachineFault, ModelNotFound, PlacementError, FrameError, WeightsError)),
     (Fault.MACHINE, (WorkerFault,)),
-    (Fault.MACHINE, (MemoryError, OSError)),  # whose words lack the remedy
+    (Fault.MACHINE, (MemoryError, OSError)),
     (Fault.UNKNOWN, (Exception,)),
 )
-_OPEN = {Fault.NOBODY, Fault.UNKNOWN}  # where the words may tell of the machine
+# For these types the text of the error decides whether the machine is at fault.
+_DECIDED_BY_TEXT = {Fault.NOBODY, Fault.UNKNOWN}
 _REMEDIES = {
     errno.ENOSPC: "free space on that disk",
     errno.EDQUOT: "free space within the quota of that disk",
@@ -44,71 +44,83 @@ _REMEDIES = {
     errno.ENFILE: "raise the machine's limit of open files",
     errno.ENOMEM: "free memory on the learner's machine",
 }
-_ANOTHER_REMEDY = "see that the disk has space, or mend it or the connection behind it"
-# The same by a library's own words, or its error's name; not what batches or formulas may cause.
-_REMEDIES_BY_WORDS = {
+_OTHER_REMEDY = "see that the disk has space, or repair it or the connection to it"
+# By a library's text or the name of its error. No pattern fits an error of a batch or a formula.
+_REMEDIES_BY_TEXT = {
     r"MISCONF": "free space on Redis' disk, or see in its log why it cannot save",
     r"READONLY|ReadOnlyError": "name Redis' primary in WEIR_REDIS_URL, or end the failover",
     r"NOREPLICAS": "start Redis' replicas, or lower its min-replicas-to-write",
-    r"CLUSTERDOWN|ClusterDownError": "mend the Redis cluster",
+    r"CLUSTERDOWN|ClusterDownError": "repair the Redis cluster",
     r"NOPERM|NoPermissionError": "give the learner's user the rights it lacks (Redis' ACL)",
     r"WRONGPASS|NOAUTH|AuthenticationError": "give the learner Redis' password (WEIR_REDIS_URL)",
     r"start new thread|Resource temporarily": "raise the limit of threads (ulimit -u, pids_limit)",
     r"No space left on device": "free space on that disk, or give /dev/shm more (shm_size)",
-    r"NCCL error(?!.*remote process)": "see to GPUs, network and /dev/shm (NCCL_DEBUG=INFO helps)",
+    r"NCCL error(?!.*remote process)": "check GPUs, network and /dev/shm (NCCL_DEBUG=INFO helps)",
     r"libcuda\.so|NVIDIA driver|\.so[.\d]*: (?:cannot open shared|undefined symbol)": (
-        "install a driver of the GPU and libraries that fit, and give the learner its GPUs"
+        "install a GPU driver and matching libraries, and give the learner its GPUs"
     ),
     r"CUDA error(?!: (?:device-side assert|\w+_(?:INVALID_VALUE|NOT_SUPPORTED)))|CUDA GPUs|cudaGet"
     r"|CUDA (?:driver|unknown)|\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|NOT_INIT|MAPPING)": (
-        "see to the learner's GPU (nvidia-smi, dmesg), and restart it or its machine"
+        "check the learner's GPU (nvidia-smi, dmesg), and restart it or its machine"
     ),
     r"C compiler|C\+\+ compile|Error building extension|Ninja is required|PTXAS error|CUDA_HOME"
     r"|(?:gcc|g\+\+|clang|nvcc|ninja|ptxas).*returned non-zero": (
-        "mend the compiler of the learner's machine (gcc, ninja, Python's headers); see its log"
+        "repair the compiler of the learner's machine (gcc, ninja, Python's headers); see its log"
     ),
 }
 
 
-def fault_of(error: Exception) -> Fault:
+def classify_fault(error: Exception) -> Fault:
     fault = _fault_by_type(error)
-    return Fault.MACHINE if fault in _OPEN and _remedy_of(error) else fault
+    if fault in _DECIDED_BY_TEXT and _find_remedy(error):
+        return Fault.MACHINE
+    return fault
 
 
-def words_of(error: Exception, place: str = "WEIR_DATA_DIR or WEIR_MEMORY_DIR") -> str:
-    """What is wrong, and the remedy as far as it is known.
+def describe_fault(error: Exception, place: str = "WEIR_DATA_DIR or WEIR_MEMORY_DIR") -> str:
+    """Return the problem, and the remedy if it is known.
 
     Args:
         error: what ended an attempt.
-        place: what an error that names no file was about, as that of a full disk.
+        place: where the files are, for an error that names none, such as that of a full disk.
     """
-    fault, remedy = fault_of(error), _remedy_of(error)
+    fault = classify_fault(error)
+    remedy = _find_remedy(error)
     if fault is Fault.MACHINE and isinstance(error, MemoryError):
         return "the learner's machine is out of memory; free memory on it, or give it more"
     if isinstance(error, OSError):
-        place = "" if error.filename or error.errno is None else f", below {place}"
-        return f"{str(error) or type(error).__name__}{place}; {remedy}"
-    words = f"{type(error).__name__}: {error}"
-    return f"{words}; {remedy}" if remedy else words if fault is Fault.UNKNOWN else str(error)
+        text = str(error) or type(error).__name__
+        if error.errno is not None and not error.filename:
+            text += f", below {place}"
+        return f"{text}; {remedy}"
+    if remedy:
+        return f"{type(error).__name__}: {error}; {remedy}"
+    return f"{type(error).__name__}: {error}" if fault is Fault.UNKNOWN else str(error)
 
 
-def cause_of(error: Exception) -> str:
-    """The same for the same cause, whichever attempt met it: names of files may hold an attempt."""
+def fault_key(error: Exception) -> str:
+    """Return a text that is the same for the same cause in every attempt.
+
+    Names of files may contain the attempt's number, so they are left out.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return errno.errorcode.get(error.errno, str(error.errno))
-    return _remedy_of(error) or f"{type(error).__name__}: {error}"
+    return _find_remedy(error) or f"{type(error).__name__}: {error}"
 
 
 def _fault_by_type(error: Exception) -> Fault:
-    return next(fault for fault, errors in _TABLE if isinstance(error, errors))
+    return next(fault for fault, types in _FAULTS if isinstance(error, types))
 
 
-def _remedy_of(error: Exception) -> str | None:
-    """What mends the machine; None if it is not at fault, or the error's words have the remedy."""
-    if not isinstance(error, OSError) and _fault_by_type(error) not in _OPEN:
+def _find_remedy(error: Exception) -> str | None:
+    """Return what repairs the machine; None if it is not at fault, or the error says it itself."""
+    is_of_system = isinstance(error, OSError)
+    if not is_of_system and _fault_by_type(error) not in _DECIDED_BY_TEXT:
         return None
-    if isinstance(error, OSError) and error.errno:
-        return _REMEDIES.get(error.errno, _ANOTHER_REMEDY)
-    words = f"{type(error).__name__}: {error}"
-    known = (remedy for said, remedy in _REMEDIES_BY_WORDS.items() if re.search(said, words, re.S))
-    return next(known, _ANOTHER_REMEDY if isinstance(error, OSError) else None)
+    if is_of_system and error.errno:
+        return _REMEDIES.get(error.errno, _OTHER_REMEDY)
+    text = f"{type(error).__name__}: {error}"
+    for pattern, remedy in _REMEDIES_BY_TEXT.items():
+        if re.search(pattern, text, re.S):
+            return remedy
+    return _OTHER_REMEDY if is_of_system else None

@@ -1,4 +1,4 @@
-"""Formulas: is every one there that a recipe names?"""
+"""Formulas: does every formula exist that a recipe names?"""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from services.learner.algorithms.gae import CRITIC_ADVANTAGES
 from services.learner.algorithms.loss import AGGREGATIONS, CORRECTIONS, DIVERGENCES, OBJECTIVES
 
 
-def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe's formulas may take by name; ``max_tokens`` is that of a whole response."""
+def formula_settings(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings that formulas take by name; ``max_tokens`` is of a whole response."""
     return recipe.algorithm.model_dump() | {"max_tokens": recipe.longest_response}
 
 
@@ -22,10 +22,10 @@ def check_formulas(recipe: Recipe) -> None:
     """Check the names that the protocol leaves open for extensions, before any model is loaded.
 
     Raises:
-        UnknownName: naming the field, what there is, and how to add to it; or the settings that a
-            formula needs and that the recipe does not have.
+        UnknownName: naming the field, the known names, and how to add one; or the settings that a
+            formula needs and the recipe lacks.
     """
-    settings = settings_of(recipe)
+    settings = formula_settings(recipe)
     tables: dict[str, Mapping[str, Any]] = {
         "advantage": ADVANTAGES if recipe.critic is None else CRITIC_ADVANTAGES,
         "objective": OBJECTIVES,

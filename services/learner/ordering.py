@@ -1,4 +1,4 @@
-"""Ordering: what in a recipe can rank a correct response below a wrong one?"""
+"""Ordering: which settings can rank a correct response below a wrong one?"""
 
 from __future__ import annotations
 
@@ -10,50 +10,54 @@ from services.learner.algorithms.order_safety import order_safe_lambda, order_sa
 
 
 def order_warnings(recipe: Recipe) -> list[str]:
-    """What in a recipe can rank a correct response below a wrong one, or worse reasoning higher.
+    """Return the settings that can rank a correct response below a wrong one, as warnings.
 
-    This is about verifiers that grade an outcome 0 or 1, and about advantages without an overlong
-    punishment, which can put a response below any other. ``process_only`` ranks by the process as
-    it is meant to; advantages of extensions and critics are not judged.
+    They assume verifiers that grade an outcome 0 or 1, and advantages without an overlong
+    punishment, which can put a response below any other. ``process_only`` ranks by the process on
+    purpose; advantages of extensions and critics are not judged.
     """
     if recipe.algorithm.advantage == "multiplicative":
-        return list(_of_a_product(recipe))
-    return list(_of_a_weight(recipe))
+        return list(_product_warnings(recipe))
+    return list(_weight_warnings(recipe))
 
 
-def _of_a_weight(recipe: Recipe) -> Iterator[str]:
-    weight, safe = recipe.algorithm.lambda_process, _safe_weight(recipe)
-    if weight > safe:
-        size = recipe.rollout.group_size
+def _weight_warnings(recipe: Recipe) -> Iterator[str]:
+    weight = recipe.algorithm.lambda_process
+    safe_weight = _safe_weight(recipe)
+    if weight > safe_weight:
         yield (
             f"algorithm.lambda_process = {weight} can rank a correct response below a wrong one; "
-            f"up to {safe:.3f} it cannot, in groups of {size}"
+            f"in groups of {recipe.rollout.group_size} use at most {safe_weight:.3f}"
         )
 
 
 def _safe_weight(recipe: Recipe) -> float:
-    """The largest weight of the process that keeps correct responses above wrong ones.
+    """Return the largest weight of the process that keeps correct responses above wrong ones.
 
-    Where only correct ones are judged, ``papo_full_norm`` keeps the order with any: a wrong
-    response counts there with a process score of 0, the lowest.
+    If only correct responses are judged, ``papo_full_norm`` keeps the order with any weight: a
+    wrong response then has a process score of 0, the lowest.
     """
-    algorithm, size = recipe.algorithm, recipe.rollout.group_size
+    algorithm = recipe.algorithm
+    group_size = recipe.rollout.group_size
     if algorithm.advantage == "papo":
-        return order_safe_lambda(size, ddof=algorithm.ddof)
+        return order_safe_lambda(group_size, ddof=algorithm.ddof)
     if algorithm.advantage == "papo_full_norm" and recipe.reward.process_for == "all":
-        return order_safe_lambda_full_norm(size)
+        return order_safe_lambda_full_norm(group_size)
     return float("inf")
 
 
-def _of_a_product(recipe: Recipe) -> Iterator[str]:
-    """A response pays its outcome's value times its process score; a wrong one not judged, 0."""
+def _product_warnings(recipe: Recipe) -> Iterator[str]:
+    """Warn about a reward that is the outcome's value times the process score.
+
+    A wrong response that is not judged has the reward 0.
+    """
     wrong, right = recipe.reward.values
     judges_all = recipe.reward.process_for == "all"
     if right < 0:
         yield (
             f"reward.values pays {right} for a right answer: with algorithm.advantage = "
-            "'multiplicative' the better its process, the less, and less than a wrong one can get; "
-            "let a right answer pay more than 0"
+            "'multiplicative' a better process lowers the reward, even below that of a wrong "
+            "answer; let a right answer pay more than 0"
         )
     elif judges_all and wrong > 0:
         yield (
@@ -64,6 +68,6 @@ def _of_a_product(recipe: Recipe) -> Iterator[str]:
     elif judges_all and wrong < 0:
         yield (
             f"reward.values pays {wrong} for a wrong answer: with algorithm.advantage = "
-            "'multiplicative' the better its process, the less; let a wrong answer pay 0, or judge "
-            "only correct ones: reward.process_for = 'correct'"
+            "'multiplicative' a better process lowers its reward; let a wrong answer pay 0, or "
+            "judge only correct ones: reward.process_for = 'correct'"
         )

@@ -1,10 +1,10 @@
 """``weir replay JOB --step N``: grade the groups of a step again, and show what changes.
 
-It reads the job's sample store and needs neither the stack nor the models. What became of a group
-stays: which groups another recipe would have used is not asked.
+It reads the job's sample store and needs neither the stack nor the models. The fates of groups
+stay, although another recipe might have used other groups.
 
-Exit status: 0 it was shown; 1 the job's own recipe gives something else than it gave; 2 the input
-was wrong, or the groups could not be graded.
+Exit status: 0 it was shown; 1 the job's recipe gives other values than before; 2 the input was
+wrong, or the groups could not be graded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.frames import FrameError, decode, encode, pack, unpack_all
-from protocol.messages import ActiveJob, Grade, GradedGroup, Score
+from protocol.messages import ActiveJob, Grade, GradedGroup, Message, Score
 from protocol.recipe import Purpose, Recipe, RecipeError, load_recipe
 from protocol.samples import RECIPE, step_files
 from pydantic import ValidationError
@@ -36,13 +36,15 @@ from services.chassis.deployment import (
     split_list,
 )
 from services.learner.algorithms import UnknownName
-from services.learner.durable.sample_rows import Row, graded_of, read_groups, rows_of
+from services.learner.durable.sample_rows import Row, build_rows, parse_graded, read_groups
 from services.learner.formulas import check_formulas
 from services.learner.training.scoring import ScoredGroup, Scoring
 
-SHOWN, DIFFERENT, BAD_INPUT = 0, 1, 2
+SHOWN = 0
+DIFFERENT = 1
+BAD_INPUT = 2
 _GRADER = "services.grader.offline.replay"
-_NUMBERS = {  # by their names in the table
+_COLUMNS = {
     "outcome": "outcome",
     "process": "process",
     "reward": "reward",
@@ -50,16 +52,18 @@ _NUMBERS = {  # by their names in the table
     "process_advantage": "A_proc",
     "advantage": "advantage",
 }
-_WIDE = 10_000  # columns: a narrow terminal wraps lines, and nothing is cut
+_SCORES = ("outcome", "process")
+# A narrow terminal wraps the lines of a table this wide, and cuts nothing.
+_TABLE_COLUMNS = 10_000
 
 
 class CannotReplay(Exception):
-    """The step cannot be graded again; the text says why, and what helps."""
+    """The step cannot be graded again; the text says why, and the remedy."""
 
 
 @dataclass(frozen=True)
 class Response:
-    """One response of the step, as the job valued it and as the recipe values it now."""
+    """A response of the step, with its values from the job and from the recipe now."""
 
     key: str
     index: int
@@ -68,7 +72,7 @@ class Response:
     after: Mapping[str, Any]
 
     def changed(self, name: str) -> bool:
-        """Whether a value is another now; with an outcome or a process goes its reason."""
+        """Whether a value has changed, or the reason of an outcome or a process score."""
         names = (name, f"{name}_reason")
         return any(self.before.get(n) != self.after.get(n) for n in names)
 
@@ -78,199 +82,206 @@ class Response:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        folder = _samples_folder(given.job)
+        folder = _samples_folder(options.job)
         import_extensions("WEIR_EXTENSIONS", split_list(os.environ.get("WEIR_EXTENSIONS", "")))
-        recipe = load_recipe(Path(given.recipe)) if given.recipe else _own_recipe(folder)
+        recipe = load_recipe(Path(options.recipe)) if options.recipe else _load_job_recipe(folder)
         check_formulas(recipe)
-        before = read_step(folder, given.step)
-        responses = replay(before, recipe)
+        groups = read_step(folder, options.step)
+        responses = replay(groups, recipe)
     except (RecipeError, CannotReplay, UnknownName, DeploymentError, FrameError, OSError) as error:
         print(f"weir: {error}", file=sys.stderr)
         return BAD_INPUT
-    found = _summary(responses, before, recipe)
-    if given.json:
-        print(json.dumps({**found, "responses": [asdict(r) for r in responses]}, indent=1))
+    summary = _summarize(responses, groups, recipe)
+    if options.json:
+        print(json.dumps({**summary, "responses": [asdict(r) for r in responses]}, indent=1))
     else:
-        _show(found, responses, recipe, is_own=not given.recipe)
+        _show(summary, responses, recipe, is_job_recipe=not options.recipe)
     is_different = any(response.has_changed for response in responses)
-    return DIFFERENT if is_different and not given.recipe else SHOWN
+    return DIFFERENT if is_different and not options.recipe else SHOWN
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="weir replay",
-        description="Grade the groups of a step again, and show what changes. It takes the stack's "
-        "data folder: WEIR_DATA_DIR, else that of `weir up`. A judge is asked where WEIR_JUDGE_URL "
-        "says.",
+        description="Grade the groups of a step again, and show what changes. It reads the stack's "
+        "data folder: WEIR_DATA_DIR, or that of `weir up`. It asks the judge at WEIR_JUDGE_URL.",
     )
     parser.add_argument("job", metavar="JOB")
     parser.add_argument(
-        "--step", type=int, required=True, metavar="N", help="as `weir samples` counts them, from 0"
+        "--step", type=int, required=True, metavar="N", help="as `weir samples` counts, from 0"
     )
-    parser.add_argument("--recipe", metavar="FILE", help="to value them by; else the job's own")
+    parser.add_argument("--recipe", metavar="FILE", help="to grade by; default: the job's recipe")
     parser.add_argument("--json", action="store_true", help="every response, machine-readable")
     return parser
 
 
 def read_step(folder: Path, step: int) -> list[list[Row]]:
-    """The rows of each group of a step, as the last attempt that made it left them.
+    """Return the rows of each group of a step, from the last attempt that made the step.
 
     Raises:
-        CannotReplay: if there is none.
+        CannotReplay: if there are none.
         OSError: naming the file that is damaged.
     """
     files = step_files(folder)
-    found = sorted((file for file in files if file.step == step), key=lambda file: file.purpose)
-    if not found:
-        kept = f"from {files[0].step} to {files[-1].step}" if files else "of no step"
-        raise CannotReplay(f"{folder} has no samples of step {step}, but {kept}")
-    groups = [rows for file in found for rows in read_groups(folder / file.name)]
+    matches = sorted((file for file in files if file.step == step), key=lambda file: file.purpose)
+    if not matches:
+        steps = f"only of steps {files[0].step} to {files[-1].step}" if files else "nor of others"
+        raise CannotReplay(f"{folder} has no samples of step {step}, {steps}")
+    groups = [rows for file in matches for rows in read_groups(folder / file.name)]
     if any(row["failure"] is None and row["grade"] is None for rows in groups for row in rows):
-        raise CannotReplay(f"{folder}: a client's program has valued step {step}; no grade is here")
+        raise CannotReplay(f"{folder}: a client sent the rewards of step {step}; it has no grades")
     return groups
 
 
-def replay(before: Sequence[list[Row]], recipe: Recipe) -> list[Response]:
-    """Every response of groups that did not fail, valued again by a recipe.
+def replay(groups: Sequence[list[Row]], recipe: Recipe) -> list[Response]:
+    """Grade every response of the groups that did not fail by a recipe.
 
     Raises:
         CannotReplay: if they cannot be graded.
     """
-    whole = [rows for rows in before if rows[0]["failure"] is None]
+    whole = [rows for rows in groups if rows[0]["failure"] is None]
     scoring = Scoring.of(recipe)
-    after = [
-        _valued(old, graded, scoring)
-        for old, graded in zip(whole, graded_again(whole, recipe), strict=True)
-    ]
-    return [
-        Response(old["key"], old["index"], old["fate"], _values(old), _values(new))
-        for old_rows, new_rows in zip(whole, after, strict=True)
-        for old, new in zip(old_rows, new_rows, strict=True)
-    ]
+    responses: list[Response] = []
+    for rows, graded in zip(whole, regrade(whole, recipe), strict=True):
+        for old, new in zip(rows, _score_again(rows, graded, scoring), strict=True):
+            before = _row_values(old)
+            after = _row_values(new)
+            responses.append(Response(old["key"], old["index"], old["fate"], before, after))
+    return responses
 
 
-def _valued(old: list[Row], graded: GradedGroup, scoring: Scoring) -> list[Row]:
+def _score_again(rows: list[Row], graded: GradedGroup, scoring: Scoring) -> list[Row]:
     if graded.purpose is Purpose.EVAL:
         scoring = scoring.comparison_only
-    kept = {name: old[0][name] for name in ("attempt", "step", "created_at")}
-    (new,) = rows_of([ScoredGroup(graded, scoring, old[0]["fate"])], {}, **kept)
-    return new
+    step = {name: rows[0][name] for name in ("attempt", "step", "created_at")}
+    return next(build_rows([ScoredGroup(graded, scoring, rows[0]["fate"])], {}, **step))
 
 
-def graded_again(groups: Sequence[list[Row]], recipe: Recipe) -> list[GradedGroup]:
-    """The groups with new grades. Services do not import each other: the grader is a process."""
-    job = ActiveJob(job_id="replay", attempt=1, recipe=recipe)
-    asked = [job, *(group for rows in groups if (group := graded_of(rows).group))]
-    frames = b"".join(pack(encode(message)) for message in asked)
+def regrade(groups: Sequence[list[Row]], recipe: Recipe) -> list[GradedGroup]:
+    """Grade groups in a process of the grader, since services do not import each other."""
+    messages: list[Message] = [ActiveJob(job_id="replay", attempt=1, recipe=recipe)]
+    for rows in groups:
+        rollout_group = parse_graded(rows).group
+        if rollout_group is not None:
+            messages.append(rollout_group)
+    frames = b"".join(pack(encode(message)) for message in messages)
     command = [sys.executable, "-m", _GRADER]
-    done = subprocess.run(command, input=frames, stdout=subprocess.PIPE)
-    if done.returncode != 0:
+    process = subprocess.run(command, input=frames, stdout=subprocess.PIPE)
+    if process.returncode != 0:
         raise CannotReplay(
-            f"the groups could not be graded: `{_GRADER}` ended with status {done.returncode}; it "
-            "takes an installation with the extra 'grader', as `make install` makes it"
+            f"the groups could not be graded: `{_GRADER}` ended with status {process.returncode}; "
+            "install the extra 'grader', as `make install` does"
         )
-    return [decode(GradedGroup, fields) for fields in unpack_all(BytesIO(done.stdout))]
+    return [decode(GradedGroup, fields) for fields in unpack_all(BytesIO(process.stdout))]
 
 
 def _samples_folder(job: str) -> Path:
-    data = Path(read_variable(os.environ, "WEIR_DATA_DIR") or home_dir(os.environ) / "data")
-    folder = data / "jobs" / job / "samples"
+    data_dir = Path(read_variable(os.environ, "WEIR_DATA_DIR") or home_dir(os.environ) / "data")
+    folder = data_dir / "jobs" / job / "samples"
     if not folder.is_dir():
         raise CannotReplay(
-            f"there is no {folder}; run this where the stack's data folder is, and name it in "
-            "WEIR_DATA_DIR if `weir up` was not started here"
+            f"there is no {folder}; run this on the machine with the stack's data folder, and set "
+            "WEIR_DATA_DIR to it if `weir up` was not started here"
         )
     return folder
 
 
-def _own_recipe(folder: Path) -> Recipe:
+def _load_job_recipe(folder: Path) -> Recipe:
     try:
         return Recipe.model_validate_json((folder / RECIPE).read_bytes())
     except (OSError, ValidationError) as error:
         raise CannotReplay(f"{folder / RECIPE}: {error}; give a recipe by --recipe") from error
 
 
-def _values(row: Row) -> dict[str, Any]:
-    """A response's grade and what was made of it; None for what is unknown."""
+def _row_values(row: Row) -> dict[str, Any]:
+    """Return a response's scores, their reasons, its reward and advantages; None for unknown."""
     grade = Grade.model_validate_json(row["grade"])
-    made = ("reward", "outcome_advantage", "process_advantage", "advantage")
-    scores = _score("outcome", grade.outcome) | _score("process", grade.process)
-    return scores | {name: row[name] for name in made}
+    values: dict[str, Any] = {}
+    for name in _SCORES:
+        score: Score | None = getattr(grade, name)
+        values[name] = getattr(score, "value", None)
+        values[f"{name}_reason"] = score.reason if score else None
+    return values | {name: row[name] for name in _COLUMNS if name not in _SCORES}
 
 
-def _score(name: str, score: Score | None) -> dict[str, Any]:
-    value = getattr(score, "value", None)
-    return {name: value, f"{name}_reason": score.reason if score else None}
-
-
-def _summary(
-    responses: Sequence[Response], before: Sequence[list[Row]], recipe: Recipe
+def _summarize(
+    responses: Sequence[Response], groups: Sequence[list[Row]], recipe: Recipe
 ) -> dict[str, Any]:
-    pairs = {name: [(r.before[name], r.after[name]) for r in responses] for name in _NUMBERS}
     return {
         "recipe": recipe.name,
-        "step": before[0][0]["step"],
-        "groups": len(before),
-        "failed": sum(rows[0]["failure"] is not None for rows in before),
+        "step": groups[0][0]["step"],
+        "groups": len(groups),
+        "failed": sum(rows[0]["failure"] is not None for rows in groups),
         "has_advantages": Scoring.of(recipe).gives_advantages,
-        "changed": {name: sum(r.changed(name) for r in responses) for name in _NUMBERS},
-        "mean_absolute_difference": {name: _mean_difference(pairs[name]) for name in _NUMBERS},
+        "changed": {name: sum(r.changed(name) for r in responses) for name in _COLUMNS},
+        "mean_absolute_difference": {n: _mean_difference(responses, n) for n in _COLUMNS},
     }
 
 
-def _mean_difference(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
-    """Over the responses that have a value before and after."""
-    both = [abs(new - old) for old, new in pairs if old is not None and new is not None]
-    return sum(both) / len(both) if both else None
+def _mean_difference(responses: Sequence[Response], name: str) -> float | None:
+    """Average over the responses that have a value before and after."""
+    differences = [
+        abs(response.after[name] - response.before[name])
+        for response in responses
+        if response.before[name] is not None and response.after[name] is not None
+    ]
+    return sum(differences) / len(differences) if differences else None
 
 
 def _show(
-    found: Mapping[str, Any], responses: Sequence[Response], recipe: Recipe, *, is_own: bool
+    summary: Mapping[str, Any],
+    responses: Sequence[Response],
+    recipe: Recipe,
+    *,
+    is_job_recipe: bool,
 ) -> None:
-    console = Console(width=_WIDE, highlight=False, markup=False)
-    whose = "its own recipe" if is_own else f"the recipe {recipe.name}"
-    failed = f" ({found['failed']} failed and have none)" if found["failed"] else ""
+    console = Console(width=_TABLE_COLUMNS, highlight=False, markup=False)
+    recipe_name = "the job's recipe" if is_job_recipe else f"the recipe {recipe.name}"
+    failed = f" ({summary['failed']} failed and have none)" if summary["failed"] else ""
     console.print(
-        f"step {found['step']} by {whose}: {found['groups']} groups{failed}, "
+        f"step {summary['step']} by {recipe_name}: {summary['groups']} groups{failed}, "
         f"{len(responses)} responses"
     )
-    if not found["has_advantages"]:
+    if not summary["has_advantages"]:
         console.print(
-            "the recipe leaves advantages to a critic: they take the models, and are not computed"
+            "the recipe's advantages come from a critic; without its model they are not computed"
         )
     if recipe.environment is not None:
-        console.print(
-            "rewards of environments are those that were kept: no episode is played again"
-        )
+        console.print("rewards of environments are the stored ones: no episode is played again")
     changed = [response for response in responses if response.has_changed]
     if not changed:
         console.print("nothing changes: grades, rewards and advantages are the same, bit for bit")
         return
     table = Table("value", "changed", "mean |difference|", box=None, pad_edge=False)
-    for name, label in _NUMBERS.items():
-        difference = found["mean_absolute_difference"][name]
-        table.add_row(label, str(found["changed"][name]), _text(difference))
+    for name, label in _COLUMNS.items():
+        difference = summary["mean_absolute_difference"][name]
+        table.add_row(label, str(summary["changed"][name]), _format_number(difference))
     console.print(table)
-    rows = Table("response", "fate", *_NUMBERS.values(), box=None, pad_edge=False)
+    table = Table("response", "fate", *_COLUMNS.values(), box=None, pad_edge=False)
     for response in changed:
-        cells = [_cell(response, name) for name in _NUMBERS]
-        rows.add_row(f"{response.key}/{response.index}", response.fate, *cells)
-    console.print(rows)
+        cells = [_format_cell(response, name) for name in _COLUMNS]
+        table.add_row(f"{response.key}/{response.index}", response.fate, *cells)
+    console.print(table)
 
 
-def _cell(response: Response, name: str) -> str:
-    old, new = (_text_of(values, name) for values in (response.before, response.after))
-    return f"{old} → {new}" if response.changed(name) else new
+def _format_cell(response: Response, name: str) -> str:
+    new = _format_value(response.after, name)
+    if not response.changed(name):
+        return new
+    return f"{_format_value(response.before, name)} → {new}"
 
 
-def _text_of(values: Mapping[str, Any], name: str) -> str:
-    value, reason = values[name], values.get(f"{name}_reason")
-    return " ".join(filter(None, (_text(value) if value is not None or not reason else "", reason)))
+def _format_value(values: Mapping[str, Any], name: str) -> str:
+    value = values[name]
+    reason = values.get(f"{name}_reason")
+    if not reason:
+        return _format_number(value)
+    return reason if value is None else f"{_format_number(value)} {reason}"
 
 
-def _text(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 

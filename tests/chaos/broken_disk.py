@@ -37,7 +37,7 @@ class _Disk:
     switches: Switches
     below: str
     setting: str | None = None
-    left: int = 0
+    remaining: int = 0
 
     def call(self, function: Callable[..., Any], reads: bool, *args: Any, **kwargs: Any) -> Any:
         """Call a function of `os` with a path, or with the descriptor of a file."""
@@ -64,7 +64,8 @@ class _Disk:
             time.sleep(int(amount) / 1000)
         elif not (reads and name == "ENOSPC"):
             if setting != self.setting:
-                self.setting, self.left = setting, int(amount)
+                self.setting = setting
+                self.left = int(amount)
             self.left -= 1
             if self.left < 0:
                 number = getattr(errno, name)

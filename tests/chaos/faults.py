@@ -1,7 +1,7 @@
-"""What can go wrong: a deck of faults, shuffled by a seed and done to a stack.
+"""Faults: a deck that is shuffled by a seed and planted into a stack.
 
-A fault has one part of the stack for itself while it lasts; several parts fail at the same time.
-What a fault breaks it mends, except that whom it kills the supervisor starts anew.
+A fault occupies one part of the stack while it lasts; several parts fail at the same time. A fault
+repairs its damage itself, but the supervisor restarts killed processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fault:
 
     @property
     def part(self) -> str:
-        """What it needs for itself; only one worker of a role is ill at a time."""
+        """The part of the stack that it occupies; of a role only one worker is unhealthy."""
         part = KINDS[self.kind].part
         if part in {"process", "load", "line", "reply"}:
             return f"{part} {self.replica.name}"
@@ -58,7 +58,7 @@ Do = Callable[[Stack, Fault], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: how often it is in a deck, what it does, and what is drawn for it."""
+    """A kind of fault: its count in a deck, its action, and the parameters drawn for it."""
 
     count: int
     do: Do
@@ -76,10 +76,10 @@ async def kill_learner(stack: Stack, fault: Fault) -> None:
     """Kill it when it comes to a phase, or where it is if it does not come to it in time."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_PHASE_COMES_WITHIN_S):
-            while not stack.switches.is_on(PHASES[fault.amount]):
+            while not stack.switches.is_enabled(PHASES[fault.amount]):
                 await asyncio.sleep(0.01)
     await kill(stack, fault)
-    stack.kills.update(phase for phase in PHASES if stack.switches.is_on(phase))
+    stack.kills.update(phase for phase in PHASES if stack.switches.is_enabled(phase))
     before = stack.checkpoints
     with suppress(TimeoutError):
         async with asyncio.timeout(_TAKES_OVER_WITHIN_S):
@@ -142,8 +142,9 @@ async def fill_memory(stack: Stack, fault: Fault) -> None:
 
 
 async def unmount(stack: Stack, fault: Fault) -> None:
-    """The folder of all data is empty for a while; what is written there meanwhile is lost."""
-    data, mounted = stack.folder / "data", stack.folder / "mounted"
+    """Empty the data folder for a while; files written there meanwhile are lost."""
+    data = stack.folder / "data"
+    mounted = stack.folder / "mounted"
     data.rename(mounted)
     data.mkdir()
     await asyncio.sleep(fault.lasting_s)
@@ -220,7 +221,8 @@ KINDS = {  # fifty in a deck
 
 def draw(seed: int, count: int, kinds: Sequence[str]) -> list[Fault]:
     """So many faults, deck after deck; the same seed draws the same ones."""
-    chance, drawn = random.Random(seed), list[Fault]()
+    chance = random.Random(seed)
+    drawn = list[Fault]()
     while len(drawn) < count:
         deck = [(name, turn) for name in kinds for turn in range(KINDS[name].count)]
         chance.shuffle(deck)
@@ -242,7 +244,7 @@ def _drawn(name: str, turn: int, chance: random.Random) -> Fault:
 
 @dataclass
 class Misfortune:
-    """Does faults to a stack until its job has ended, and notes what it did when."""
+    """Plants faults into a stack until its job has ended, and records them with times."""
 
     stack: Stack
     ending: asyncio.Future[None]

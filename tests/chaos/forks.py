@@ -1,4 +1,4 @@
-"""What is imported once, before the processes of a stack are forked from there."""
+"""Imports that happen once, before the processes of a stack are forked."""
 
 import gc
 

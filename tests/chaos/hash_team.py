@@ -17,7 +17,8 @@ from services.learner.training.samples import Measured, Sample
 from tests.chaos.job import BASE_MODEL
 from tests.chaos.places import Switches
 
-_STATE, _WEIGHTS = "hash", "model.safetensors"
+_STATE = "hash"
+_WEIGHTS = "model.safetensors"
 _PACE_S = 0.5
 _WRITE_S = 0.02
 _SAVE_S = 0.3
@@ -110,7 +111,7 @@ class HashTeam(Team):
         path.write_bytes(content)
 
     async def _pace(self, seconds: float) -> None:
-        if self.switches.is_on("pace"):
+        if self.switches.is_enabled("pace"):
             await asyncio.sleep(seconds)
 
     @contextmanager
@@ -120,7 +121,7 @@ class HashTeam(Team):
         self.switches.release(phase)
 
     def _begins(self, phase: str) -> None:
-        if self.switches.is_on("pace"):
+        if self.switches.is_enabled("pace"):
             self.switches.throw(phase)
 
 

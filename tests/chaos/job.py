@@ -1,7 +1,7 @@
-"""The job of a run, and what the workers answer: only the request decides that.
+"""The job of a run, and the answers of its workers, which depend only on the request.
 
-Everything around these answers is the product. What is learned therefore depends on nothing but
-the recipe, unless a fault of a machine has lost, repeated, changed or swapped something.
+Everything around these answers is the product. So the weights depend only on the recipe, unless a
+fault of a machine has lost, repeated, changed or swapped something.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run has come to, and whether it is what an undisturbed one comes to."""
+"""The outcome of a run, and its comparison with that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 from protocol.messages import GradedGroup, group_key
 from protocol.recipe import Purpose
 
-from services.learner.durable.sample_rows import graded_of
+from services.learner.durable.sample_rows import parse_graded
 from tests.builders import as_dict
 from tests.chaos.hash_team import exported_hash
 from tests.chaos.job import JOB
@@ -36,17 +36,18 @@ class Outcome:
     state: str
     model: str  # the hash of everything that was learned
     ledgers: Ledgers  # trained and dropped, by purpose
-    kept: Mapping[str, str]  # the fate and a digest of every group that was used, by key
-    metrics: Mapping[str, Any]  # that were told, by event and name
-    keys: Mapping[str, int]  # what is left of the job in the server, and the length of streams
-    files: frozenset[str]  # folders that are left
+    stored: Mapping[str, str]  # the fate and a digest of every used group, by key
+    metrics: Mapping[str, Any]  # by event and name
+    keys: Mapping[str, int]  # the job's remaining keys in the server, and lengths of streams
+    files: frozenset[str]  # remaining folders
     torn: bool  # whether weights were written over while they were loaded
-    left: Mapping[str, bool]  # whether each process left in good order when it was told to
+    exited_cleanly: Mapping[str, bool]  # by process, after a stop
 
     def differences(self, other: Outcome) -> Iterator[str]:
-        """What is not as in the other one, a few of each kind; of a job that failed, only that."""
+        """Return a few differences of each kind; only the state if that differs."""
         for part in fields(self) if self.state == other.state else fields(self)[:1]:
-            mine, theirs = getattr(self, part.name), getattr(other, part.name)
+            mine = getattr(self, part.name)
+            theirs = getattr(other, part.name)
             if isinstance(mine, Mapping):
                 keys = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
                 for key in keys[:_TOLD]:
@@ -57,7 +58,7 @@ class Outcome:
                 yield f"{part.name}: {mine} instead of {theirs}"
 
 
-async def outcome_of(stack: Stack) -> Outcome:
+async def read_outcome(stack: Stack) -> Outcome:
     """Look at everything that a run has left behind, and let its processes leave."""
     record = await stack.record()
     result = cast(Mapping[str, Any], record.result)
@@ -69,34 +70,37 @@ async def outcome_of(stack: Stack) -> Outcome:
         state=f"{record.state} {record.error}",
         model=exported_hash(data / "jobs" / JOB / "model") if succeeded else "",
         ledgers=ledgers,
-        kept=_kept(stack, ledgers),
+        stored=_kept(stack, ledgers),
         metrics=await _metrics(stack),
         keys=_keys(stack),
         files=frozenset(path.name for path in (data / "weights").iterdir()),
         torn=(stack.folder / "torn").exists(),
         # A process that is told to stop before it has begun is ended by the signal.
-        left={replica: status in {0, -signal.SIGTERM} for replica, status in exit_statuses.items()},
+        remaining={
+            replica: status in {0, -signal.SIGTERM} for replica, status in exit_statuses.items()
+        },
     )
 
 
 def _ledger(account: Mapping[str, Any]) -> dict[str, Any]:
     dropped = account["dropped"]
     assert account["asked"] == account["trained"] + sum(dropped.values()) + account["under_way"]
-    others = {reason: count for reason, count in dropped.items() if reason != _SURPLUS}
-    return {"trained": account["trained"], "under_way": account["under_way"], **others}
+    other_jobs = {reason: count for reason, count in dropped.items() if reason != _SURPLUS}
+    return {"trained": account["trained"], "under_way": account["under_way"], **other_jobs}
 
 
 def _kept(stack: Stack, ledgers: Ledgers) -> dict[str, str]:
-    """What the sample store has of every number that was used, wherever the data's folder was."""
+    """Return the sample store's content for every used number, from all data folders."""
     used = {group_key(p, n) for p, ledger in ledgers.items() for n in range(sum(ledger.values()))}
-    kept = dict.fromkeys(used, "not kept")
+    stored = dict.fromkeys(used, "not kept")
     stores = stack.folder.glob(f"*/jobs/{JOB}/samples")
     for rows in (rows for store in stores for rows in all_samples(store)):
-        key, fate = rows[0]["key"], rows[0]["fate"]
+        key = rows[0]["key"]
+        fate = rows[0]["fate"]
         if key in used:
-            digest = f"{fate} {_digest(graded_of(rows))}"
-            kept[key] = digest if kept[key] in {"not kept", digest} else "kept differently"
-    return kept
+            digest = f"{fate} {_digest(parse_graded(rows))}"
+            stored[key] = digest if stored[key] in {"not kept", digest} else "kept differently"
+    return stored
 
 
 def _digest(graded: GradedGroup) -> str:
@@ -111,20 +115,20 @@ def _digest(graded: GradedGroup) -> str:
 
 
 async def _metrics(stack: Stack) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    events: dict[str, Any] = {}
     for _, event in await stack.user.events(JOB, count=100_000):
         if event.type == "metrics":
-            assert event.id not in told, f"{event.id} was told twice"
-            told[event.id] = "told"
-            told |= {f"{event.id} {name}": value for name, value in as_dict(event).items()}
-    return _timeless(told)
+            assert event.id not in events, f"{event.id} was told twice"
+            events[event.id] = "told"
+            events |= {f"{event.id} {name}": value for name, value in as_dict(event).items()}
+    return _timeless(events)
 
 
-def _timeless(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What was told, without the names below any level that may differ."""
+def _timeless(events: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the events without the names that may differ, on any level."""
     return {
         name: _timeless(value) if isinstance(value, Mapping) else value
-        for name, value in told.items()
+        for name, value in events.items()
         if not any(part in name for part in _OF_TIME)
     }
 

@@ -1,4 +1,4 @@
-"""Where the processes of a stack are, and the switches that say what is wrong there."""
+"""Places of the processes of a stack, and the switches that enable faults there."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Switches:
         (self.folder / name).unlink(missing_ok=True)
 
     def value(self, name: str) -> str | None:
-        """What the switch is set to, None if it is off."""
+        """Return the value of a switch, None if it is off."""
         try:
             return (self.folder / name).read_text()
         except FileNotFoundError:
             return None
 
-    def is_on(self, name: str) -> bool:
+    def is_enabled(self, name: str) -> bool:
         return (self.folder / name).exists()
 
 
@@ -96,7 +96,7 @@ class Place:
 
     def is_switched(self, name: str) -> bool:
         """Whether something is wrong with whoever sits here."""
-        return self.switches.is_on(f"{name} {self.replica.name}")
+        return self.switches.is_enabled(f"{name} {self.replica.name}")
 
     def new_life(self) -> str:
         """The name of one life of this process here."""

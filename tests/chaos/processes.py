@@ -126,7 +126,7 @@ async def _worked(place: Place, answer: Callable[[Any], T], message: Any) -> T:
         os.kill(os.getpid(), signal.SIGKILL)
     if place.is_switched("raises"):
         raise RuntimeError("CUDA error: this worker is broken")
-    if place.switches.is_on("pace"):
+    if place.switches.is_enabled("pace"):
         await asyncio.sleep(random.random() * _LONGEST_WORK_S)
     return answer(message)
 

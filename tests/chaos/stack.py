@@ -83,7 +83,8 @@ class Clock:
         """For the process that is to have it."""
         if shutil.which("cc") is None:
             return {}
-        source, library = Path(__file__).with_name("clock.c"), self.folder / "clock.so"
+        source = Path(__file__).with_name("clock.c")
+        library = self.folder / "clock.so"
         command = ["cc", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)]
         subprocess.run(command, check=True)
         self.turn(0)
@@ -185,7 +186,8 @@ async def stack_with_job(folder: Path, recipe: Recipe) -> AsyncIterator[Stack]:
         (folder / name).mkdir(parents=True)
     write_tasks(folder / "data" / "files")
     async with AsyncExitStack() as opened:
-        clock, server = Clock(folder), Server(folder / "server")
+        clock = Clock(folder)
+        server = Server(folder / "server")
         server.environment = dict(clock.environment())
         opened.enter_context(server)
         user = await opened.enter_async_context(connect(server.url, me="user"))

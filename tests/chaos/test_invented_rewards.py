@@ -46,7 +46,9 @@ GROUP_SIZE = 8
 GROUPS_AT_ONCE = 64
 BY_RULE = Reward.model_validate({"process": "equation_steps"})
 BY_JUDGE = Reward.model_validate({"process": "model_judge"})
-SOUND, UNSOUND, DARK = "Each step is shown.", "It is obvious.", "Nobody can tell."
+SOUND = "Each step is shown."
+UNSOUND = "It is obvious."
+DARK = "Nobody can tell."
 
 # What a response may do to whoever grades it, and what it deserves: nothing.
 HOSTILE = (
@@ -100,7 +102,8 @@ def arithmetic(chance: random.Random, serial: int) -> tuple[Reward, str, list[Ca
     gold = chance.randrange(10, 10_000)
 
     def case() -> Case:
-        right, step_right = chance.random() < 0.5, chance.random() < 0.8
+        right = chance.random() < 0.5
+        step_right = chance.random() < 0.8
         if chance.random() < 0.02:
             return Case(chance.choice(HOSTILE), 0, None)
         answer = gold if right else gold + chance.randrange(1, 9)
@@ -182,7 +185,9 @@ class FailingServer(ScriptedServer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._numbers, self._faults, self._rare = count(), cycle(FAULTS), cycle(RARE_FAULTS)
+        self._numbers = count()
+        self._faults = cycle(FAULTS)
+        self._rare = cycle(RARE_FAULTS)
 
     def _next(self, body: dict[str, Any]) -> Behaviour:
         number = next(self._numbers)
@@ -257,12 +262,13 @@ async def test_no_reward_is_invented_in_the_long_run() -> None:
 
 async def grade_everything(size: int) -> Census:
     """Grade so many groups as `groups` makes of this size, in the midst of misfortune."""
-    census, places = Census(), asyncio.Semaphore(GROUPS_AT_ONCE)
+    census = Census()
+    places = asyncio.Semaphore(GROUPS_AT_ONCE)
 
     async def grade(reward: Reward, group: RolloutGroup, cases: list[Case]) -> None:
         try:
-            for case, given in zip(cases, await grading.grade(reward, group, tools), strict=True):
-                census.enter(case, given)
+            for case, groups in zip(cases, await grading.grade(reward, group, tools), strict=True):
+                census.enter(case, groups)
         finally:
             places.release()
 
@@ -277,7 +283,7 @@ async def grade_everything(size: int) -> Census:
                 await places.acquire()
                 grading_all.create_task(grade(reward, group, cases))
         assert BACKLOG.labels("no")._value.get() == BACKLOG.labels("yes")._value.get() == 0
-        await at_full_strength(pool)
+        await run_full_strength(pool)
         await until(lambda: judge.is_up, within_s=60)
     assert census.invented == []
     assert census.graded == GROUP_SIZE * (37 * size + 1)
@@ -286,7 +292,7 @@ async def grade_everything(size: int) -> Census:
     return census
 
 
-async def at_full_strength(pool: Pool) -> None:
+async def run_full_strength(pool: Pool) -> None:
     """Both workers answer, at the same time; one may be new, and take a while to come."""
     nap = "tests.unit.grader.hostile:nap_and_tell"
     for _ in range(20):

@@ -1,7 +1,7 @@
-"""Faults of machines, networks, disks and clocks: the job learns what it would have learned.
+"""Faults of machines, networks, disks and clocks do not change the weights that a job learns.
 
-A hundred of them, or with `make test-long` a thousand; then ``SEEDS=40`` are so many jobs with
-random seeds, ``SEED=7`` repeats one, and ``KINDS="kill learner,unmount"`` has some kinds alone.
+A run has a hundred faults, or a thousand with `make test-long`. There ``SEEDS=40`` runs 40 jobs
+with random seeds, ``SEED=7`` repeats one, and ``KINDS="kill learner,unmount"`` selects kinds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 from tests.chaos.faults import KINDS, Fault, Misfortune, draw
 from tests.chaos.job import a_chaos_recipe
-from tests.chaos.judgement import Outcome, outcome_of
+from tests.chaos.judgement import Outcome, read_outcome
 from tests.chaos.stack import Stack, prepare_forks, stack_with_job
 
 pytestmark = [pytest.mark.redis, pytest.mark.stack]
@@ -47,7 +47,7 @@ class Run:
         """Disturb the job, let it end, and look at what it has come to."""
         recipe = a_chaos_recipe(steps=self.steps, with_critic=self.with_critic)
         async with stack_with_job(self.folder, recipe) as stack:
-            ending = asyncio.create_task(_until_ended(stack))
+            ending = asyncio.create_task(_wait_until_ended(stack))
             try:
                 if self.faults:
                     stack.switches.throw("pace")
@@ -55,7 +55,7 @@ class Run:
                 await Misfortune(stack, ending, self.journal).strike(self.faults)
                 stack.switches.release("pace")
                 await ending
-                self.outcome = await outcome_of(stack)
+                self.outcome = await read_outcome(stack)
             except TimeoutError:
                 self.stalled = f"the job stalls: {await stack.situation()}"
             finally:
@@ -76,19 +76,21 @@ class Run:
         return ""
 
 
-async def _until_ended(stack: Stack) -> None:
+async def _wait_until_ended(stack: Stack) -> None:
     """Wait for the job's end.
 
     Raises:
         TimeoutError: if it makes no step for a long time.
     """
-    step, since = -1, time.monotonic()
+    step = -1
+    since = time.monotonic()
     while True:
         record = await stack.record()
         if record.state.is_final:
             return
         if record.step > step:
-            step, since = record.step, time.monotonic()
+            step = record.step
+            since = time.monotonic()
         if time.monotonic() > since + _STALL_S:
             raise TimeoutError
         await asyncio.sleep(0.05)

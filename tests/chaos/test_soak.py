@@ -1,9 +1,8 @@
-"""What grows when a job goes on and on? 100,000 steps, or as many as STEPS says.
+"""Nothing grows during a long job: 100,000 steps, or the number in STEPS.
 
-The learner, a rollout and a grader, the product's own, work in this process as fast as they can,
-with a real server. A table tells what they need of memory and disk as the steps go by. In the end
-nothing may have grown: the second half of the steps needs what the first half needed. With TMPDIR
-on a disk in memory it is faster.
+A learner, a rollout and a grader of the product work in this process as fast as they can, with a
+real server. A table shows their memory and disk space over the steps. The second half of the steps
+must need no more than the first half. With TMPDIR on a disk in memory it is faster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A client's operations by the real learner, but for its ranks: what a damaged file costs."""
+"""A client's operations by the learner without its ranks, and the cost of a damaged file."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class Client:
     async def digests(self, steps: int) -> list[object]:
         """What another job's results are if nothing happens to it."""
         team = ClientTeam()
-        found: list[object] = []
+        results: list[object] = []
         for number in range(1, 2 * steps + 1):
             do = "forward_backward" if number % 2 else "optim_step"
             measured = await team.operate(Operation(number=number, do=do))
             name, key = ("loss", "loss:sum") if number % 2 else ("grad_norm", "grad_norm")
-            found.append({key: measured.metrics[name]})
-        return found
+            results.append({key: measured.metrics[name]})
+        return results
 
     def results(self, last: int) -> list[Result]:
         results = [self.log.result(number) for number in range(last + 1)]
@@ -126,8 +126,8 @@ async def ends_to_repeat(attempt: asyncio.Task[FakeTeam]) -> None:
             await attempt
 
 
-def same(results: list[Result], others: list[Result]) -> bool:
-    return [str(each) for each in results] == [str(each) for each in others]
+def same(results: list[Result], later_operations: list[Result]) -> bool:
+    return [str(each) for each in results] == [str(each) for each in later_operations]
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ async def test_a_result_that_was_damaged_is_made_again_to_the_same_bits(
     async with client.learner.attempting():
         await client.has_result(number)
         assert same(client.results(last), results)
-        more = client.ask_steps(1)
-        await client.has_result(more)
+        later = client.ask_steps(1)
+        await client.has_result(later)
 
 
 async def test_a_result_that_no_checkpoint_leads_to_is_an_error_that_names_it(
@@ -219,7 +219,8 @@ async def test_a_disk_that_takes_no_result_pauses_the_job_by_name_and_nothing_is
     """Results, checkpoints and samples cannot be made durable, as on a disk that is full."""
     await client.submit(checkpoint_every=2)
     last = client.ask_steps(5)
-    fsync, broken_at = os.fsync, client.path(after)
+    fsync = os.fsync
+    broken_at = client.path(after)
 
     def fail(descriptor: int) -> None:
         if broken_at.exists():

@@ -1,4 +1,4 @@
-"""What a job learned, and what it says if that is nothing: the learner, but for its ranks."""
+"""A job learns or says why it did not: the learner without its ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Explaining(Measuring):
 
     def __init__(self, *steps: dict[str, float]) -> None:
         super().__init__(*steps)
-        self.stalls, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.stalls = asyncio.Event()
+        self.goes_on = asyncio.Event()
         self._pretrained = 0
 
     async def pretrain(self, samples: Sequence[Sample]) -> Measured:
@@ -67,8 +68,8 @@ async def test_who_resumes_a_job_accepts_what_failed_and_is_asked_again_for_more
         **{"asked": 8, "trained": 3, "under_way": 0},
         "dropped": {"failures": 5},
     }
-    told = [as_dict(event)["share"] for event in await learner.events(kind="failed:")]
-    assert told == [1.0, 1.0]
+    events = [as_dict(event)["share"] for event in await learner.events(kind="failed:")]
+    assert events == [1.0, 1.0]
 
 
 async def test_an_evaluation_counts_what_failed_and_what_was_accepted_stays_accepted(
@@ -82,8 +83,8 @@ async def test_an_evaluation_counts_what_failed_and_what_was_accepted_stays_acce
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record.error
     assert "60%" in await learner.warning()
     results: Any = record.result["evaluations"]
-    told = [[result[name] for name in ("asked", "failed", "tasks")] for result in results]
-    assert told == [[5, 3, 2], [5, 1, 4]]
+    events = [[result[name] for name in ("asked", "failed", "tasks")] for result in results]
+    assert events == [[5, 3, 2], [5, 1, 4]]
     assert record.result["evaluated"] == 2
 
 
@@ -173,8 +174,8 @@ async def test_pretraining_ends_once_the_critic_explains_enough_and_what_was_ask
         await attempt
     record = await learner.record()
     assert (record.state, record.attempt, record.step) == (JobState.SUCCEEDED, 2, 2), record.error
-    told = [event.message for event in await learner.events(kind="pretrain:")]
-    assert [message.endswith("enough") for message in told] == [False, False, True]
+    events = [event.message for event in await learner.events(kind="pretrain:")]
+    assert [message.endswith("enough") for message in events] == [False, False, True]
     account: Any = record.result["pretraining_groups"]
     assert (account["trained"], account["under_way"]) == (6, 0)
     assert account["asked"] == 6 + account["dropped"]["surplus"] > 6
@@ -202,8 +203,10 @@ async def test_a_step_with_a_number_that_is_not_finite_is_told_and_the_job_goes_
         await learner.attempt()
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 1), record.error
-    told = [as_dict(event).get("grad_norm", "none") for event in await learner.events(kind="step:")]
-    assert told == [1.0, None, "none"]
+    events = [
+        as_dict(event).get("grad_norm", "none") for event in await learner.events(kind="step:")
+    ]
+    assert events == [1.0, None, "none"]
     assert (await learner.warning()).startswith("step 2: not finite: loss, grad_norm;")
 
 

@@ -33,7 +33,7 @@ async def open_learner(open_exchange: OpenExchange, tmp_path: Path) -> AsyncIter
         yield opened
 
 
-def waits_for(learner: Learner, holder: str) -> Callable[[], Awaitable[bool]]:
+def is_waiting(learner: Learner, holder: str) -> Callable[[], Awaitable[bool]]:
     async def look() -> bool:
         readiness = learner.services[-1].readiness
         return not readiness.ready and f"waits for {holder}," in readiness.why
@@ -50,7 +50,8 @@ async def stop(learner: Learner, running: asyncio.Task) -> None:
 async def test_a_second_learner_takes_up_nothing_until_the_first_one_falls_silent(
     open_learner: Open, server: Server
 ) -> None:
-    first, second = await open_learner("first"), await open_learner("second")
+    first = await open_learner("first")
+    second = await open_learner("second")
     team = Stalling(steps=2)
     first.make_team = lambda: team
     first.claim_idle_s = second.claim_idle_s = 2.0
@@ -59,9 +60,9 @@ async def test_a_second_learner_takes_up_nothing_until_the_first_one_falls_silen
         working = first.start()
         await team.stalls.wait()
         waiting = second.start()
-        await until(waits_for(second, "first"))
+        await until(is_waiting(second, "first"))
         await asyncio.sleep(2 * first.claim_idle_s)
-        assert await waits_for(second, "first")()
+        assert await is_waiting(second, "first")()
         assert (await second.record()).attempt == 1
         working.cancel()
         with suppress(asyncio.CancelledError):
@@ -72,12 +73,13 @@ async def test_a_second_learner_takes_up_nothing_until_the_first_one_falls_silen
 
 
 async def test_a_learner_that_ends_in_good_order_gives_up_the_lease(open_learner: Open) -> None:
-    first, second = await open_learner("first"), await open_learner("second")
+    first = await open_learner("first")
+    second = await open_learner("second")
     second.claim_idle_s = 3600
     working = first.start()
     await until(first.is_ready)
     waiting = second.start()
-    await until(waits_for(second, "first"))
+    await until(is_waiting(second, "first"))
     await stop(first, working)
     await until(second.is_ready)
     await stop(second, waiting)
@@ -94,12 +96,13 @@ async def test_the_next_life_in_the_same_replica_has_the_lease_at_once(open_lear
 
 
 async def test_who_has_lost_the_lease_stops_and_begins_no_attempt(open_learner: Open) -> None:
-    first, second = await open_learner("first"), await open_learner("second")
+    first = await open_learner("first")
+    second = await open_learner("second")
     working = first.start()
     await until(first.is_ready)
-    taken = await second.exchange.hold_lease(await second.exchange.hold_lease())
-    while taken.holder != "second":  # it has shown life in between
-        taken = await second.exchange.hold_lease(taken)
+    lease = await second.exchange.hold_lease(await second.exchange.hold_lease())
+    while lease.holder != "second":  # it has shown life in between
+        lease = await second.exchange.hold_lease(lease)
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(Fenced, match="second"):
             await working
@@ -114,9 +117,9 @@ async def test_a_lease_is_not_taken_from_a_holder_that_has_shown_life(
 ) -> None:
     async with open_exchange("first") as first, open_exchange("second") as second:
         assert (await first.hold_lease()).holder == "first"
-        seen = await second.hold_lease()
+        lease = await second.hold_lease()
         await first.hold_lease()
-        assert (await second.hold_lease(seen)).holder == "first"
+        assert (await second.hold_lease(lease)).holder == "first"
         await second.release_lease()  # not its own
-        seen = await second.hold_lease()
-        assert (await second.hold_lease(seen)).holder == "second"
+        lease = await second.hold_lease()
+        assert (await second.hold_lease(lease)).holder == "second"

@@ -55,12 +55,12 @@ class World:
         failing = yield
         while True:
             for stream in stage.inputs:
-                held = await take_over(exchange, stream, job_id=self.job_id)
+                entries = await take_over(exchange, stream, job_id=self.job_id)
                 failing = yield
-                if not held:
-                    held = await exchange.claim([stream], self.job_id, count=1, wait_s=0)
+                if not entries:
+                    entries = await exchange.claim([stream], self.job_id, count=1, wait_s=0)
                     failing = yield
-                for delivery in held:
+                for delivery in entries:
                     group = str(stream.group)
                     beat = exchange.heartbeat(group, [stream], self.job_id, held=[delivery])
                     lost = (await beat).lost
@@ -83,12 +83,12 @@ class World:
                     await exchange.ask(self._request(number, attempt))
                     yield
             while True:
-                held: list[Delivery[GradedGroup]] = []
-                held += await exchange.adopt(GRADED, self.job_id, count=2)
+                entries: list[Delivery[GradedGroup]] = []
+                entries += await exchange.adopt(GRADED, self.job_id, count=2)
                 yield
-                held += await exchange.claim([GRADED], self.job_id, count=2, wait_s=0)
+                entries += await exchange.claim([GRADED], self.job_id, count=2, wait_s=0)
                 yield
-                for delivery in held:
+                for delivery in entries:
                     assert delivery.message().key == delivery.key
                     if await exchange.take_in(delivery, attempt):
                         self.taken_in[delivery.key] += 1

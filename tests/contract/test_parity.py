@@ -75,7 +75,7 @@ async def report(learner: Learner, policy: PolicyVersion, given: np.ndarray, **t
 @pytest.fixture
 def moving(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> Moving:
     for module in (parity, training):
-        monkeypatch.setattr(module, "LEAST_TOKENS", 1)
+        monkeypatch.setattr(module, "MIN_COMPARED_TOKENS", 1)
     team = Moving()
     learner.make_team = lambda: team
     return team
@@ -135,7 +135,7 @@ def test_an_adapter_that_no_engine_loaded_is_named(tmp_path: Path) -> None:
         **{"max": 0.2, "most": 1e-3, "same_prompts": True, "holds": 0},
     )
     words = "rollout-1 answers as version 0; the learner is at 17; the adapter is not loaded"
-    assert parity._words(report) == words
+    assert parity._explain(report) == words
 
 
 async def test_sampled_tokens_with_other_logprobs_are_not_trained_and_the_job_can_go_on(

@@ -113,12 +113,12 @@ async def test_a_link_that_a_rollout_has_removed_is_written_again(
 ) -> None:
     publisher = parts.publisher = Publisher(parts.attempt, tmp_path, tmp_path, by_delta=True)
     await publisher.publish(cast("Team", FakeTeam()), 4)
-    await publisher.announced()
+    await publisher.wait_announced()
     assert publisher.newest is not None
     (link,) = publisher.newest.links
     shutil.rmtree(tmp_path / link)
     await parts.reconcile()
-    await publisher.announced()
+    await publisher.wait_announced()
     assert (tmp_path / link).exists()
 
 
@@ -127,7 +127,7 @@ async def test_what_an_evaluation_has_already_is_not_asked_again(
 ) -> None:
     first, *_ = await asked(exchange)
     await _take_in(exchange, parts.intake, first, EVAL_REQUESTS)
-    evaluator = parts.askers[Purpose.EVAL]
+    evaluator = parts.requesters[Purpose.EVAL]
     assert isinstance(evaluator, Evaluator)
     await evaluator.ask(parts.intake)
     assert await asked(exchange) == []
@@ -162,9 +162,9 @@ async def test_a_learner_that_redis_has_forgotten_is_fenced(
     with server.client() as client:
         client.hset(streams.job_key("job"), "attempt", "0")
         client.delete(streams.under_way_key("job"))
-    parts.look_every_s = 0.01
+    parts.interval_s = 0.01
     with pytest.raises(Fenced):
-        await parts.reconciling_until(asyncio.sleep(60))
+        await parts.reconcile_until(asyncio.sleep(60))
 
 
 async def test_a_job_goes_on_with_a_redis_that_has_lost_its_last_steps(

@@ -56,7 +56,7 @@ class Line:
 
     async def publish(self, number: int) -> PolicyVersion:
         await self.publisher.publish(cast("Team", self.team), number)
-        await self.publisher.announced()
+        await self.publisher.wait_announced()
         newest = await self.exchange.newest_policy("job")
         assert newest is not None
         assert newest.number == number
@@ -149,8 +149,8 @@ async def test_links_that_are_damaged_are_written_again_while_the_learner_waits(
     damage(line.disk / f"job/1.{name}")
     with pytest.raises(WeightsError):
         verify(late, policy)
-    line.publisher.mend()
-    await line.publisher.announced()
+    line.publisher.repair()
+    await line.publisher.wait_announced()
     mended = line.publisher.newest
     assert mended is not None
     assert mended.evaluated is not None
@@ -169,8 +169,8 @@ async def test_a_machine_that_spoils_every_copy_is_not_heard_for_ever(line: Line
         with pytest.raises(WeightsError), spoiled.fetched(policy):
             raise WeightsError("its memory is broken")
         assert (line.disk / policy.links[0]).exists() is not is_heard
-        line.publisher.mend()
-        await line.publisher.announced()
+        line.publisher.repair()
+        await line.publisher.wait_announced()
 
 
 async def test_the_copy_of_a_rollout_that_was_killed_goes(line: Line) -> None:
@@ -193,19 +193,19 @@ async def test_what_is_evaluated_or_in_a_checkpoint_stays_while_others_are_publi
     expected = (line.folder / "learner/job/1.0" / FILE).read_bytes()
     saved = line.folder / "checkpoint"
     assert line.publisher.newest is not None
-    copy_published(line.publisher.folder_of(line.publisher.newest), saved)
+    copy_published(line.publisher.memory_folder(line.publisher.newest), saved)
     await line.publisher.evaluate()
     evaluated = line.publisher.evaluated
     assert evaluated is not None
     for number in range(1, 5):
         await line.publish(number)
-    weights.verify(line.publisher.folder_of(evaluated), evaluated.digest)
+    weights.verify(line.publisher.memory_folder(evaluated), evaluated.digest)
     assert (newest := await line.exchange.newest_policy("job")) is not None
     assert (newest.number, newest.evaluated) == (4, evaluated)
     await line.publisher.end_evaluation()
     for number in range(5, 7):
         await line.publish(number)
-    assert not line.publisher.folder_of(evaluated).exists()
+    assert not line.publisher.memory_folder(evaluated).exists()
     assert (saved / FILE).read_bytes() == expected
 
 
@@ -238,7 +238,7 @@ async def test_adapters_travel_alone_behind_the_model_that_they_are_for(
         publisher = Publisher(begun, root, root, by_delta=False)
         for number in range(4):
             await publisher.publish(cast("Team", team), number)
-        await publisher.announced()
+        await publisher.wait_announced()
         assert publisher.newest is not None
         newest.append(publisher.newest)
         names = {path.name for path in (root / "job").iterdir()}
@@ -259,10 +259,10 @@ async def test_a_number_that_is_published_again_changes_nothing_that_somebody_re
     line: Line,
 ) -> None:
     first = await line.publish(0)
-    with weights.leased(line.publisher.folder_of(first)):
+    with weights.leased(line.publisher.memory_folder(first)):
         assert await line.publish(0) == first
         await line.publish(1)
-        weights.verify(line.publisher.folder_of(first), first.digest)
+        weights.verify(line.publisher.memory_folder(first), first.digest)
     follower = line.fetcher("elsewhere")
     for number in range(2, 5):
         verify(follower, await line.publish(number))
@@ -281,9 +281,9 @@ async def test_an_evaluated_version_that_is_restored_and_published_is_one_and_th
     follower = line.fetcher("elsewhere")
     for number in range(4, 7):
         verify(follower, await line.publish(number))
-        weights.verify(line.publisher.folder_of(evaluated), evaluated.digest)
+        weights.verify(line.publisher.memory_folder(evaluated), evaluated.digest)
     await line.publisher.restore_evaluated(cast("Team", line.team), 6, source)
     newest = line.publisher.newest
     assert newest is not None
     assert newest.evaluated == newest.model_copy(update={"evaluated": None})
-    weights.verify(line.publisher.folder_of(newest), newest.digest)
+    weights.verify(line.publisher.memory_folder(newest), newest.digest)

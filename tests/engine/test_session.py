@@ -1,4 +1,4 @@
-"""A client's session on the real learner: its operations, and what a kill changes of them."""
+"""A client's session on the real learner: its operations, also after a kill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from deploy.processes import free_ports
-from services.learner.durable.trained_rows import MOST_SEQUENCES
+from services.learner.durable.trained_rows import MAX_SEQUENCES
 from tests.architecture.project import ROOT
 from tests.contract.valkey_server import Server
 from tests.kept_samples import all_samples
@@ -50,7 +50,7 @@ def some_data(seed: int, count: int) -> Data:
     )
 
 
-def part_of(data: Data, first: int, last: int) -> Data:
+def select_part(data: Data, first: int, last: int) -> Data:
     ends = [0, *np.cumsum(data.lengths).tolist()]
     cut = slice(ends[first], ends[last])
     names = ("input_ids", "targets", "weights", "behavior_logprobs")
@@ -151,9 +151,9 @@ async def steps(client: Client, seeds: Sequence[int], loss: Any = "ppo") -> None
 
 async def same_weights(client: Client, name: str, expected: dict[str, torch.Tensor]) -> None:
     await client.did("save_sampler", name=name)
-    found = client.weights(name)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    parts = client.weights(name)
+    assert parts.keys() == expected.keys()
+    assert all(torch.equal(parts[key], expected[key]) for key in expected)
 
 
 async def test_kills_between_operations_change_no_bit(
@@ -191,13 +191,13 @@ async def test_kills_between_operations_change_no_bit(
         await undisturbed.did("end")
         assert undisturbed.process is not None
         await asyncio.to_thread(undisturbed.process.wait, PATIENCE_S)
-        assert len(samples := samples_of(undisturbed)) == 5 * 16 + MOST_SEQUENCES
-        assert samples_of(client) == samples
+        assert len(samples := read_samples(undisturbed)) == 5 * 16 + MAX_SEQUENCES
+        assert read_samples(client) == samples
     finally:
         undisturbed.kill()
 
 
-def samples_of(client: Client) -> list[str]:
+def read_samples(client: Client) -> list[str]:
     """What is kept of each sequence, without what tells attempts apart."""
     groups = all_samples(client.log.job_folder / "samples")
     return [str(row | {"attempt": 0, "created_at": 0}) for rows in groups for row in rows]
@@ -213,7 +213,7 @@ async def test_parts_of_the_data_add_up_bit_for_bit(client: Client) -> None:
     source = str(client.log.job_folder / "states" / "first")
     await client.did("load_state", source=source, with_optimizer=True)
     for first, last in ((0, 8), (8, 24)):
-        part = part_of(data, first, last)
+        part = select_part(data, first, last)
         await client.did("forward_backward", data=part, loss="importance_sampling")
     await client.did("optim_step", adam=ADAM)
     await same_weights(client, "parts", client.weights("whole"))
@@ -227,10 +227,10 @@ async def test_losses_and_steps_are_those_of_plain_torch(client: Client) -> None
         group["weight_decay"] = 0.0
     for seed, loss in enumerate(("cross_entropy", "importance_sampling", "ppo", "cispo")):
         data = some_data(seed, 5)
-        given = await client.did("forward_backward", data=data, loss=loss)
+        inputs = await client.did("forward_backward", data=data, loss=loss)
         expected = plain_loss(model, data, loss)
         expected.backward()
-        assert given.metrics["loss:sum"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+        assert inputs.metrics["loss:sum"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         stepped = await client.did("optim_step", adam=ADAM)
         assert stepped.metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
@@ -238,24 +238,25 @@ async def test_losses_and_steps_are_those_of_plain_torch(client: Client) -> None
         optimizer.zero_grad()
     looked = await client.did("forward", data=some_data(9, 5))
     assert looked.logprobs is not None
-    expected = torch.cat(logprobs_of(model, some_data(9, 5))).detach().numpy()
+    expected = torch.cat(read_logprobs(model, some_data(9, 5))).detach().numpy()
     np.testing.assert_allclose(looked.logprobs, expected, atol=1e-3)
 
 
-def logprobs_of(model: Any, data: Data) -> list[torch.Tensor]:
-    found, first = [], 0
+def read_logprobs(model: Any, data: Data) -> list[torch.Tensor]:
+    parts = []
+    first = 0
     for length in data.lengths.tolist():
         ids, targets = (
             torch.from_numpy(array[first : first + length].astype(np.int64))
             for array in (data.input_ids, data.targets)
         )
-        found.append(model(ids[None]).logits[0].log_softmax(-1)[torch.arange(length), targets])
+        parts.append(model(ids[None]).logits[0].log_softmax(-1)[torch.arange(length), targets])
         first += length
-    return found
+    return parts
 
 
 def plain_loss(model: Any, data: Data, loss: str) -> torch.Tensor:
-    logprobs = torch.cat(logprobs_of(model, data))
+    logprobs = torch.cat(read_logprobs(model, data))
     weights, behavior = map(torch.tensor, (data.weights, data.behavior_logprobs))
     ratio = (logprobs - behavior).exp()
     match loss:

@@ -38,7 +38,8 @@ def chats(stack: Stack, model: str) -> Callable[[int], Any]:
 
 def spans_of(answer: Any) -> list[dict[str, int]]:
     """Which versions sampled which tokens, of an answer that is whole."""
-    (choice,), (spans,) = answer.choices, answer.weir["weight_versions"]
+    (choice,) = answer.choices
+    (spans,) = answer.weir["weight_versions"]
     assert choice.finish_reason in {"stop", "length"}
     assert [0, *(span["end"] for span in spans)] == [
         *(span["start"] for span in spans),

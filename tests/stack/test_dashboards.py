@@ -168,7 +168,8 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder, since = tmp_path_factory.mktemp("prometheus"), time.time()
+    folder = tmp_path_factory.mktemp("prometheus")
+    since = time.time()
     prometheus = Prometheus.start(folder, stack.metrics())
     recipe = load_recipe(ROOT / "recipes/demo.toml")
     changed = {

@@ -30,7 +30,8 @@ def test_rolling_restarts_of_every_service_are_nobodys_death(stack: Stack) -> No
     job_id = stack.submit(training=ENDLESS)
     stack.wait_for_step(job_id, 2)
     for name in ("grader", "rollout", "gateway", "learner"):
-        before, step = stack.leaders()[name], step_of(stack, job_id)
+        before = stack.leaders()[name]
+        step = step_of(stack, job_id)
         os.kill(before, signal.SIGTERM)
         wait_for(lambda n=name, b=before: stack.leaders().get(n, b) != b, 240, f"another {name}")
         wait_for(lambda s=step: step_of(stack, job_id) > s + 2, 300, f"steps after {name}")

@@ -1,4 +1,4 @@
-"""The whole stack, and what it does when parts of it die: it goes on, and the ledger adds up."""
+"""The whole stack continues when its parts die, and the ledger adds up."""
 
 import os
 import re

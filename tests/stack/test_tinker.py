@@ -17,7 +17,8 @@ ADAM = types.AdamParams(learning_rate=1e-3)
 
 
 def datum(prompt: list[int], sequence: types.SampledSequence, advantage: float) -> types.Datum:
-    before, tokens = len(prompt) - 1, list(sequence.tokens)
+    before = len(prompt) - 1
+    tokens = list(sequence.tokens)
     assert sequence.logprobs is not None
     inputs: Any = {
         "target_tokens": np.array([0] * before + tokens),
@@ -29,8 +30,10 @@ def datum(prompt: list[int], sequence: types.SampledSequence, advantage: float) 
 
 def test_a_loop_of_the_sdk_notices_no_kill(stack: Stack) -> None:
     prompt: list[int] = AutoTokenizer.from_pretrained(ROOT / BASE_MODEL)("29-1-6+2=?")["input_ids"]
-    given, params = types.ModelInput.from_ints(prompt), types.SamplingParams(max_tokens=40)
-    url, key = stack.facts["url"], f"tml-{stack.facts['api_key']}"
+    given = types.ModelInput.from_ints(prompt)
+    params = types.SamplingParams(max_tokens=40)
+    url = stack.facts["url"]
+    key = f"tml-{stack.facts['api_key']}"
     with tinker.ServiceClient(base_url=url, api_key=key) as service:
         model = service.create_lora_training_client(BASE_MODEL, rank=4).result()
         for victim in ("learner", "gateway", "rollout"):

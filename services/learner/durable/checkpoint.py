@@ -19,8 +19,7 @@ from services.learner.training.ranks import Team
 _STATE = "state.json"
 MODEL = "model"
 EVALUATED = "evaluated"
-_KEPT = 2
-Published = Mapping[str, Path]
+_MAX_CHECKPOINTS = 2  # the second is for the case that the newest is damaged
 _LEFTOVER = re.compile(r"\.(unfinished|replaced)-(\d+)-(.+)")
 
 
@@ -28,43 +27,43 @@ class Checkpoints:
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder = folder
         self.attempt = attempt
-        self.operations = OperationLog(folder.parent)  # of a client, if the job has one
-        self.damaged: dict[Path, str] = {}  # those that were found damaged, and how
+        self.operations = OperationLog(folder.parent)
+        self.damaged: dict[Path, str] = {}  # the damage of each damaged checkpoint
         folder.mkdir(parents=True, exist_ok=True)
 
     def newest(self) -> tuple[Path, Progress] | None:
-        """The newest whole checkpoint, if there is any; ``damaged`` has the newer ones.
+        """Return the newest whole checkpoint, if there is one; ``damaged`` has the newer ones.
 
-        If a client's operation before it has no result, an older one from which the operation can
-        be done again, or None for the beginning.
+        If a client's operation before it has no result, return an older checkpoint from which the
+        operation can be repeated, or None for the beginning.
 
         Raises:
             MachineFault: if all are damaged.
         """
-        candidates = self._whole()
-        newest = next(candidates, None)
+        whole = self._whole()
+        newest = next(whole, None)
         if newest is None and self.damaged:
             raise MachineFault(
-                f"no checkpoint is whole: {'; '.join(self.damaged.values())}; restore one in "
+                f"all checkpoints are damaged: {'; '.join(self.damaged.values())}; restore one in "
                 f"{self.folder} from a backup, or cancel the job"
             )
         if newest is None:
             return None
         lost = self.operations.unanswered(newest[1].operation + 1)
-        bases = [newest, *candidates, None] if lost else []
+        bases = [newest, *whole, None] if lost else []
         for number in lost:
-            base = next(each for each in bases if _operation(each) < number)
-            if self.operations.knows_all(range(_operation(base) + 1, number + 1)):
+            base = next(base for base in bases if _last_operation(base) < number)
+            if self.operations.knows_all(range(_last_operation(base) + 1, number + 1)):
                 return base
         return newest
 
     def can_repeat(self, number: int) -> bool:
-        """Whether a client's operation can be done again, from a checkpoint or the beginning."""
+        """Whether a client's operation can be repeated, from a checkpoint or the beginning."""
         operations = [-1]
         for folder in self._all():
-            with suppress(OSError, ValueError):  # an attempt that needs it says that it is damaged
-                operations.append(_state(folder).operation)
-        base = max(each for each in operations if each < number)
+            with suppress(OSError, ValueError):  # the attempt that loads it reports the damage
+                operations.append(_read_progress(folder).operation)
+        base = max(operation for operation in operations if operation < number)
         return self.operations.knows_all(range(base + 1, number + 1))
 
     async def save(
@@ -72,19 +71,19 @@ class Checkpoints:
         team: Team,
         progress: Progress,
         commit: Callable[[], Awaitable[None]],
-        published: Published | None = None,
-        copied: Callable[[], None] = lambda: None,
+        published: Mapping[str, Path] | None = None,
+        on_copied: Callable[[], None] = lambda: None,
     ) -> Path:
-        """Save a checkpoint; it exists from one moment to the next, or not at all.
+        """Save a checkpoint, which appears by one rename.
 
-        The newest whole ones stay, the others go. The policy lies in it as a Hugging Face folder
-        too, which another job can start from.
+        The newest whole checkpoints stay, the others are deleted. A checkpoint also holds the
+        policy as a Hugging Face folder, from which another job can start.
 
         Args:
-            commit: called when all is written and before it counts; raising prevents it.
-            published: folders to copy into it, by their names there: the policy, if it is among
-                them, and that which an evaluation measures.
-            copied: called when the state is copied, so that training may continue.
+            commit: called when all is written, before the rename; an error prevents the rename.
+            published: folders to copy into it, by their names in it: the policy, if it is
+                published, and the version that an evaluation measures.
+            on_copied: called when the state is copied, so that training may continue.
         """
         target = self.folder / progress.checkpoint_name
         state = progress.model_copy(update={"ranks": team.num_ranks}).model_dump_json(indent=1)
@@ -94,7 +93,7 @@ class Checkpoints:
             await team.save(folder)
             if MODEL not in published:
                 await team.export(folder / MODEL)
-            copied()
+            on_copied()
             await team.written(folder)
             for name, source in published.items():
                 await asyncio.to_thread(copy_published, source, folder / name)
@@ -104,54 +103,55 @@ class Checkpoints:
         await write_whole(target, fill, commit, attempt=self.attempt)
         self.damaged.pop(target, None)
         folders = self._all()
-        kept = [folder for folder in folders if folder not in self.damaged][-_KEPT:]
+        newest = [folder for folder in folders if folder not in self.damaged][-_MAX_CHECKPOINTS:]
         for folder in folders:
-            if folder not in kept:
+            if folder not in newest:
                 await asyncio.to_thread(shutil.rmtree, folder)
         return target
 
     def first_segment_needed(self) -> str:
-        """The oldest segment of the log that a checkpoint needs; the first if that is unknown."""
-        try:
-            return min((_state(path).first_segment for path in self._all()), default="")
-        except (OSError, ValueError):
-            return ""
+        """Return the oldest segment of the log that a checkpoint needs, "" if that is unknown."""
+        return min((progress.first_segment for progress in self._saved_progress()), default="")
 
     def first_operation_needed(self) -> int:
-        """The number of the first operation that is to be done after any checkpoint."""
+        """Return the number of the first operation after the oldest checkpoint."""
+        return min((progress.operation + 1 for progress in self._saved_progress()), default=0)
+
+    def _saved_progress(self) -> list[Progress]:
+        """Return the progress of each checkpoint; nothing if one cannot be read."""
         try:
-            return min((_state(path).operation + 1 for path in self._all()), default=0)
+            return [_read_progress(path) for path in self._all()]
         except (OSError, ValueError):
-            return 0
+            return []
 
     def _whole(self) -> Iterator[tuple[Path, Progress]]:
-        """The whole checkpoints, newest first; ``damaged`` has the others."""
+        """Return the whole checkpoints, newest first; add the others to ``damaged``."""
         for folder in reversed(self._all()):
             try:
                 weights.verify(folder)
-                checkpoint = folder, _state(folder)
+                progress = _read_progress(folder)
             except (weights.WeightsError, ValueError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in DAMAGE:
                     raise
                 self.damaged[folder] = str(error)
             else:
-                yield checkpoint
+                yield folder, progress
 
     def _all(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("step-*") if path.is_dir())
 
 
-def _operation(checkpoint: tuple[Path, Progress] | None) -> int:
-    """The client's operation that has made its weights, -1 at the beginning."""
+def _last_operation(checkpoint: tuple[Path, Progress] | None) -> int:
+    """Return the client's last operation before a checkpoint, -1 for the beginning."""
     return -1 if checkpoint is None else checkpoint[1].operation
 
 
 def copy_published(published: Path, target: Path) -> None:
-    """Copy a version; not by links, since others will be written into its files."""
+    """Copy a version; links would not do, since its files are overwritten by a later version."""
     shutil.copytree(published, target, ignore=shutil.ignore_patterns(weights.MANIFEST))
 
 
-def _state(folder: Path) -> Progress:
+def _read_progress(folder: Path) -> Progress:
     return Progress.model_validate_json((folder / _STATE).read_bytes())
 
 
@@ -162,13 +162,13 @@ async def write_whole(
     *,
     attempt: int,
 ) -> None:
-    """Write a folder that is there from one moment to the next, or not at all.
+    """Write a folder that appears whole by one rename.
 
     Args:
-        target: the folder; one that is there already steps aside whole, a moment before.
-        fill: writes into the folder that it is given.
-        commit: called when all is written and before it counts; raising prevents it.
-        attempt: whose work it is; no other attempt touches what is unfinished.
+        target: the folder; an existing one is renamed just before.
+        fill: writes into the folder that it gets.
+        commit: called when all is written, before the rename; an error prevents the rename.
+        attempt: the attempt's number; other attempts do not touch its unfinished folder.
     """
     temporary = target.with_name(f".unfinished-{attempt}-{target.name}")
     replaced = target.with_name(f".replaced-{attempt}-{target.name}")
@@ -183,16 +183,16 @@ async def write_whole(
         if target.exists():
             target.rename(replaced)
         temporary.rename(target)
-    finally:  # a disk that is full needs the room
+    finally:  # the disk may be full
         await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
     weights.sync_folder(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path, attempt: int) -> None:
-    """Remove what attempts up to this one, ended by force, left of `write_whole` in a folder.
+    """Remove unfinished folders of `write_whole` that killed attempts up to this one left.
 
-    What had stepped aside for something that never came steps back.
+    A folder that was renamed for a replacement that never came gets its name back.
     """
     for path in folder.glob(".*"):
         leftover = _LEFTOVER.fullmatch(path.name)

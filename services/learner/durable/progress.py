@@ -1,4 +1,4 @@
-"""Progress: how far the learner is with a job; a checkpoint keeps it with the tensors.
+"""Progress: how far the learner is with a job; a checkpoint stores it with the tensors.
 
 The ledger accounts for every group: it is trained, dropped for a reason, or under way.
 """
@@ -17,19 +17,26 @@ from protocol.recipe import Purpose
 from protocol.samples import USED
 from pydantic import BaseModel, ConfigDict, Field
 
-_KEPT_EVALUATIONS = 1000  # and the first
-_KEPT_PROBES = 8  # versions
-_STEPS_OF_A_MEAN = 3  # since one step's explained variance is noisy
+_MAX_EVALUATIONS = 1000  # every checkpoint and the result hold them; the first stays as well
+_MAX_PROBES = 8  # a rollout that lags names its version only among these
+_EXPLAINED_STEPS = 3  # one step's explained variance is noisy, so their mean counts
 _TOTALS = (
-    *("train_seconds", "samples", "tokens", "updates", "parity_max", "parity_tokens"),
-    *("empty_steps", "groups_without_signal", "exposed_grading_seconds"),
-    "updates_without_gradient",  # which checkpoints of older releases lack
+    "train_seconds",
+    "samples",
+    "tokens",
+    "updates",
+    "updates_without_gradient",
+    "parity_max",
+    "parity_tokens",
+    "empty_steps",
+    "groups_without_signal",
+    "exposed_grading_seconds",
 )
 
 
 @dataclass
 class Ledger:
-    """What became of the groups of one purpose, entered in the order of their numbers.
+    """The fates of the groups of one purpose, entered in the order of their numbers.
 
     An evaluation or pretraining group counts as trained when it is used.
     """
@@ -43,7 +50,7 @@ class Ledger:
         return self.trained + sum(self.dropped.values())
 
     def enter(self, fates: Sequence[str]) -> None:
-        """What became of the next groups: `USED`, or why they were dropped."""
+        """Enter the fates of the next groups: `USED`, or why they were dropped."""
         for fate in fates:
             if fate == USED:
                 self.trained += 1
@@ -54,20 +61,20 @@ class Ledger:
         if count > 0:
             self.dropped[reason] = self.dropped.get(reason, 0) + count
 
-    def account(self, purpose: Purpose, asked: int, there: Set[str]) -> dict[str, Any]:
-        """The account at this moment: asked = trained + dropped + under way.
+    def account(self, purpose: Purpose, requested: int, open_keys: Set[str]) -> dict[str, Any]:
+        """Return the account at this moment: asked = trained + dropped + under way.
 
         Args:
             purpose: of the groups.
-            asked: how many numbers had been given out before ``there`` was looked up.
-            there: keys of groups in the exchange or waiting in the learner, of any purpose.
+            requested: how many groups had been requested before ``open_keys`` was looked up.
+            open_keys: keys of groups in the exchange or waiting in the learner, of any purpose.
         """
-        open_numbers = range(self.position, asked)
+        open_numbers = range(self.position, requested)
         return {
-            "asked": asked,
+            "asked": requested,
             "trained": self.trained,
             "dropped": dict(self.dropped),
-            "under_way": sum(group_key(purpose, n) in there for n in open_numbers),
+            "under_way": sum(group_key(purpose, n) in open_keys for n in open_numbers),
         }
 
 
@@ -76,29 +83,42 @@ class Progress(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    step: int = 0  # training steps that are done; the policy after them has this number
-    operation: int = -1  # of a client, that has made the weights what they are
-    pretrained: int = 0  # steps that the critic made alone, before the policy's first
-    explained: list[float] = []  # explained variance of the newest of these
-    keep_rate: float = 1.0  # the recent share of groups that dynamic sampling kept
-    # The user has accepted what was lost of the groups below these numbers.
+    # Training steps that are done; the policy after them has this number.
+    step: int = 0
+    # A client's last operation that changed the weights, -1 for none.
+    operation: int = -1
+    # Pretraining steps of the critic that are done.
+    pretrained: int = 0
+    # The explained variance of the newest of these.
+    explained: list[float] = []
+    # The recent share of groups that dynamic sampling kept.
+    keep_rate: float = 1.0
+    # The user has accepted the losses among the groups below these numbers.
     accepted: dict[Purpose, int] = Field(default_factory=lambda: dict.fromkeys(Purpose, 0))
     ledgers: dict[Purpose, Ledger] = Field(default_factory=lambda: {p: Ledger() for p in Purpose})
-    evaluations: list[dict[str, Any]] = []  # the first and the newest, without their tasks
-    evaluated: int = 0  # evaluations, with those that are left out
-    evaluating: int | None = None  # the step whose evaluation is under way
+    # The first and the newest, without their tasks.
+    evaluations: list[dict[str, Any]] = []
+    # The number of all evaluations.
+    evaluated: int = 0
+    # The step whose evaluation is under way.
+    evaluating: int | None = None
     totals: dict[str, float] = Field(default_factory=lambda: dict.fromkeys(_TOTALS, 0.0))
     phase_seconds: dict[str, float] = {}
-    metrics: dict[str, float | None] = {}  # of the last step
-    first_segment: str = ""  # of the log, that this checkpoint needs
-    ranks: int | None = None  # that saved the models
-    probes: dict[int, list[float]] = {}  # log-probs of the first version and the newest ones
-    made_before: int = Field(default=0, exclude=True)  # steps that an earlier attempt reported
+    # The metrics of the last step.
+    metrics: dict[str, float | None] = {}
+    # The oldest segment of the log that this checkpoint needs.
+    first_segment: str = ""
+    # The number of ranks that saved the models.
+    ranks: int | None = None
+    # Log-probs of the probes under the first version and the newest ones.
+    probes: dict[int, list[float]] = {}
+    # Steps that an earlier attempt reported.
+    steps_reported: int = Field(default=0, exclude=True)
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the next step is one that an earlier attempt has made."""
-        return self.step < self.made_before
+        """Whether an earlier attempt has made the next step."""
+        return self.step < self.steps_reported
 
     @property
     def checkpoint_name(self) -> str:
@@ -110,42 +130,45 @@ class Progress(BaseModel):
 
     @property
     def positions(self) -> dict[Purpose, int]:
-        """The first number of each purpose that has not been looked at for good."""
+        """The first number of each purpose whose fate is open."""
         return {purpose: ledger.position for purpose, ledger in self.ledgers.items()}
 
-    def steps_of(self, purpose: Purpose) -> int:
-        """How many steps are done, or were when the evaluation that is under way began.
+    def completed_steps(self, purpose: Purpose) -> int:
+        """Return how many steps are done, or were when the running evaluation began.
 
-        Those of the critic alone where the purpose is its pretraining.
+        For the critic's pretraining these are the critic's steps.
         """
+        if purpose is Purpose.PRETRAIN:
+            return self.pretrained
         if purpose is Purpose.EVAL and self.evaluating is not None:
             return self.evaluating
-        return self.pretrained if purpose is Purpose.PRETRAIN else self.step
+        return self.step
 
     def note_evaluation(self, result: Mapping[str, Any]) -> None:
-        """Add a result, without its largest part, which its event has."""
+        """Add a result without its tasks, which its event has."""
         self.evaluated += 1
         self.evaluations.append({n: value for n, value in result.items() if n != "per_task"})
-        del self.evaluations[1:-_KEPT_EVALUATIONS]
+        del self.evaluations[1:-_MAX_EVALUATIONS]
 
     def note_pretraining(self, metrics: Mapping[str, float]) -> None:
         self.pretrained += 1
         explained = metrics.get("explained_variance", math.nan)
         if math.isfinite(explained):
-            self.explained = [*self.explained, explained][-_STEPS_OF_A_MEAN:]
+            self.explained = [*self.explained, explained][-_EXPLAINED_STEPS:]
 
-    def explains(self, least: float | None) -> bool:
-        """Whether the critic has explained so much of the variance in its newest steps."""
-        recent = self.explained
-        return least is not None and len(recent) == _STEPS_OF_A_MEAN and fmean(recent) >= least
+    def explains(self, min_variance: float | None) -> bool:
+        """Whether the critic explained this share of the variance in its newest steps."""
+        if min_variance is None or len(self.explained) < _EXPLAINED_STEPS:
+            return False
+        return fmean(self.explained) >= min_variance
 
     def note_probes(self, version: int, logprobs: list[float]) -> None:
         self.probes[version] = logprobs
-        for old in sorted(self.probes)[1:-_KEPT_PROBES]:
+        for old in sorted(self.probes)[1:-_MAX_PROBES]:
             del self.probes[old]
 
     def note_parity(self, metrics: Mapping[str, float]) -> None:
-        """Add how far the learner's log-probs were from those of the rollouts, if measured."""
+        """Add the gap between the log-probs of learner and rollouts, if it was measured."""
         gap = metrics.get("parity_max", 0.0)
         if math.isfinite(gap):
             self.totals["parity_max"] = max(self.totals["parity_max"], gap)
@@ -157,42 +180,39 @@ class Progress(BaseModel):
         self.totals["updates"] += updates
         self.totals["empty_steps"] += not updates
         if metrics.get("grad_norm") == 0:
-            self.totals["updates_without_gradient"] = self._idle_updates + updates
+            self.totals["updates_without_gradient"] += updates
         self.totals["groups_without_signal"] += metrics.get("without_signal", 0.0)
         self.totals["exposed_grading_seconds"] += metrics.get("exposed_grading_seconds", 0.0)
 
     def note_work(self, seconds: float, responses: int, tokens: int) -> None:
-        """Add what a training step trained on, and the seconds since the one before."""
+        """Add a training step's responses and tokens, and the seconds since the step before."""
         self.totals["train_seconds"] += seconds
         self.totals["samples"] += responses
         self.totals["tokens"] += tokens
 
     def note_phases(self, phase_seconds: Mapping[str, float]) -> dict[str, Any]:
-        """Add where the time since the last step went; returns that and all totals."""
-        for phase, more in phase_seconds.items():
-            self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + more
+        """Add the seconds of each phase since the last step; return them and all totals."""
+        for phase, seconds in phase_seconds.items():
+            self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
         return {
             "phase_seconds": dict(phase_seconds),
             "phase_seconds_total": dict(self.phase_seconds),
             "totals": dict(self.totals),
         }
 
-    def why_nothing_was_learned(self) -> str | None:
-        """Why the policy is as it was after all steps; None if it is not."""
+    def learning_failure(self) -> str | None:
+        """Return why no step changed the policy, or None if one did."""
         ledger = self.ledgers[Purpose.TRAIN]
         if ledger.trained and not self.totals["updates"]:
-            return "nothing was learned: no update had a loss and a gradient that were finite"
-        if ledger.trained and self._idle_updates < self.totals["updates"]:
+            return "nothing was learned: no update had a finite loss and gradient"
+        if ledger.trained and self.totals["updates_without_gradient"] < self.totals["updates"]:
             return None
         lost = Counter(ledger.dropped) + Counter(no_signal=ledger.trained)
         return (
-            f"nothing was learned: none of {ledger.position} groups was trained ({in_words(lost)})"
+            f"nothing was learned: none of {ledger.position} groups was trained "
+            f"({format_counts(lost)})"
         )
 
-    @property
-    def _idle_updates(self) -> float:
-        return self.totals.get("updates_without_gradient", 0.0)
 
-
-def in_words(reasons: Mapping[str, int]) -> str:
+def format_counts(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in reasons.items())

@@ -1,7 +1,7 @@
-"""The rows of the sample store: what a step's groups and their responses came to. Pure.
+"""The rows of the sample store: a step's groups and responses with their values. Pure.
 
-A row is a response; what holds for its group stands in each of the group's rows. A group that
-failed has one row, in which everything about a response is null.
+A row is a response; the columns of its group repeat in each of the group's rows. A group that
+failed has one row, in which the columns of a response are null.
 """
 
 from __future__ import annotations
@@ -35,53 +35,74 @@ Row = dict[str, Any]
 _SPAN = pa.struct([(name, pa.int64()) for name in ("attempt", "version", "start", "end")])
 SCHEMA = pa.schema(
     {
-        # of the group
+        # Columns of the group.
         "key": pa.string(),
         "purpose": pa.string(),
         "number": pa.int64(),
         "attempt": pa.int64(),
-        "step": pa.int64(),  # done when it was used or dropped; of a pretrain group the critic's
-        "fate": pa.string(),  # `USED`, or why it was dropped
+        # Steps done when the group was used or dropped; the critic's for a pretrain group.
+        "step": pa.int64(),
+        # `USED`, or why it was dropped.
+        "fate": pa.string(),
         "failure": pa.string(),
-        "created_at": pa.float64(),  # seconds since 1970
+        # Seconds since 1970.
+        "created_at": pa.float64(),
         "grading_seconds": pa.float64(),
         "sampling_seconds": pa.float64(),
-        "task_id": pa.string(),  # "" if the group failed
-        "prompt": pa.string(),  # of the task, unless that has messages
-        "request": pa.string(),  # JSON, with the whole task
+        # "" if the group failed.
+        "task_id": pa.string(),
+        # The task's prompt, unless the task has messages.
+        "prompt": pa.string(),
+        # JSON, with the whole task.
+        "request": pa.string(),
         "prompt_ids": pa.list_(pa.int32()),
-        "begins_thinking": pa.bool_(),  # null in rows of older releases, as good as false
-        # of the response
+        "begins_thinking": pa.bool_(),
+        # Columns of the response.
         "index": pa.int64(),
         "text": pa.string(),
         "finish_reason": pa.string(),
-        "spans": pa.list_(_SPAN),  # which version sampled which tokens
-        "episode": pa.string(),  # JSON, of a response that took several turns
-        "grade": pa.string(),  # JSON, with marks and comments
-        "accuracy": pa.float64(),  # null if it could not be graded
+        # Which version sampled which tokens.
+        "spans": pa.list_(_SPAN),
+        # JSON, for a response of several turns.
+        "episode": pa.string(),
+        # JSON, with marks and comments.
+        "grade": pa.string(),
+        # Null if it could not be graded.
+        "accuracy": pa.float64(),
         "process": pa.float64(),
-        "has_loss": pa.bool_(),  # whether the step trained on it
-        "reward": pa.float32(),  # which the advantage compares; null too where it leaves one out
-        "advantage": pa.float32(),  # of all its tokens; null where a critic estimates it
-        "outcome_advantage": pa.float32(),  # null unless the advantage has such a part
-        "process_advantage": pa.float32(),  # likewise, before its weight
-        "token_advantage": pa.float64(),  # the mean of those that its tokens trained with
-        "length": pa.int64(),  # tokens of the policy's own
+        # Whether the step trained on it.
+        "in_loss": pa.bool_(),
+        # The reward that the advantage compares; null also if the advantage leaves it out.
+        "reward": pa.float32(),
+        # The advantage of all its tokens; null if a critic estimates it.
+        "advantage": pa.float32(),
+        # Null unless the advantage has these parts; before the process's weight.
+        "outcome_advantage": pa.float32(),
+        "process_advantage": pa.float32(),
+        # The mean of the advantages that its tokens trained with.
+        "token_advantage": pa.float64(),
+        # Number of the policy's tokens.
+        "length": pa.int64(),
         "truncated": pa.bool_(),
-        "surprise": pa.float64(),  # nats per token: the mean of -log p under the sampler
-        "parity_gap": pa.float64(),  # nats: the largest of |learner - sampler| at equal weights
-        # of its tokens; NaN for one, and null for all, of which the learner computed nothing
+        # Nats per token: the mean of -log p under the sampler.
+        "surprise": pa.float64(),
+        # Nats: the maximum of |learner - sampler| at equal weights.
+        "parity_gap": pa.float64(),
+        # Columns of the tokens: null if the learner computed none, NaN for a token without one.
         "token_ids": pa.list_(pa.int32()),
-        # nats, of the sampler; NaN for a token of a tool or an environment, as in all that follow
+        # Nats, of the sampler; NaN in all columns for a token of a tool or an environment.
         "behavior_logprobs": pa.list_(pa.float32()),
-        "logprobs": pa.list_(pa.float32()),  # nats, of the learner before the step's first update
-        "entropies": pa.list_(pa.float32()),  # nats
-        "token_advantages": pa.list_(pa.float32()),  # that were trained with
+        # Nats, of the learner before the step's first update.
+        "logprobs": pa.list_(pa.float32()),
+        # Nats.
+        "entropies": pa.list_(pa.float32()),
+        # The advantages that the tokens trained with.
+        "token_advantages": pa.list_(pa.float32()),
     }
 )
 
 
-def rows_of(
+def build_rows(
     groups: Sequence[ScoredGroup],
     tokens: Mapping[str, np.ndarray],
     *,
@@ -89,41 +110,47 @@ def rows_of(
     step: int,
     created_at: float,
 ) -> Iterator[list[Row]]:
-    """The rows of each group that a step used or dropped.
+    """Return the rows of each group that a step used or dropped.
 
     Args:
-        tokens: what the step measured for each own token of its samples, in their order, by the
-            names of the columns.
+        tokens: the step's measurements of the policy's tokens in its samples, in their order, by
+            the names of the columns.
     """
-    ends = np.cumsum([_tokens_in_loss(group).sum() for group in groups], dtype=int)
+    masks = [_loss_mask(group) for group in groups]
+    ends = np.cumsum([mask.sum() for mask in masks], dtype=int)
     parts = {name: np.split(values, ends) for name, values in tokens.items()}
     for place, group in enumerate(groups):
-        whose = {"attempt": attempt, "step": step, "fate": group.fate, "created_at": created_at}
-        has_loss, measured = _tokens_in_loss(group), parts if group.fate == USED else {}
-        of_tokens = {name: _spread(values[place], has_loss) for name, values in measured.items()}
-        head = whose | _of_group(group.graded)
-        yield [head | row for row in _responses(group, whose, of_tokens)] or [head]
+        head: Row = {"attempt": attempt, "step": step, "fate": group.fate, "created_at": created_at}
+        head |= _group_columns(group.graded)
+        token_columns: dict[str, np.ndarray] = {}
+        if group.fate == USED:
+            for name, values in parts.items():
+                token_columns[name] = _spread(values[place], masks[place])
+        responses = [head | row for row in _response_columns(group, head, token_columns)]
+        yield responses or [head]
 
 
-def graded_of(rows: Sequence[Row]) -> GradedGroup:
+def parse_graded(rows: Sequence[Row]) -> GradedGroup:
     head = rows[0]
-    group = None if head["request"] is None else _rollout_of(rows)
-    failure = None
+    failure: GroupFailure | None = None
     if head["failure"] is not None:
         kind = FailureKind(head["fate"])
-        failure = GroupFailure(kind=kind, message=head["failure"].removeprefix(f"{kind}: "))
+        message = head["failure"].removeprefix(f"{kind}: ")
+        failure = GroupFailure(kind=kind, message=message)
+    has_responses = head["request"] is not None
+    grades = [Grade.model_validate_json(row["grade"]) for row in rows] if has_responses else []
     return GradedGroup(
         purpose=head["purpose"],
         number=head["number"],
-        group=group,
-        grades=tuple(Grade.model_validate_json(row["grade"]) for row in rows if group is not None),
+        group=_parse_rollout(rows) if has_responses else None,
+        grades=tuple(grades),
         failure=failure,
         grading_seconds=head["grading_seconds"],
     )
 
 
 def read_groups(path: Path) -> list[list[Row]]:
-    """The rows of each group of a step.
+    """Read the rows of each group of a step.
 
     Raises:
         OSError: naming the file if it cannot be read.
@@ -136,7 +163,7 @@ def read_groups(path: Path) -> list[list[Row]]:
 
 
 def write_groups(path: Any, groups: Iterable[list[Row]], batch_tokens: int = 2**20) -> None:
-    """Write the rows of a step, never more than about ``batch_tokens`` at once.
+    """Write the rows of a step in batches of about ``batch_tokens``.
 
     Args:
         path: a path or a file that is open for writing.
@@ -153,8 +180,8 @@ def write_groups(path: Any, groups: Iterable[list[Row]], batch_tokens: int = 2**
         writer.write_table(pa.Table.from_pylist(batch, SCHEMA))
 
 
-def _of_group(graded: GradedGroup) -> Row:
-    head: Row = {
+def _group_columns(graded: GradedGroup) -> Row:
+    columns: Row = {
         "key": graded.key,
         "purpose": graded.purpose.value,
         "number": graded.number,
@@ -162,29 +189,35 @@ def _of_group(graded: GradedGroup) -> Row:
         "grading_seconds": graded.grading_seconds,
         "task_id": "",
     }
-    if (group := graded.group) is not None:
-        head |= {
-            "sampling_seconds": group.sampling_seconds,
-            "task_id": group.request.task.id,
-            "prompt": group.request.task.prompt,
-            "request": group.request.model_dump_json(),
-            "prompt_ids": group.prompt_ids,
-            "begins_thinking": group.begins_thinking,
-        }
-    return head
+    group = graded.group
+    if group is None:
+        return columns
+    task = group.request.task
+    return columns | {
+        "sampling_seconds": group.sampling_seconds,
+        "task_id": task.id,
+        "prompt": task.prompt,
+        "request": group.request.model_dump_json(),
+        "prompt_ids": group.prompt_ids,
+        "begins_thinking": group.begins_thinking,
+    }
 
 
-def _responses(group: ScoredGroup, whose: Row, tokens: Mapping[str, np.ndarray]) -> Iterator[Row]:
-    if (rollout := group.graded.group) is None:
+def _response_columns(
+    group: ScoredGroup, head: Row, tokens: Mapping[str, np.ndarray]
+) -> Iterator[Row]:
+    rollout = group.graded.group
+    if rollout is None:
         return
-    values = _values(group)
-    trains = group.fate == USED and group.graded.purpose is not Purpose.EVAL
+    values = _recipe_values(group)
+    is_trained = group.fate == USED and group.graded.purpose is not Purpose.EVAL
     sampled = np.where(rollout.is_own, rollout.behavior_logprobs, math.nan)
     lengths = rollout.own_lengths.tolist()
     for index, (start, end) in enumerate(rollout.bounds()):
-        response, grade = rollout.responses[index], group.graded.grades[index]
+        response = rollout.responses[index]
+        grade = group.graded.grades[index]
         behavior = sampled[start:end]
-        measured = {name: of_group[start:end] for name, of_group in tokens.items()}
+        measured = {name: column[start:end] for name, column in tokens.items()}
         yield {
             "index": index,
             "text": response.text,
@@ -194,25 +227,25 @@ def _responses(group: ScoredGroup, whose: Row, tokens: Mapping[str, np.ndarray])
             "grade": grade.model_dump_json(),
             "accuracy": grade.accuracy,
             "process": grade.process_score,
-            "has_loss": trains and bool(group.has_loss[index]),
-            **{name: _known(of_group[index]) for name, of_group in values.items()},
+            "in_loss": is_trained and bool(group.has_loss[index]),
+            **{name: _round_finite(column[index]) for name, column in values.items()},
             "token_advantage": _mean(measured.get("token_advantages", behavior[:0])),
             "length": lengths[index],
             "truncated": response.finish_reason is FinishReason.LENGTH,
             "surprise": 0.0 - (_mean(behavior) or 0.0),
-            "parity_gap": _parity_gap(response, whose, behavior, measured.get("logprobs")),
+            "parity_gap": _parity_gap(response, head, behavior, measured.get("logprobs")),
             "token_ids": rollout.token_ids[start:end],
             "behavior_logprobs": behavior,
             **measured,
         }
 
 
-def _values(group: ScoredGroup) -> dict[str, np.ndarray]:
-    """What the recipe makes of each response's grade, [group]; nothing of an evaluation's."""
+def _recipe_values(group: ScoredGroup) -> dict[str, np.ndarray]:
+    """Return the recipe's values of each response's grade, [group]; NaN in an evaluation."""
     unknown = np.full(len(group.has_loss), math.nan)
-    is_paid = group.graded.purpose is not Purpose.EVAL
+    is_evaluation = group.graded.purpose is Purpose.EVAL
     return {
-        "reward": group.rewards if is_paid else unknown,
+        "reward": unknown if is_evaluation else group.rewards,
         "advantage": group.advantages if group.scoring.gives_advantages else unknown,
         "outcome_advantage": group.outcome_advantages,
         "process_advantage": group.process_advantages,
@@ -220,21 +253,20 @@ def _values(group: ScoredGroup) -> dict[str, np.ndarray]:
 
 
 def _parity_gap(
-    response: Response, whose: Row, behavior: np.ndarray, logprobs: np.ndarray | None
+    response: Response, head: Row, behavior: np.ndarray, logprobs: np.ndarray | None
 ) -> float | None:
-    """The largest gap over the tokens that the learner's own version sampled."""
-    gaps = [
-        np.abs(logprobs - behavior)[span.start : span.end]
-        for span in response.spans
-        if logprobs is not None
-        and (span.attempt, span.version) == (whose["attempt"], whose["step"])
-    ]
-    known = [float(gap) for part in gaps for gap in part[np.isfinite(part)]]
-    return max(known, default=None)
+    """Return the maximum gap over the tokens that the learner's current version sampled."""
+    if logprobs is None:
+        return None
+    gaps = np.abs(logprobs - behavior)
+    version = (head["attempt"], head["step"])
+    spans = [span for span in response.spans if (span.attempt, span.version) == version]
+    parts = [gaps[span.start : span.end] for span in spans]
+    return max((float(gap) for part in parts for gap in part[np.isfinite(part)]), default=None)
 
 
-def _tokens_in_loss(group: ScoredGroup) -> np.ndarray:
-    """Which tokens of a group samples learn from, [token] bool; none of one that is dropped."""
+def _loss_mask(group: ScoredGroup) -> np.ndarray:
+    """Return which tokens of a group samples learn from, [token] bool; empty if it is dropped."""
     rollout = group.graded.group
     if rollout is None or group.fate != USED:
         return np.zeros(0, dtype=bool)
@@ -242,41 +274,43 @@ def _tokens_in_loss(group: ScoredGroup) -> np.ndarray:
 
 
 def _spread(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The values where the mask is true, in their order, and NaN elsewhere."""
+    """Return the values where the mask is true, in their order, and NaN elsewhere."""
     spread = np.full(mask.shape, math.nan, dtype=np.float32)
     spread[mask] = values
     return spread
 
 
-def _known(value: float) -> float | None:
-    """With the digits that the column keeps."""
+def _round_finite(value: float) -> float | None:
+    """Round to the digits of a float32 column; None for NaN and infinity."""
     return float(np.float32(value)) if math.isfinite(value) else None
 
 
 def _mean(values: np.ndarray) -> float | None:
-    """Of those that are finite; None if none is."""
-    known = values[np.isfinite(values)]
-    return float(known.mean(dtype=np.float64)) if known.size else None
+    """Return the mean of the finite values; None without one."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean(dtype=np.float64)) if finite.size else None
 
 
-def _response_of(row: Row) -> Response:
-    episode = row.get("episode")  # rows of older releases do not tell
-    told = {name: row.get(name) for name in Response.model_fields}
-    return Response.model_validate(told | {"episode": json.loads(episode) if episode else None})
+def _parse_response(row: Row) -> Response:
+    fields = {name: row.get(name) for name in Response.model_fields}
+    fields["episode"] = json.loads(row["episode"]) if row["episode"] else None
+    return Response.model_validate(fields)
 
 
-def _rollout_of(rows: Sequence[Row]) -> RolloutGroup:
+def _parse_rollout(rows: Sequence[Row]) -> RolloutGroup:
     head = rows[0]
-    sampled = np.array([p for row in rows for p in row["behavior_logprobs"]], dtype=np.float32)
+    token_ids = [token_id for row in rows for token_id in row["token_ids"]]
+    logprobs = [logprob for row in rows for logprob in row["behavior_logprobs"]]
+    sampled = np.array(logprobs, dtype=np.float32)
     is_own = np.isfinite(sampled)
     return RolloutGroup(
         request=RolloutRequest.model_validate_json(head["request"]),
         prompt_ids=np.array(head["prompt_ids"], dtype=np.int32),
-        token_ids=np.array([t for row in rows for t in row["token_ids"]], dtype=np.int32),
+        token_ids=np.array(token_ids, dtype=np.int32),
         behavior_logprobs=np.where(is_own, sampled, 0),
         own=None if is_own.all() else is_own,
         lengths=np.array([len(row["token_ids"]) for row in rows], dtype=np.int32),
-        responses=tuple(map(_response_of, rows)),
-        begins_thinking=bool(head.get("begins_thinking")),
+        responses=tuple(map(_parse_response, rows)),
+        begins_thinking=head["begins_thinking"],
         sampling_seconds=head["sampling_seconds"],
     )

@@ -1,7 +1,7 @@
-"""The rows of the sample store for what a client's step trained on.
+"""The rows of the sample store for the data of a client's step.
 
-A client sends sequences of tokens, and neither tasks nor grades. Those with the same prompt make a
-group, and what is unknown is null.
+A client sends sequences of tokens without tasks or grades. Sequences with the same prompt make a
+group, and unknown columns are null.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from protocol.samples import USED
 
 from services.learner.durable.sample_rows import Row
 
-MOST_SEQUENCES = 256  # of a step that are kept, the first ones
+MAX_SEQUENCES = 256  # of a step, the first ones; people read a few of them
 
 
-def data_rows(operation: Operation, logprobs: np.ndarray) -> Iterator[Row]:
-    """What the row of each datum has of its own; the response begins with the first weight."""
-    assert operation.data is not None
+def datum_rows(operation: Operation, logprobs: np.ndarray) -> Iterator[Row]:
+    """Return the columns of each datum; the response begins with the first nonzero weight."""
     data = operation.data
-    columns = (data.weights, data.behavior_logprobs, data.input_ids, data.targets, logprobs)
+    assert data is not None
     ends = data.lengths.cumsum()
     for start, end in zip(ends - data.lengths, ends, strict=True):
-        weights, behavior, inputs, targets, learned = (column[start:end] for column in columns)
-        is_own = (weights != 0) | (behavior != 0)
-        first = int(np.argmax(weights != 0 if weights.any() else is_own))
+        weights = data.weights[start:end]
+        behavior = data.behavior_logprobs[start:end]
+        is_response = (weights != 0) | (behavior != 0)
+        first = int(np.argmax(weights != 0 if weights.any() else is_response))
         row: Row = {
-            "prompt_ids": inputs[: first + 1],
-            "token_ids": targets[first:],
+            "prompt_ids": data.input_ids[start : start + first + 1],
+            "token_ids": data.targets[start + first : end],
             "spans": [],
-            "has_loss": bool(weights.any()),
-            "length": int(is_own[first:].sum()),
-            "logprobs": np.where(is_own, learned, np.nan)[first:],
+            "in_loss": bool(weights.any()),
+            "length": int(is_response[first:].sum()),
+            "logprobs": np.where(is_response, logprobs[start:end], np.nan)[first:],
         }
-        if operation.loss != "cross_entropy" and is_own.any():
-            row |= _of_policy(*(np.where(is_own, of, np.nan)[first:] for of in (weights, behavior)))
+        if operation.loss != "cross_entropy" and is_response.any():
+            advantages = np.where(is_response, weights, np.nan)[first:]
+            row |= _policy_columns(advantages, np.where(is_response, behavior, np.nan)[first:])
         yield row
 
 
-def _of_policy(advantages: np.ndarray, behavior: np.ndarray) -> Row:
-    """What else is known of a response that a policy loss trains on; NaN where not its own."""
-    lowest, highest = np.nanmin(advantages), np.nanmax(advantages)
+def _policy_columns(advantages: np.ndarray, behavior: np.ndarray) -> Row:
+    """Return the columns for a policy loss; the arrays have NaN outside the response."""
+    is_constant = np.nanmin(advantages) == np.nanmax(advantages)
     return {
-        "advantage": float(lowest) if lowest == highest else None,
+        "advantage": float(np.nanmin(advantages)) if is_constant else None,
         "token_advantage": float(np.nanmean(advantages, dtype=float)),
         "token_advantages": advantages,
         "behavior_logprobs": behavior,
@@ -56,7 +57,7 @@ def _of_policy(advantages: np.ndarray, behavior: np.ndarray) -> Row:
     }
 
 
-def rows_of_data(
+def build_data_rows(
     rows: Sequence[Row],
     texts: Sequence[Sequence[str]],
     *,
@@ -64,16 +65,23 @@ def rows_of_data(
     step: int,
     created_at: float,
 ) -> Iterator[list[Row]]:
-    """Whole rows, by prompts; ``texts`` has for each the text of its prompt and its response."""
+    """Return whole rows by prompt; ``texts`` has each row's texts of prompt and response."""
     groups: dict[bytes, list[Row]] = {}
     for row, (prompt, response) in zip(rows, texts, strict=True):
-        shown = {**row, "prompt": prompt or "(no text)", "text": response}
-        groups.setdefault(row["prompt_ids"].tobytes(), []).append(shown)
-    for place, (prompt, members) in enumerate(groups.items()):
-        task = Task(id=sha256(prompt).hexdigest()[:12], prompt=members[0]["prompt"])
-        number = MOST_SEQUENCES * step + place
-        head: Row = {"attempt": attempt, "step": step, "created_at": created_at}
-        head |= {"key": group_key(Purpose.TRAIN, number), "purpose": "train", "number": number}
-        head |= {"fate": USED, "task_id": task.id}
-        head["request"] = json.dumps({"task": task.model_dump()})
+        row = {**row, "prompt": prompt or "(no text)", "text": response}
+        groups.setdefault(row["prompt_ids"].tobytes(), []).append(row)
+    for place, (prompt_bytes, members) in enumerate(groups.items()):
+        task = Task(id=sha256(prompt_bytes).hexdigest()[:12], prompt=members[0]["prompt"])
+        number = MAX_SEQUENCES * step + place
+        head: Row = {
+            "attempt": attempt,
+            "step": step,
+            "created_at": created_at,
+            "key": group_key(Purpose.TRAIN, number),
+            "purpose": "train",
+            "number": number,
+            "fate": USED,
+            "task_id": task.id,
+            "request": json.dumps({"task": task.model_dump()}),
+        }
         yield [{**head, **row, "index": index} for index, row in enumerate(members)]

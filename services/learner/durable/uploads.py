@@ -1,4 +1,4 @@
-"""Uploaded files: the id of one derives from its name and its content, so damage shows."""
+"""Uploaded files: an id is a digest of the name and the content, so it reveals damage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.learner.attempt import MachineFault
 
 
 def check_upload(path: Path) -> None:
-    """Raise a `MachineFault` if an uploaded file has another content than it had.
+    """Raise a `MachineFault` if the content of an uploaded file has changed.
 
     A file without a readable description is not checked.
     """

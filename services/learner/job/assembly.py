@@ -1,4 +1,4 @@
-"""What an attempt starts from and works with, and how it takes up what earlier ones have left."""
+"""Assembly: build the parts of an attempt, and continue the work of earlier attempts."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from services.learner.job.phases.pretraining import Pretraining
 from services.learner.job.phases.session import PROBED, Session
 from services.learner.job.phases.training import Training
 from services.learner.job.reconciler import Reconciler
-from services.learner.job.references import readable_tasks
+from services.learner.job.references import Tasks, readable_tasks
 from services.learner.job.versions import Versions
 from services.learner.model_source import find_model
 from services.learner.planning.footprint import fit_to_cpus, limit_micro_batches
 from services.learner.planning.machine import LocalMachine, Options, resolve_machine
-from services.learner.supply.evaluator import Evaluator, HeldOut
+from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
 from services.learner.training.batching import largest_micro_batches
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Assembly:
-    """What one attempt works with; the first phase that is due comes next."""
+    """The parts of one attempt; of its phases the first that is due comes next."""
 
     learning: Learning
     phases: Sequence[Phase]
@@ -76,91 +76,98 @@ async def prepare(
 ) -> Assembly:
     """Load the models and the tasks, restore the last checkpoint, replay the log after it.
 
-    ``record`` is the job's as it was before the attempt.
+    ``record`` is the job's record before the attempt.
     """
-    recipe, deployment = attempt.recipe, service.deployment
+    recipe = attempt.recipe
+    deployment = service.deployment
+    num_ranks = team.num_ranks
     for name in (".", "checkpoints", "samplers", "states"):
         await asyncio.to_thread(remove_leftovers, attempt.folder / name, attempt.number)
     await asyncio.to_thread(remove_old, deployment)
     check_formulas(recipe)
-    tasks = await asyncio.to_thread(_tasks_of, recipe, deployment.files_dir)
-    policy, critic = await asyncio.to_thread(_checked_models, recipe, deployment)
+    tasks = await asyncio.to_thread(_read_job_tasks, recipe, deployment.files_dir)
+    policy, critic = await asyncio.to_thread(_find_models, recipe, deployment)
     for warning in await asyncio.to_thread(try_models, policy, critic, recipe.model.max_context):
-        await attempt.say(f"trial:{warning}", warning, level="warn")
-    tasks = await readable_tasks(attempt, record, deployment.files_dir, tasks)
+        await attempt.warn(f"trial:{warning}", warning)
+    tasks = await readable_tasks(attempt, deployment.files_dir, tasks)
     await prompts.open(policy)
-    team.num_ids = await _ids_in_use(prompts, policy, critic)
-    size, num_ranks = recipe.training.sequence_parallel, team.num_ranks
-    await asyncio.to_thread(check_sequence, size, (policy, critic), num_ranks)
+    team.num_ids = await _count_ids(prompts, policy, critic)
+    await asyncio.to_thread(
+        check_sequence, recipe.training.sequence_parallel, (policy, critic), num_ranks
+    )
     checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
     newest = await _newest_checkpoint(checkpoints, record, num_ranks, attempt)
     progress = newest[1] if newest else Progress()
-    progress.made_before = record.step
+    progress.steps_reported = record.step
     flops = Flops.from_models(recipe, policy, critic, num_ranks, team.device_name)
-    tools = (prompts, control, checkpoints, tasks, flops)
-    assembly, evaluator = _assemble(service, team, attempt, progress, *tools)
+    assembly, evaluator = _assemble(
+        service, team, attempt, progress, prompts, control, checkpoints, tasks, flops
+    )
     versions = assembly.learning.versions
-    # Before models load, which takes long: of a template without an end people hear soon.
-    await versions.parity.choose(prompts, tasks[0] or PROBED)
+    # Do this before models load, so that a slow chat template fails soon.
+    await versions.parity.choose_probes(prompts, tasks[0] or PROBED)
     fitting = await _fit_to_memory(recipe, record, attempt, None if team.device_name else flops)
     await team.open(policy, fitting, critic)
     await team.rehearse(largest_micro_batches(fitting, num_ranks))
     if newest is not None:
         await team.load(newest[0])
     await versions.restore(newest[0].name if newest else "")
-    await asyncio.to_thread(versions.store.keep_origin, policy, recipe)
+    await asyncio.to_thread(versions.store.write_origin, policy, recipe)
     await _replay(assembly, evaluator)
     return assembly
 
 
 async def _fit_to_memory(
-    recipe: Recipe, record: JobRecord, attempt: Attempt, on_cpus: Flops | None
+    recipe: Recipe, record: JobRecord, attempt: Attempt, cpu_flops: Flops | None
 ) -> Recipe:
-    """The recipe with micro-batches that fit: as the record says, or on CPUs as the memory allows.
+    """Return the recipe with micro-batches that fit: the record's, or those of a CPU's memory.
 
-    Later attempts split a batch in the same way, so the record then has what was decided.
+    The record keeps them, so that later attempts split a batch in the same way.
     """
-    if record.micro_batch_tokens or on_cpus is None or on_cpus.policy is None:
+    if record.micro_batch_tokens or cpu_flops is None or cpu_flops.policy is None:
         return limit_micro_batches(recipe, record.micro_batch_tokens)
-    here = LocalMachine(host_bytes=psutil.virtual_memory().total)
-    machine = resolve_machine(Options(), None, os.environ, here)
-    fitting = fit_to_cpus(recipe, on_cpus.policy, on_cpus.critic, machine)
+    memory = LocalMachine(host_bytes=psutil.virtual_memory().total)
+    machine = resolve_machine(Options(), None, os.environ, memory)
+    fitting = fit_to_cpus(recipe, cpu_flops.policy, cpu_flops.critic, machine)
     if fitting != recipe:
-        most = fitting.training.micro_batch_tokens
-        await attempt.update(micro_batch_tokens=most)
-        message = f"micro-batches have at most {most} tokens: more do not fit into the memory"
-        await attempt.say("fitted", message, level="warn")
+        max_tokens = fitting.training.micro_batch_tokens
+        await attempt.update(micro_batch_tokens=max_tokens)
+        message = f"micro-batches have at most {max_tokens} tokens: more do not fit into the memory"
+        await attempt.warn("fitted", message)
     return fitting
 
 
-async def _ids_in_use(prompts: PromptRenderer, policy: Path, critic: Path | None) -> int:
-    """How many ids a tokenizer and a policy have in common; the critic must know them all."""
-    own = await prompts.describe()
+async def _count_ids(prompts: PromptRenderer, policy: Path, critic: Path | None) -> int:
+    """Return how many ids tokenizer and policy share; check that the critic has all of them."""
+    vocabulary = await prompts.describe()
     if critic is not None and critic == policy:
-        check_vocabulary(policy, critic, own, own)
+        check_vocabulary(policy, critic, vocabulary, vocabulary)
     elif critic is not None:
-        async with PromptRenderer(workers=1) as others_prompts:
-            await others_prompts.open(critic)
-            check_vocabulary(policy, critic, own, await others_prompts.describe())
-    return own.max_id + 1
+        async with PromptRenderer(workers=1) as critic_prompts:
+            await critic_prompts.open(critic)
+            check_vocabulary(policy, critic, vocabulary, await critic_prompts.describe())
+    return vocabulary.max_id + 1
 
 
 async def _replay(assembly: Assembly, evaluator: Evaluator) -> None:
-    """Take up what earlier attempts have logged since the checkpoint, and asked for."""
-    learning, attempt = assembly.learning, assembly.learning.attempt
-    progress, positions = learning.progress, learning.progress.positions
+    """Continue with the groups that earlier attempts have logged or requested."""
+    learning = assembly.learning
+    attempt = learning.attempt
+    progress = learning.progress
+    positions = progress.positions
     logged = await asyncio.to_thread(learning.intake.replay, progress.first_segment, positions)
     step = progress.step if progress.evaluating is None else progress.evaluating
     await evaluator.withdraw_others(learning.intake, step)
-    there = learning.intake.keys_waiting() | await attempt.exchange.under_way(attempt.job_id)
+    under_way = await attempt.exchange.under_way(attempt.job_id)
+    open_keys = learning.intake.keys_waiting() | under_way
     for feeder in assembly.feeders:
-        feeder.resume(positions[feeder.purpose], there)
+        feeder.resume(positions[feeder.purpose], open_keys)
     evaluator.next_number = positions[Purpose.EVAL]
     log.info("restored", extra={"step": progress.step, "logged_groups": logged})
 
 
-def _tasks_of(recipe: Recipe, files: Path) -> tuple[tuple[Task, ...], HeldOut]:
-    """The tasks to train on, and those that are held out, as many as each evaluation takes."""
+def _read_job_tasks(recipe: Recipe, files: Path) -> Tasks:
+    """Read the training tasks, and as many held-out tasks as each evaluation takes."""
     if recipe.client is not None:
         return (), {}
     train = _read_tasks(files / f"{recipe.tasks.train}.jsonl")
@@ -176,21 +183,22 @@ def _read_tasks(path: Path) -> tuple[Task, ...]:
     try:
         return read_tasks(path)
     except TaskFileError as error:
-        if isinstance(error.__cause__, OSError):  # then its content is not to blame
+        # An unreadable file is the machine's fault, not that of the file's content.
+        if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
         raise
 
 
-def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:
-    """Where the policy and the critic start from; the stack can train them, and sample from one."""
+def _find_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | None]:
+    """Return the folders of policy and critic; check that the stack can train and split them."""
     roots = (*deployment.model_roots, deployment.jobs_dir.resolve())
-    policy = critic = find_model(recipe.model.path, roots, hub=deployment.model_hub)
-    if recipe.critic is None:
-        critic = None
-    elif recipe.critic.path is not None:
-        critic = find_model(
-            recipe.critic.path, roots, hub=deployment.model_hub, field="critic.path"
-        )
+    hub = deployment.model_hub
+    policy = find_model(recipe.model.path, roots, hub=hub)
+    critic: Path | None = None
+    if recipe.critic is not None:
+        critic = policy
+        if recipe.critic.path is not None:
+            critic = find_model(recipe.critic.path, roots, hub=hub, field="critic.path")
     check_targets(policy, recipe.model.lora)
     line = os.environ.get("WEIR_GPUS")
     check_split(policy, parse(line) if line else None)
@@ -200,27 +208,27 @@ def _checked_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path 
 async def _newest_checkpoint(
     checkpoints: Checkpoints, record: JobRecord, num_ranks: int, attempt: Attempt
 ) -> tuple[Path, Progress] | None:
-    """The newest whole one; people hear of newer ones that are damaged.
+    """Return the newest whole checkpoint; report newer ones that are damaged.
 
     Raises:
         MachineFault: if there must be one and there is none.
     """
     newest = await asyncio.to_thread(checkpoints.newest)
     if newest is None:
-        # The second one is begun when the first is whole.
+        # The second checkpoint begins once the first is whole.
         if record.step > 2 * record.recipe.training.checkpoint_every:
             raise MachineFault(
-                f"{checkpoints.folder} has no checkpoint, though {record.step} "
-                "steps were made; mount or restore that folder, or cancel the job"
+                f"{checkpoints.folder} has no checkpoint, but the job has made {record.step} "
+                "steps; mount or restore that folder, or cancel the job"
             )
         return None
-    folder, state = newest
-    for damaged, how in checkpoints.damaged.items():
-        message = f"the checkpoint {damaged} is damaged, {how}; it goes on from {folder}"
-        await attempt.say(f"damaged:{damaged.name}", message, level="warn")
-    if state.ranks != num_ranks:
-        message = f"a checkpoint of {state.ranks} ranks goes on with {num_ranks}"
-        await attempt.say(f"ranks:{attempt.number}", message)
+    folder, progress = newest
+    for path, damage in checkpoints.damaged.items():
+        message = f"the checkpoint {path} is damaged, {damage}; it continues from {folder}"
+        await attempt.warn(f"damaged:{path.name}", message)
+    if progress.ranks != num_ranks:
+        message = f"a checkpoint of {progress.ranks} ranks continues with {num_ranks}"
+        await attempt.report(f"ranks:{attempt.number}", message)
     return newest
 
 
@@ -232,14 +240,12 @@ def _assemble(
     prompts: PromptRenderer,
     control: Control,
     checkpoints: Checkpoints,
-    tasks: tuple[Sequence[Task], HeldOut],
+    tasks: Tasks,
     flops: Flops,
 ) -> tuple[Assembly, Evaluator]:
-    """Put together what an attempt works with; ``tasks`` are to train on, and held out."""
     train, held_out = tasks
     deployment = service.deployment
     intake = Intake(attempt)
-    store = SampleStore(attempt.folder / "samples", attempt.number, deployment)
     publisher = Publisher(attempt, *deployment.weights_roots, by_delta=deployment.weights_by_delta)
     feeders = {
         purpose: Feeder(attempt, train, purpose, partial(intake.has, purpose))
@@ -247,7 +253,18 @@ def _assemble(
     }
     evaluator = Evaluator(attempt, held_out)
     parity = Parity(attempt, progress, control)
-    publisher.probes_of = parity.of
+    publisher.find_probes = parity.find_probes
+    versions = Versions(
+        attempt=attempt,
+        progress=progress,
+        team=team,
+        control=control,
+        intake=intake,
+        store=SampleStore(attempt.folder / "samples", attempt.number, deployment),
+        publisher=publisher,
+        checkpoints=checkpoints,
+        parity=parity,
+    )
     learning = Learning(
         attempt=attempt,
         progress=progress,
@@ -256,9 +273,7 @@ def _assemble(
         prompts=prompts,
         intake=intake,
         reconciler=Reconciler(attempt, {**feeders, Purpose.EVAL: evaluator}, intake, publisher),
-        versions=Versions(
-            *(attempt, progress, team, control, intake, store, publisher, checkpoints, parity)
-        ),
+        versions=versions,
         scoring=Scoring.of(attempt.recipe),
     )
     if attempt.recipe.client is not None:

@@ -1,4 +1,4 @@
-"""Control: what the user or the supervisor wants of the job, obeyed wherever the learner waits."""
+"""Control: requests of the user and the supervisor, obeyed wherever the learner waits."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from protocol.messages import ErrorKind, JobError, Requested
 from services.chassis.service import Service
 
 T = TypeVar("T")
+_CANCEL_RETRY_S = 1.0  # a library may take one cancellation for a timeout of its own
 
 
-class Wish(Exception):
-    """What the user or the supervisor wants, which ends the attempt."""
+class Interruption(Exception):
+    """A request of the user or the supervisor ends the attempt."""
 
 
-class CancelRequested(Wish):
-    """The user wants the job to end."""
+class CancelRequested(Interruption):
+    """The user ends the job."""
 
 
-class PauseRequested(Wish):
-    """The job is to pause; ``error`` says why, and is None if the user wants it."""
+class PauseRequested(Interruption):
+    """The job is to pause; ``error`` says why, and is None if the user pauses it."""
 
     def __init__(self, error: JobError | None = None) -> None:
         super().__init__(error or "")
         self.error = error
 
 
-class StopRequested(Wish):
-    """The process is stopped; the job continues in its next attempt."""
+class StopRequested(Interruption):
+    """The process stops; the job continues in its next attempt."""
 
 
 class Control:
@@ -38,8 +39,8 @@ class Control:
         self.service = service
         self.job_id = job_id
         self.requested = Requested.RUN
-        self.pause_error: JobError | None = None  # None if the user wants the pause
-        self.doing = service.activity.during
+        self.pause_error: JobError | None = None  # None if the user pauses the job
+        self.during = service.activity.during
         self._interrupted = asyncio.Event()
 
     async def watch_forever(self) -> None:
@@ -54,7 +55,7 @@ class Control:
         await asyncio.Event().wait()
 
     async def end_preparation(self) -> NoReturn:
-        """Consumes the requested state; produces the `Wish` to which the preparation gives way.
+        """Consumes the requested state; produces the `Interruption` of the preparation.
 
         Waits for: the next heartbeat. Unblocked by: time, the service stopping.
         """
@@ -72,6 +73,7 @@ class Control:
             self._interrupted.set()
 
     def obey(self) -> None:
+        """Raise the `Interruption` that is requested, if any."""
         if self.service.stopping.is_set():
             raise StopRequested
         if self.requested is Requested.CANCEL:
@@ -80,13 +82,14 @@ class Control:
             raise PauseRequested(self.pause_error)
 
     async def pause(self, message: str, kind: ErrorKind = ErrorKind.PROBLEM) -> None:
-        """Have the job pause where it may, and show people the message."""
-        self.pause_error = JobError(message=message, kind=kind)  # before anything may obey
+        """Request that the job pauses, with a message for its user."""
+        # Set it first: another coroutine may obey during the request.
+        self.pause_error = JobError(message=message, kind=kind)
         await self.service.exchange.request_state(self.job_id, Requested.PAUSE)
         await self.refresh()
 
-    async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of something that only waits, given up when anything but running is wanted."""
+    async def wait_interruptibly(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine that only waits; cancel it at an interruption."""
         waiting = asyncio.ensure_future(work)
         interrupted = asyncio.ensure_future(self._interrupted.wait())
         try:
@@ -99,24 +102,25 @@ class Control:
             waiting.cancel()
 
 
-async def first_to_end(*coroutines: Coroutine[Any, Any, T]) -> T:
-    """Run side by side until one ends or raises; then stop the others, and return its result."""
+async def run_until_first_ends(*coroutines: Coroutine[Any, Any, T]) -> T:
+    """Run coroutines until one ends or raises; cancel the others and return its result."""
     tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
-    for task in tasks:  # several may fail at once, or while this is being cancelled itself
-        task.add_done_callback(_retrieve_error)
+    # Several may fail at once, or while this coroutine is cancelled.
+    for task in tasks:
+        task.add_done_callback(retrieve_error)
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        # Any error of theirs is raised here.
         results = [task.result() for task in done]
         return results[0]
     finally:
-        # A library may take one cancellation for a timeout of its own.
         while running := {task for task in tasks if not task.done()}:
             for task in running:
                 task.cancel()
-            await asyncio.wait(running, timeout=1.0)
+            await asyncio.wait(running, timeout=_CANCEL_RETRY_S)
 
 
-def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Retrieve a task's error, so that asyncio does not report it as never retrieved."""
+def retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Retrieve a task's error, so that asyncio does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Learning: a job continues, phase by phase, from its last checkpoint to its end."""
+"""Learning: a job advances phase by phase, from its last checkpoint to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.chassis.metrics import PHASES
 from services.chassis.renderer import PromptRenderer
 from services.learner.attempt import Attempt, JobFault
 from services.learner.durable.progress import Progress
-from services.learner.durable.sample_rows import rows_of
+from services.learner.durable.sample_rows import build_rows
 from services.learner.job.control import Control
 from services.learner.job.parity import Parity
 from services.learner.job.reconciler import Reconciler
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 
 class Phase(Protocol):
-    """One kind of work: evaluation, the critic's pretraining, or training."""
+    """One kind of work: evaluation, pretraining of the critic, training, or a session."""
 
     @property
     def is_due(self) -> bool:
-        """Whether it comes next, unless a phase before it is due."""
+        """Whether it comes next, unless an earlier phase is due."""
         ...
 
     async def advance(self) -> None: ...
@@ -45,7 +45,7 @@ class Phase(Protocol):
 
 @dataclass
 class Learning:
-    """One attempt at one job: what its phases share."""
+    """The parts of one attempt that its phases share."""
 
     attempt: Attempt
     progress: Progress
@@ -56,9 +56,9 @@ class Learning:
     reconciler: Reconciler
     versions: Versions
     scoring: Scoring
-    held: int | None = None  # the version whose weights the ranks have copied
+    snapshot_version: int | None = None  # the version of the weights that the ranks have copied
     _lap_began: float = field(default_factory=time.monotonic)
-    _phases_before: dict[str, float] = field(default_factory=PHASES.seconds)
+    _seconds_before: dict[str, float] = field(default_factory=PHASES.seconds)
 
     @property
     def parity(self) -> Parity:
@@ -72,7 +72,7 @@ class Learning:
         """Advance the first phase that is due until none is.
 
         Raises:
-            PauseRequested: if the user wants that, or has to decide.
+            PauseRequested: if the user pauses the job, or has to decide.
             JobFault: if no step has changed the policy.
         """
         await self.control.refresh()
@@ -81,100 +81,110 @@ class Learning:
         while due := next((phase for phase in phases if phase.is_due), None):
             self.control.obey()
             await due.advance()
-        why = self.progress.why_nothing_was_learned()
-        if why and self.recipe.client is None:
-            raise JobFault(why)
+        failure = self.progress.learning_failure()
+        if failure and self.recipe.client is None:
+            raise JobFault(failure)
 
-    async def groups(
+    async def receive_groups(
         self, purpose: Purpose, numbers: range, phase: str = "wait_for_groups"
     ) -> list[GradedGroup]:
-        """Wait for the groups with these numbers; the time counts as the phase's."""
-        intake, control = self.intake, self.control
+        """Wait for the groups with these numbers; the time counts for the phase."""
+        intake = self.intake
         is_replayed = self.progress.is_replayed and purpose is not Purpose.EVAL
         if is_replayed and len(intake.have(purpose, numbers)) < len(numbers):
             await self._end_replay()
         window = intake.window(purpose, numbers)
         missing = partial(intake.missing, purpose, numbers)
-        with control.doing(Doing.WAITS_FOR_GROUPS, waits_for=missing, timed=phase):
-            return await control.unless_interrupted(self.reconciler.reconciling_until(window))
+        with self.control.during(Doing.WAITS_FOR_GROUPS, waits_for=missing, timed=phase):
+            return await self.control.wait_interruptibly(self.reconciler.reconcile_until(window))
 
     async def settle(
         self, purpose: Purpose, groups: Sequence[ScoredGroup], tokens: Mapping[str, np.ndarray]
     ) -> None:
-        """Enter what became of the next groups into the ledger and the sample store.
+        """Enter the fates of the next groups into the ledger and the sample store.
 
         Args:
             purpose: of the groups.
             groups: with their fates, in the order of their numbers.
-            tokens: what was measured for each token of the samples, in their order.
+            tokens: measurements for each token of the samples, in their order.
         """
         ledger = self.progress.ledgers[purpose]
-        first, step = ledger.position, self.progress.steps_of(purpose)
+        first = ledger.position
+        step = self.progress.completed_steps(purpose)
         ledger.enter([group.fate for group in groups])
         self.intake.finish(purpose, range(first, ledger.position))
-        for graded in (group.graded for group in groups):
-            if graded.failure is not None:
-                log.warning("dropped", extra={"key": graded.key, "reason": str(graded.failure)})
-                if graded.failure.kind is FailureKind.UNWORKABLE:
-                    message = f"a group is left out, {graded.failure}"
-                    await self.attempt.say("unworkable", message, level="warn")
+        for group in groups:
+            graded = group.graded
+            if graded.failure is None:
+                continue
+            log.warning("dropped", extra={"key": graded.key, "reason": str(graded.failure)})
+            if graded.failure.kind is FailureKind.UNWORKABLE:
+                message = f"a group is left out, {graded.failure}"
+                await self.attempt.warn("unworkable", message)
         if groups:
-            with self.control.doing(Doing.KEEPS_SAMPLES, timed="keep_samples"):
-                await self.versions.store.append(purpose, step, partial(rows_of, groups, tokens))
+            with self.control.during(Doing.KEEPS_SAMPLES, timed="keep_samples"):
+                rows = partial(build_rows, groups, tokens)
+                await self.versions.store.append(purpose, step, rows)
 
-    async def account_of(self, purpose: Purpose) -> dict[str, Any]:
-        """The ledger of a purpose at this moment: asked = trained + dropped + under way."""
-        asked = self._asked(purpose)  # looked up first: the feeder asks on meanwhile
+    async def group_account(self, purpose: Purpose) -> dict[str, Any]:
+        """Return the ledger of a purpose now: asked = trained + dropped + under way."""
+        # Look this up first: the feeder sends requests meanwhile.
+        requested = self._num_requested(purpose)
         under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
-        there = under_way | self.intake.keys_waiting()
-        return self.progress.ledgers[purpose].account(purpose, asked, there)
+        open_keys = under_way | self.intake.keys_waiting()
+        return self.progress.ledgers[purpose].account(purpose, requested, open_keys)
 
-    async def drop_ahead(self, feeder: Feeder) -> None:
-        """Its steps are over before their time: what is asked for beyond them is surplus."""
-        purpose, exchange, attempt = feeder.purpose, self.attempt.exchange, self.attempt
-        asked, ledger = await feeder.stop(), self.progress.ledgers[feeder.purpose]
-        under_way = await exchange.under_way(attempt.job_id)
-        kept = [key for key in under_way if not key.startswith(f"{purpose}:")]
+    async def withdraw_surplus(self, feeder: Feeder) -> None:
+        """Withdraw the requests for steps that are not needed, and drop their groups."""
+        purpose = feeder.purpose
+        exchange = self.attempt.exchange
+        ledger = self.progress.ledgers[purpose]
+        requested = await feeder.stop()
+        under_way = await exchange.under_way(self.attempt.job_id)
+        other_keys = [key for key in under_way if not key.startswith(f"{purpose}:")]
         stream = requests_for(purpose, self.recipe.environment is not None)
-        await exchange.withdraw(stream, attempt.job_id, attempt.number, kept)
-        self.intake.finish(purpose, range(ledger.position, asked))
-        ledger.drop(SURPLUS, asked - ledger.position)
+        await exchange.withdraw(stream, self.attempt.job_id, self.attempt.number, other_keys)
+        self.intake.finish(purpose, range(ledger.position, requested))
+        ledger.drop(SURPLUS, requested - ledger.position)
 
-    def drop_leftovers(self) -> None:
-        """All steps are made: what was asked for beyond them is surplus."""
+    def drop_surplus(self) -> None:
+        """Drop the requested groups that no training step needs."""
         ledger = self.progress.ledgers[Purpose.TRAIN]
-        ledger.drop(SURPLUS, self._asked(Purpose.TRAIN) - ledger.position)
+        ledger.drop(SURPLUS, self._num_requested(Purpose.TRAIN) - ledger.position)
 
-    def _asked(self, purpose: Purpose) -> int:
-        return self.reconciler.askers[purpose].next_number
+    def _num_requested(self, purpose: Purpose) -> int:
+        return self.reconciler.requesters[purpose].next_number
 
     async def snapshot_weights(self) -> None:
-        """Keep a copy of the weights as they are, with which tokens can be compared later."""
+        """Copy the current weights, to compare tokens with them later."""
         await self.team.snapshot_weights()
-        self.held = self.progress.step
+        self.snapshot_version = self.progress.step
 
     async def drop_snapshot(self) -> None:
-        if self.held is not None:
+        if self.snapshot_version is not None:
             await self.team.drop_snapshot()
-            self.held = None
+            self.snapshot_version = None
 
     def lap(self) -> float:
-        before, self._lap_began = self._lap_began, time.monotonic()
-        return self._lap_began - before
+        """Return the seconds since the last call."""
+        began = self._lap_began
+        self._lap_began = time.monotonic()
+        return self._lap_began - began
 
     def phase_seconds(self) -> dict[str, float]:
-        """The seconds of each phase since this was called last, of those that had any."""
-        before, self._phases_before = self._phases_before, PHASES.seconds()
-        spent = {name: s - before.get(name, 0.0) for name, s in self._phases_before.items()}
+        """Return the seconds of each phase since the last call; phases without any are left out."""
+        before = self._seconds_before
+        self._seconds_before = PHASES.seconds()
+        spent = {name: s - before.get(name, 0.0) for name, s in self._seconds_before.items()}
         return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
     async def _end_replay(self) -> None:
-        """The log lacks a group, which must be sampled again: by the policy as it is now."""
-        step, made = self.progress.step, self.progress.made_before
+        """Make the remaining steps again: the current policy samples the groups the log lacks."""
+        step = self.progress.step
         message = (
-            f"the log no longer has all groups of the steps from {step} to {made}; they are asked "
-            "for again, and these steps are made again"
+            f"the log lacks groups of the steps from {step} to {self.progress.steps_reported}; "
+            "they are requested again, and these steps are made again"
         )
-        await self.attempt.say(f"anew:{self.attempt.number}", message, level="warn")
-        self.progress.made_before = step
+        await self.attempt.warn(f"anew:{self.attempt.number}", message)
+        self.progress.steps_reported = step
         await self.versions.publish()

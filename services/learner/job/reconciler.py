@@ -1,7 +1,7 @@
-"""The reconciler: what the learner knows and Redis has forgotten is written again.
+"""The reconciler: it writes again what Redis has lost and the learner knows.
 
-Redis may come back without its last moments: after a power loss, or as a replica that lagged. Then
-no worker has what was asked for in that time, and the learner would wait for it for ever.
+Redis may lose its last moments: after a power loss, or if a replica that lagged takes over. No
+worker then has the requests of that time, and the learner would wait for them forever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol.recipe import Purpose
 
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
-from services.learner.job.control import first_to_end
+from services.learner.job.control import run_until_first_ends
 from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
@@ -29,50 +29,53 @@ log = logging.getLogger(__name__)
 @dataclass
 class Reconciler:
     attempt: Attempt
-    askers: Mapping[Purpose, Feeder | Evaluator]
+    requesters: Mapping[Purpose, Feeder | Evaluator]
     intake: Intake
     publisher: Publisher
-    look_every_s: float = 3.0
+    interval_s: float = 3.0
 
-    async def reconciling_until(self, wait: Coroutine[Any, Any, T]) -> T:
-        """The result of something that waits for Redis, with a look at Redis now and then."""
-        return await first_to_end(wait, self._reconcile_forever())
+    async def reconcile_until(self, wait: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine that waits for Redis; reconcile meanwhile."""
+        return await run_until_first_ends(wait, self._reconcile_forever())
 
     async def reconcile(self) -> None:
-        """Write again what is missing: every one of these writes may be repeated without effect."""
+        """Write missing entries again: each of these writes may be repeated without effect."""
         self.publisher.check()
-        self.publisher.mend()
-        exchange, ours = self.attempt.exchange, self.attempt.active
+        self.publisher.repair()
+        exchange = self.attempt.exchange
+        local = self.attempt.active
         active = await exchange.active()
-        if active is None or (active.job_id, active.attempt) != (ours.job_id, ours.attempt):
+        if active is None or (active.job_id, active.attempt) != (local.job_id, local.attempt):
             log.warning("the active job was lost")
             await self.attempt.update(state=JobState.RUNNING)
-            await exchange.activate(ours)
-        known = await exchange.newest_policy(ours.job_id)
+            await exchange.activate(local)
+        announced = await exchange.newest_policy(local.job_id)
         newest = self.publisher.newest
-        if newest is not None and known != newest:
+        if newest is not None and announced != newest:
             log.warning("a policy was lost", extra={"policy": newest.folder})
             await exchange.announce(newest)
-        await self._ask_again()
+        await self._request_lost_groups()
 
-    async def _ask_again(self) -> None:
-        """Ask for what is neither under way nor here.
+    async def _request_lost_groups(self) -> None:
+        """Request the groups that are neither under way nor received.
 
-        It is under way from the asking until after it has arrived: looked up in this order, nothing
-        is missed that is only on the move.
+        A group is under way from its request until after it is received. Looked up in this order,
+        a group that moves meanwhile is not missed.
         """
-        asked = {purpose: asker.open_numbers for purpose, asker in self.askers.items()}
+        open_numbers = {
+            purpose: requester.open_numbers for purpose, requester in self.requesters.items()
+        }
         under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
-        for purpose, numbers in asked.items():
-            arrived = self.intake.have(purpose, numbers)
+        for purpose, numbers in open_numbers.items():
+            received = self.intake.have(purpose, numbers)
             for number in numbers:
                 key = group_key(purpose, number)
-                if number not in arrived and key not in under_way:
+                if number not in received and key not in under_way:
                     log.warning("a request was lost", extra={"key": key})
-                    await self.attempt.exchange.ask(self.askers[purpose].request(number))
+                    await self.attempt.exchange.ask(self.requesters[purpose].request(number))
 
     async def _reconcile_forever(self) -> NoReturn:
         """Consumes nothing; produces what Redis lacks. Waits for: time. Unblocked by: time."""
         while True:
-            await asyncio.sleep(self.look_every_s)
+            await asyncio.sleep(self.interval_s)
             await self.reconcile()

@@ -1,4 +1,4 @@
-"""What graders cannot read of a job's tasks: answers are left out, solutions may be refused."""
+"""References: tasks with answers that graders cannot read are left out, or the job is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from protocol.exchange import Exchange
-from protocol.messages import Graded, JobRecord, Score, Task, Trial, Ungradable
+from protocol.messages import Graded, Score, Task, Trial, Ungradable
 from protocol.rewards import Reward
 from protocol.tasks import parse_lines, raw_lines
 
@@ -21,121 +21,133 @@ from services.learner.attempt import Attempt, JobFault, MachineFault
 from services.learner.durable.checkpoint import write_whole
 from services.learner.supply.evaluator import HeldOut
 
-_PLAIN = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?", re.ASCII)  # every grader reads it
-_MAX_SOLUTIONS = 200  # spread over the file; each takes a grader some 10 ms
-_MIN_READABLE = 0.5  # below it most right responses would have a process score of 0, or none
-_AT_ONCE = 16
-_MAX_WAITING = 32
-_RESULT_S = 20.0
-_PATIENCE_S = 60.0
-_MAX_NAMED = 3
+_PLAIN = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?", re.ASCII)  # every grader reads such a number
+_MAX_SOLUTIONS = 200  # spread over the file; each takes a grader about 10 ms
+_MIN_READABLE = 0.5  # with fewer, most right responses have a process score of 0, or none
+_BATCH_SIZE = 16  # trials in flight
+_MAX_WAITING = 32  # trials in Redis, of all clients
+_RESULT_TIMEOUT_S = 20.0  # a lost trial is sent again afterwards
+_TIMEOUT_S = 60.0  # a grader that runs answers much sooner
+_MAX_NAMED = 3  # tasks in a message
 _STARVED = Ungradable(reason="starved")
 _ANSWERS = "answers.json"
 Tasks = tuple[tuple[Task, ...], HeldOut]
 
 
 async def readable_tasks(
-    attempt: Attempt, record: JobRecord, files: Path, tasks: Tasks, patience_s: float = _PATIENCE_S
+    attempt: Attempt, files: Path, tasks: Tasks, timeout_s: float = _TIMEOUT_S
 ) -> Tasks:
     """Leave out the tasks whose answers graders cannot read, in every attempt the same.
 
-    The job's first attempt asks graders. A job that has begun without that keeps all its tasks.
+    The job's first attempt asks graders, and stores their verdicts.
 
     Raises:
         JobFault: if no task of a file is left, or `equation_steps` can judge too few solutions.
-        MachineFault: if no grader answers within ``patience_s``.
+        MachineFault: if no grader answers within ``timeout_s``.
     """
     train, held_out = tasks
     stored = attempt.folder / "unreadable"
-    if not train or (record.started_at is not None and not stored.exists()):
+    if not train:
         return tasks
     if stored.exists():
         unreadable = frozenset(json.loads((stored / _ANSWERS).read_text()))
     else:
-        trials = _Trials(attempt.exchange, patience_s)
+        trials = _Trials(attempt.exchange, timeout_s)
         await _check_solutions(attempt, train, trials)
-        every = (*train, *(task for part in held_out.values() for task in part))
-        unreadable = await _unreadable_answers(attempt, every, trials)
+        all_tasks = (*train, *(task for part in held_out.values() for task in part))
+        unreadable = await _unreadable_answers(attempt, all_tasks, trials)
     recipe = attempt.recipe
     path = files / f"{recipe.tasks.train}.jsonl"
-    kept = await _leave_out(attempt, "training_file", path, train, unreadable)
-    await attempt.update(unreadable_answers=len(train) - len(kept))
-    kept_held_out = {}
+    readable = await _leave_out(attempt, "training_file", path, train, unreadable)
+    await attempt.update(unreadable_answers=len(train) - len(readable))
+    readable_held_out: dict[str, Sequence[Task]] = {}
     for name, part in held_out.items():
         field = f"recipe.evaluation.others.{name}.held_out" if name else "validation_file"
         path = files / f"{recipe.held_out_files[name]}.jsonl"
-        kept_held_out[name] = await _leave_out(attempt, field, path, tuple(part), unreadable)
+        readable_held_out[name] = await _leave_out(attempt, field, path, tuple(part), unreadable)
     if not stored.exists():
         await _write(attempt, stored, unreadable)
-    return kept, kept_held_out
+    return readable, readable_held_out
 
 
 class _Trials:
-    def __init__(self, exchange: Exchange, patience_s: float) -> None:
+    def __init__(self, exchange: Exchange, timeout_s: float) -> None:
         self._exchange = exchange
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     async def run(self, verifier: str, trials: Sequence[tuple[Task, str | None]]) -> list[Score]:
         """Return the score of each text, or without a text, whether the answer can be read."""
         reward = Reward.model_validate({"outcome": verifier})
         scores: list[Score] = []
-        for start in range(0, len(trials), _AT_ONCE):
-            batch = trials[start : start + _AT_ONCE]
-            scores += await asyncio.gather(*(self._score(reward, *each) for each in batch))
+        for start in range(0, len(trials), _BATCH_SIZE):
+            batch = trials[start : start + _BATCH_SIZE]
+            scores += await asyncio.gather(
+                *(self._score(reward, task, text) for task, text in batch)
+            )
         return scores
 
     async def _score(self, reward: Reward, task: Task, text: str | None) -> Score:
         trial = Trial(id=secrets.token_hex(12), reward=reward, task=task, text=text)
-        deadline = time.monotonic() + self._patience_s
-        while (left_s := deadline - time.monotonic()) > 0:
+        deadline = time.monotonic() + self._timeout_s
+        while (remaining_s := deadline - time.monotonic()) > 0:
             if not await self._exchange.ask_trial(trial, _MAX_WAITING):
-                await asyncio.sleep(min(left_s, 1.0))
+                await asyncio.sleep(min(remaining_s, 1.0))
                 continue
-            result = await self._exchange.trial_result(trial.id, min(left_s, _RESULT_S))
+            result = await self._exchange.trial_result(
+                trial.id, min(remaining_s, _RESULT_TIMEOUT_S)
+            )
             if result and result.outcome and result.outcome != _STARVED:
                 return result.outcome
             await self._exchange.withdraw_trial(trial)
         raise MachineFault(
-            "no grader says whether it can read the tasks' answers and solutions; see that a "
-            "grader of this release runs and has time"
+            f"no grader answered within {self._timeout_s:g} s whether it can read the tasks' "
+            "answers and solutions; check that a grader of this release runs and has time"
         )
 
 
 async def _check_solutions(attempt: Attempt, train: tuple[Task, ...], trials: _Trials) -> None:
     reward = attempt.recipe.reward
-    fields = (("outcome", reward.outcome), ("process", reward.process))
-    uses = [(f, c) for f, checks in fields for c in checks if c.verifier == "equation_steps"]
+    checks = {"outcome": reward.outcome, "process": reward.process}
+    uses = [
+        (field, check)
+        for field, field_checks in checks.items()
+        for check in field_checks
+        if check.verifier == "equation_steps"
+    ]
     if not uses:
         return
     solved = [(task, task.solution) for task in train if task.solution]
     sample = solved[:: math.ceil(len(solved) / _MAX_SOLUTIONS) or 1]
     if not sample:
         message = "no task has a solution, so it is not known how many equation_steps can judge"
-        await attempt.say("solutions", message)
+        await attempt.report("solutions", message)
         return
     scores = await trials.run("equation_steps", sample)
-    readable = sum(isinstance(score, Graded) and score.value > 0 for score in scores)
-    share = readable / len(sample)
+    num_readable = sum(isinstance(score, Graded) and score.value > 0 for score in scores)
+    share = num_readable / len(sample)
     await attempt.update(readable_solutions=share)
-    message = f"equation_steps can judge {readable} of {len(sample)} solutions of training_file"
+    message = f"equation_steps can judge {num_readable} of {len(sample)} solutions of training_file"
     needed = [field for field, check in uses if check.if_ungradable == "ungradable"]
     if needed and share < _MIN_READABLE:
         raise JobFault(
             f"recipe.reward.{needed[0]}: {message}, and needs half of them; use model_judge "
             "instead, or tasks whose solutions calculate with numbers"
         )
-    await attempt.say("solutions", message)
+    await attempt.report("solutions", message)
 
 
 async def _unreadable_answers(
     attempt: Attempt, tasks: tuple[Task, ...], trials: _Trials
 ) -> frozenset[str]:
     reward = attempt.recipe.reward
-    if not any(c.verifier == "math_answer" for c in (*reward.outcome, *reward.process)):
+    checks = (*reward.outcome, *reward.process)
+    if not any(check.verifier == "math_answer" for check in checks):
         return frozenset()
-    answers = {t.answer: t for t in tasks if t.answer and not _PLAIN.fullmatch(t.answer)}
-    scores = await trials.run("math_answer", [(task, None) for task in answers.values()])
-    pairs = zip(answers, scores, strict=True)
+    tasks_by_answer = {
+        task.answer: task for task in tasks if task.answer and not _PLAIN.fullmatch(task.answer)
+    }
+    scores = await trials.run("math_answer", [(task, None) for task in tasks_by_answer.values()])
+    pairs = zip(tasks_by_answer, scores, strict=True)
     return frozenset(answer for answer, score in pairs if isinstance(score, Ungradable))
 
 
@@ -149,19 +161,24 @@ async def _write(attempt: Attempt, target: Path, answers: Set[str]) -> None:
 async def _leave_out(
     attempt: Attempt, field: str, path: Path, tasks: tuple[Task, ...], unreadable: Set[str]
 ) -> tuple[Task, ...]:
-    kept = tuple(task for task in tasks if task.answer not in unreadable)
-    count = len(tasks) - len(kept)
-    if not count:
-        return kept
-    places = await asyncio.to_thread(_first_places, path, unreadable, min(count, _MAX_NAMED))
-    message = f"{field}: graders cannot read {count} of {len(tasks)} answers: {', '.join(places)}"
-    if not kept:
+    readable = tuple(task for task in tasks if task.answer not in unreadable)
+    num_unreadable = len(tasks) - len(readable)
+    if not num_unreadable:
+        return readable
+    places = await asyncio.to_thread(
+        _first_places, path, unreadable, min(num_unreadable, _MAX_NAMED)
+    )
+    message = (
+        f"{field}: graders cannot read {num_unreadable} of {len(tasks)} answers: "
+        f"{', '.join(places)}"
+    )
+    if not readable:
         raise JobFault(
             f"{message}; write answers as numbers, words or LaTeX expressions, or use another "
             "verifier than math_answer"
         )
-    await attempt.say(f"unreadable:{field}", f"{message}; their tasks are left out", level="warn")
-    return kept
+    await attempt.warn(f"unreadable:{field}", f"{message}; their tasks are left out")
+    return readable
 
 
 def _first_places(path: Path, unreadable: Set[str], count: int) -> list[str]:

@@ -1,8 +1,8 @@
-"""A learner process: of the queue's jobs it takes one up, for one attempt.
+"""A learner process: it makes one attempt at one job of the queue.
 
-It ends when the job ends or is paused, when it is stopped, or when something breaks; its
-supervisor starts the next one, which takes up the same job from the last checkpoint, or the next
-job of the queue that can run.
+It ends when the job ends or pauses, when it is stopped, or when something breaks. Its supervisor
+then starts the next process, which continues the same job from the last checkpoint, or takes the
+next job of the queue that can run.
 """
 
 from __future__ import annotations
@@ -28,15 +28,23 @@ from services.chassis.metrics import DEVICES, PHASES
 from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
 from services.learner.durable.publish import sweep
-from services.learner.job.control import first_to_end
+from services.learner.job.control import run_until_first_ends
 from services.learner.job.run import run
 from services.learner.training.ranks import Team
 
 log = logging.getLogger(__name__)
-_QUEUE_WAIT_S = 1.0
+_QUEUE_WAIT_S = 1.0  # a stop is seen this much later at most
 _PHASES = (
-    *("wait_for_gpu", "idle", "wait_for_groups", "train", "pretrain", "publish", "checkpoint"),
-    *("evaluate", "keep_samples", "wait_for_client"),
+    "wait_for_gpu",
+    "idle",
+    "wait_for_groups",
+    "train",
+    "pretrain",
+    "publish",
+    "checkpoint",
+    "evaluate",
+    "keep_samples",
+    "wait_for_client",
 )
 
 
@@ -48,7 +56,7 @@ async def work_on_one_job(service: Service, team: Team, prompts: PromptRenderer)
     """
     PHASES.name(*_PHASES, idle="other")
     DEVICES.set(team.num_ranks)
-    await first_to_end(_work_in_role(service, team, prompts), team.keep_alive_forever())
+    await run_until_first_ends(_work_in_role(service, team, prompts), team.keep_alive_forever())
 
 
 async def _work_in_role(service: Service, team: Team, prompts: PromptRenderer) -> None:
@@ -56,11 +64,11 @@ async def _work_in_role(service: Service, team: Team, prompts: PromptRenderer) -
     if await role.acquire():
         service.readiness.set(True)
         service.activity.set_idle(Doing.WAITS_FOR_JOB)
-        await first_to_end(_take_up_one_job(service, team, prompts), role.hold_forever())
+        await run_until_first_ends(_take_one_job(service, team, prompts), role.hold_forever())
         await role.release()
 
 
-async def _take_up_one_job(service: Service, team: Team, prompts: PromptRenderer) -> None:
+async def _take_one_job(service: Service, team: Team, prompts: PromptRenderer) -> None:
     await sweep(service.exchange, service.deployment)
     while not service.stopping.is_set():
         with PHASES.during("idle"):
@@ -72,28 +80,29 @@ async def _take_up_one_job(service: Service, team: Team, prompts: PromptRenderer
         except UnreadableRecord as unreadable:
             await _fail_unreadable(service.exchange, delivery, str(unreadable))
             continue
-        if record is None or record.state.is_final:  # since just now
+        # It may have ended since it was delivered.
+        if record is None or record.state.is_final:
             continue
         await run(service, team, prompts, delivery, record)
         return
 
 
 async def _fail_unreadable(exchange: Exchange, delivery: Delivery[JobRef], error: str) -> None:
-    """Fail a job that this release cannot read; one that can read it finds it failed."""
+    """Fail a job whose record this release cannot read."""
     log.error("unreadable job", extra={"job": delivery.job_id, "why": error})
     end: dict[str, Any] = {"state": JobState.FAILED, "error": error, "finished_at": time.time()}
     try:
         attempt = await exchange.begin_attempt(delivery.job_id)
         await exchange.close_job(delivery, attempt, **end)
-    except (Fenced, Refused):  # it has ended already, or is too damaged for that
+    except (Fenced, Refused):  # it has ended already, or its record is too damaged
         await exchange.forget_queued(delivery)
 
 
 class Role:
-    """This process's hold on the learner's role: of those that are started, one takes up jobs.
+    """The lease of the learner's role: of several learners, only its holder takes jobs.
 
-    Its holder counts its heartbeats. Another takes it over when it has itself watched the count
-    stand still for long enough, so no two clocks are ever compared.
+    The holder counts its heartbeats. Another learner takes over once it has seen the same count for
+    long enough by its own clock, so clocks of two machines are never compared.
     """
 
     def __init__(self, service: Service) -> None:
@@ -103,17 +112,17 @@ class Role:
     async def acquire(self) -> bool:
         """Wait until this learner holds the lease; False if it is stopped before.
 
-        Unblocked by: the end of the learner that holds it, or time without a heartbeat of it.
+        Unblocked by: the end of the learner that holds it, or its silence.
         """
-        me, instead_of = self.service.exchange.me, None
+        expired: Lease | None = None
         while not self.service.stopping.is_set():
-            lease = await self.service.exchange.hold_lease(instead_of)
-            if lease.holder == me:
+            lease = await self.service.exchange.hold_lease(expired)
+            if lease.holder == self.service.exchange.me:
                 return True
-            instead_of = lease if self._is_gone(lease) else None
-            if instead_of is None:
-                why = f"waits for {lease.holder}, the learner that takes up jobs here, to end"
-                self.service.readiness.set(False, why)
+            expired = lease if self._is_expired(lease) else None
+            if expired is None:
+                reason = f"waits for {lease.holder}, the learner that takes jobs here, to end"
+                self.service.readiness.set(False, reason)
                 await self.service.pause(self.service.deployment.heartbeat_s)
         return False
 
@@ -132,8 +141,8 @@ class Role:
     async def release(self) -> None:
         await self.service.exchange.release_lease()
 
-    def _is_gone(self, lease: Lease) -> bool:
-        """Whether its holder is an earlier life of this very process, or silent for too long."""
+    def _is_expired(self, lease: Lease) -> bool:
+        """Whether its holder was an earlier process of this replica, or is silent for too long."""
         me = self.service.exchange.me
         self._roster.look({lease.holder: lease.beats}, time.monotonic())
         return replica_of(lease.holder) == replica_of(me) or any(self._roster.dead(me))

@@ -1,7 +1,7 @@
-"""One attempt at a job, from its beginning to its last word.
+"""One attempt at a job, from its beginning to the record of its end.
 
-Only what the user asked for, or what broke in the job itself, ends a job as failed. What is wrong
-with the machine holds it up, until an attempt finds that mended; other jobs run meanwhile.
+A job fails only by a fault of its own. A fault of the machine pauses it until an attempt finds the
+machine repaired; other jobs run meanwhile.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from services.chassis.service import Service
 from services.learner.attempt import Attempt
 from services.learner.durable.checkpoint import write_whole
 from services.learner.durable.publish import withdraw
-from services.learner.faults import cause_of, fault_of, words_of
+from services.learner.faults import classify_fault, describe_fault, fault_key
 from services.learner.job.assembly import prepare
 from services.learner.job.control import (
     CancelRequested,
     Control,
+    Interruption,
     PauseRequested,
     StopRequested,
-    Wish,
-    first_to_end,
+    run_until_first_ends,
 )
 from services.learner.job.learning import Learning
 from services.learner.job.limits import watch_engines_forever
@@ -51,13 +51,13 @@ from services.learner.training.models import write_merged
 from services.learner.training.ranks import Team, machine_errors
 
 log = logging.getLogger(__name__)
-_MOST_FAILURES = 3  # in a row, without progress
-_SILENT_ATTEMPTS = 3  # in a row, before a warning
-_RETRY_HEARTBEATS = 5  # a few seconds
-_NO_SMALLER = (
+_MAX_FAILURES = 3  # attempts in a row without progress; a fault that recurs twice is the job's
+_MAX_SILENT_ATTEMPTS = 3  # in a row, before a warning: one or two may be restarts of the machine
+_RETRY_HEARTBEATS = 5  # a few seconds before the machine is tried again
+_MICRO_BATCHES_TOO_LARGE = (
     "out of memory: {}; micro-batches can be no smaller, for a sample may have model.max_context = "
     "{} tokens. Lower that or training.logprob_chunk_tokens, set training.recompute_activations, "
-    "raise optimizer.zero_stage or training.sequence_parallel where there are several GPUs, or "
+    "raise optimizer.zero_stage or training.sequence_parallel if there are several GPUs, or "
     "give the learner more memory; `weir plan` shows what fits"
 )
 
@@ -69,21 +69,21 @@ async def run(
     delivery: Delivery[JobRef],
     record: JobRecord,
 ) -> None:
-    """Make an attempt at a job, until it ends or the process must; the end leaves its reason."""
+    """Make an attempt at a job and record how it ends; raise if the process has to end."""
     number = await service.exchange.begin_attempt(record.id)
     log.info("attempt begins", extra={"job": record.id, "attempt": number})
     folder = service.deployment.job_dir(record.id)
     attempt = Attempt(service.exchange, record.id, number, record.recipe, folder)
-    this = Run(service, team, prompts, delivery, record, attempt)
+    job_run = Run(service, team, prompts, delivery, record, attempt)
     try:
-        await this.work()
+        await job_run.work()
     except Exception as error:
-        await this.end_by(error)
+        await job_run.finish(error)
 
 
 @dataclass
 class Run:
-    """An attempt; ``record`` is the job's as it was before."""
+    """An attempt; ``record`` is the job's record before it."""
 
     service: Service
     team: Team
@@ -93,20 +93,22 @@ class Run:
     attempt: Attempt
 
     async def work(self) -> None:
-        """Raise what ends the attempt, unless that is the job's success."""
-        if self.record.requested is Requested.CANCEL:  # whatever else may be wrong
+        """Run the job to its success, or raise the error that ends the attempt."""
+        if self.record.requested is Requested.CANCEL:
             raise CancelRequested
         await self._warn_of_silence()
         activity = self.service.activity
         activity.set_idle(Doing.WORKS)
         with activity.during(Doing.LOADS_MODEL):
             control = Control(self.service, self.attempt.job_id)
-            given = (self.service, self.team, self.prompts, control, self.attempt, self.record)
-            assembly = await first_to_end(prepare(*given), control.end_preparation())
+            assembly = await run_until_first_ends(
+                prepare(self.service, self.team, self.prompts, control, self.attempt, self.record),
+                control.end_preparation(),
+            )
             await self._activate(assembly.learning)
         learning = assembly.learning
         try:
-            await first_to_end(
+            await run_until_first_ends(
                 learning.learn(assembly.phases),
                 *(feeder.feed_forever() for feeder in assembly.feeders),
                 learning.intake.take_in_forever(),
@@ -116,181 +118,184 @@ class Run:
                 watch_engines_forever(self.service, learning, self.record.fault),
             )
             await self._succeed(learning)
-        except PauseRequested as wish:
-            await self.save_to_pause(learning, wish)
+        except PauseRequested as pause:
+            await self.save_before_pause(learning, pause)
             raise
         except StopRequested:
             await learning.versions.save_if_ahead()
             raise
         except CancelRequested:
-            await self._save_for_others(learning)
+            await self._save_for_later_jobs(learning)
             raise
         finally:
-            await learning.versions.give_up()
+            await learning.versions.abandon()
             await learning.versions.publisher.stop()
 
-    async def save_to_pause(self, learning: Learning, wish: PauseRequested) -> None:
-        """Write a checkpoint; if a client's silence was the reason and it fails, end the pause.
+    async def save_before_pause(self, learning: Learning, pause: PauseRequested) -> None:
+        """Write a checkpoint; end a pause for the client's silence if that fails.
 
-        The job is held up then, and a pause would keep it from going on by itself.
+        The job is then paused for the machine's fault, and must be able to resume by itself.
         """
         try:
             await learning.versions.save()
         except Exception:
-            if wish.error is not None and wish.error.kind is ErrorKind.SILENT_CLIENT:
+            if pause.error is not None and pause.error.kind is ErrorKind.SILENT_CLIENT:
                 await self.service.exchange.request_state(self.record.id, Requested.RUN)
             raise
 
     async def _warn_of_silence(self) -> None:
-        silent = self.record.attempts_since_checkpoint
-        if silent < _SILENT_ATTEMPTS:
+        num_silent = self.record.attempts_since_checkpoint
+        if num_silent < _MAX_SILENT_ATTEMPTS:
             return
         message = (
-            f"{silent} attempts in a row ended without a word and without progress: the learner "
-            "was killed, perhaps for lack of memory (then lower training.micro_batch_tokens, or "
-            "give its machine more), or it lost Redis; another attempt begins"
+            f"{num_silent} attempts in a row ended without an error and without progress: the "
+            "learner was killed, perhaps for lack of memory (then lower "
+            "training.micro_batch_tokens, or give its machine more), or it lost Redis; another "
+            "attempt begins"
         )
-        await self.attempt.say(f"silent:{self.record.step}", message, level="warn")
+        await self.attempt.warn(f"silent:{self.record.step}", message)
 
     async def _activate(self, learning: Learning) -> None:
-        attempt, record = self.attempt, self.record
+        attempt = self.attempt
+        record = self.record
         started_at = record.started_at or time.time()
         await attempt.update(state=JobState.RUNNING, error=None, fault=None, started_at=started_at)
         await attempt.exchange.activate(attempt.active)
         message = f"attempt {attempt.number} begins at step {learning.progress.step}"
         event_id = f"attempt:{attempt.number}"
+        # A job that the machine pauses may be tried many times.
         if record.state is JobState.PAUSED and record.error is not None:
-            event_id = f"again:{record.step}"  # it may be one of many tries
-        await attempt.say(event_id, message, begins=True)
+            event_id = f"again:{record.step}"
+        await attempt.report(event_id, message, begins=True)
         for warning in order_warnings(attempt.recipe):
-            await attempt.say("order", warning, level="warn")
+            await attempt.warn("order", warning)
 
     async def _succeed(self, learning: Learning) -> None:
-        learning.drop_leftovers()
+        learning.drop_surplus()
         await learning.versions.save_if_ahead()
-        folder, models = self.attempt.folder, dict[str, Path]()
+        folder = self.attempt.folder
+        models: dict[str, Path] = {}
         with self.service.activity.during(Doing.WRITES_MODEL):
-            for name, write in _writers(self.record.recipe, self.team, folder).items():
+            for name, write in _model_writers(self.record.recipe, self.team, folder).items():
                 models[name] = folder / name
                 await write_whole(models[name], write, attempt=self.attempt.number)
         await self._end(JobState.SUCCEEDED, result=await _result(learning, models))
 
-    async def _save_for_others(self, learning: Learning) -> None:
-        """What a cancelled job has learned stays for other jobs, if the disk takes it."""
+    async def _save_for_later_jobs(self, learning: Learning) -> None:
+        """Save a cancelled job's last checkpoint for other jobs, if the disk allows it."""
         try:
             if learning.progress.step > 0 and not learning.progress.is_replayed:
                 await learning.versions.save_if_ahead()
         except OSError as error:
             log.exception("no last checkpoint")
             message = f"its last checkpoint is lost: {error}"
-            await self.attempt.say("unsaved", message, level="warn")
+            await self.attempt.warn("unsaved", message)
 
-    async def end_by(self, error: Exception) -> None:
-        """What ended the attempt costs the job as much as it is its fault.
+    async def finish(self, error: Exception) -> None:
+        """Record the end of the attempt: only the job's own faults count against the job.
 
         Raises:
-            Exception: ``error`` where the process has to end by it.
+            Exception: ``error`` if the process has to end by it.
         """
-        fault = fault_of(error)
-        if isinstance(error, Wish):
+        fault = classify_fault(error)
+        if isinstance(error, Interruption):
             await self._obey(error)
         elif fault is Fault.JOB:
-            await self._end(JobState.FAILED, error=words_of(error))
+            await self._end(JobState.FAILED, error=describe_fault(error))
         elif fault is Fault.MEMORY:
-            await self._make_smaller(str(error))
+            await self._shrink_micro_batches(str(error))
         elif fault in {Fault.MACHINE, Fault.ENGINES}:
             log.error("the machine's fault", exc_info=error)
-            await self._hold_up(words_of(error), cause_of(error), fault)
-        elif fault is Fault.NOBODY or not await self._fail(words_of(error)):
+            await self._pause_for_machine(describe_fault(error), fault_key(error), fault)
+        elif fault is Fault.NOBODY or not await self._count_failure(describe_fault(error)):
             raise error
 
-    async def _obey(self, wish: Wish) -> None:
-        if isinstance(wish, CancelRequested):
+    async def _obey(self, interruption: Interruption) -> None:
+        if isinstance(interruption, CancelRequested):
             await self._end(JobState.CANCELLED)
-        elif isinstance(wish, PauseRequested):
+        elif isinstance(interruption, PauseRequested):
             attempt = self.attempt
-            if await attempt.exchange.pause_job(attempt.job_id, attempt.number, wish.error):
-                await attempt.say(f"paused:{attempt.number}", str(JobState.PAUSED))
+            error = interruption.error
+            if await attempt.exchange.pause_job(attempt.job_id, attempt.number, error):
+                await attempt.report(f"paused:{attempt.number}", str(JobState.PAUSED))
         else:
             await self.attempt.update(attempts_since_checkpoint=0)
 
     async def _end(self, state: JobState, error: str | None = None, **values: Any) -> None:
-        failed = state is JobState.FAILED
-        # A job that has failed may be resumed, and fail once more.
-        event_id = f"end:{state}:{self.attempt.number}" if failed else f"end:{state}"
-        message = f"{state}: {error}" if failed else str(state)
-        await self.attempt.say(event_id, message, level="error" if failed else "info")
+        if state is JobState.FAILED:
+            # A failed job may be resumed, and fail again.
+            event_id = f"end:{state}:{self.attempt.number}"
+            await self.attempt.report(event_id, f"{state}: {error}", level="error")
+        else:
+            await self.attempt.report(f"end:{state}", str(state))
         values |= {"state": state, "error": error, "fault": None, "finished_at": time.time()}
         await self.service.exchange.close_job(self.delivery, self.attempt.number, **values)
         await withdraw(self.service.deployment, self.record.id)
         log.info("job ends", extra={"job": self.record.id, "state": state})
 
-    async def _hold_up(self, problem: str, cause: str, fault: Fault) -> None:
-        """The job waits until it is worth another attempt.
+    async def _pause_for_machine(self, problem: str, key: str, fault: Fault) -> None:
+        """Pause the job until another attempt is worthwhile.
 
         Args:
-            problem: what is wrong, and the remedy.
-            cause: the same for the same problem; there is one event per step and cause.
-            fault: whose it is.
+            problem: the problem, and the remedy.
+            key: the same for the same problem; there is one event per step and key.
+            fault: the fault of the attempt.
         """
         self.service.readiness.set(False, problem)
         exchange = self.service.exchange
         if await exchange.pause_job(self.record.id, self.attempt.number, problem, fault):
-            step = (await self._current()).step
-            message = f"paused at step {step}: {problem}. It goes on by itself when that is mended"
-            await self.attempt.say(f"machine:{step}:{cause}", message, level="warn")
-        # The next attempt, at this job or another one, may meet the same.
+            step = (await self._read_record()).step
+            message = f"paused at step {step}: {problem}. It resumes by itself after the repair"
+            await self.attempt.warn(f"machine:{step}:{key}", message)
+        # The next attempt, at this job or another one, may meet the same problem.
         await self.service.pause(_RETRY_HEARTBEATS * self.service.deployment.heartbeat_s)
 
-    async def _make_smaller(self, error: str) -> None:
-        """The next attempt takes micro-batches of half as many tokens, as far as that helps."""
+    async def _shrink_micro_batches(self, error: str) -> None:
+        """Halve the tokens of a micro-batch for the next attempt, if it can be smaller."""
         recipe = limit_micro_batches(self.record.recipe, self.record.micro_batch_tokens)
         tokens = smaller_token_budget(recipe)
         if tokens is None:
-            problem = _NO_SMALLER.format(error, recipe.model.max_context)
-            await self._hold_up(problem, "memory", Fault.MEMORY)
+            problem = _MICRO_BATCHES_TOO_LARGE.format(error, recipe.model.max_context)
+            await self._pause_for_machine(problem, "memory", Fault.MEMORY)
             return
         await self.attempt.update(micro_batch_tokens=tokens, attempts_since_checkpoint=0)
         message = (
-            f"attempt {self.attempt.number} ran out of memory: {error}. From the last checkpoint "
-            f"it goes on with micro-batches of at most {tokens} tokens instead of "
+            f"attempt {self.attempt.number} ran out of memory: {error}. It continues from the last "
+            f"checkpoint with micro-batches of at most {tokens} tokens instead of "
             f"training.micro_batch_tokens = {recipe.training.micro_batch_tokens}"
         )
-        await self.attempt.say(f"memory:{self.attempt.number}", message, level="warn")
+        await self.attempt.warn(f"memory:{self.attempt.number}", message)
 
-    async def _fail(self, reason: str) -> bool:
-        """The job itself is at fault: it ends if that happens too often; returns whether it does.
-
-        What counts is failures in a row without a step or a checkpoint in between.
-        """
-        failures = (await self._current()).failures + 1
-        if failures >= _MOST_FAILURES:
-            last = f"{failures} attempts in a row broke without progress; the last one: {reason}"
-            await self._end(JobState.FAILED, error=last)
+    async def _count_failure(self, reason: str) -> bool:
+        """Count a failure without a step or checkpoint since the last; return if the job ends."""
+        failures = (await self._read_record()).failures + 1
+        if failures >= _MAX_FAILURES:
+            error = f"{failures} attempts in a row broke without progress; the last one: {reason}"
+            await self._end(JobState.FAILED, error=error)
             return True
         await self.attempt.update(
             failures=failures, attempts_since_checkpoint=0, error=reason, fault=None
         )
         number = self.attempt.number
-        message = f"attempt {number} broke, {failures} of {_MOST_FAILURES} in a row: {reason}"
-        await self.attempt.say(f"broke:{number}", message, level="warn")
+        message = f"attempt {number} broke, {failures} of {_MAX_FAILURES} in a row: {reason}"
+        await self.attempt.warn(f"broke:{number}", message)
         return False
 
-    async def _current(self) -> JobRecord:
+    async def _read_record(self) -> JobRecord:
         return await self.service.exchange.job(self.record.id) or self.record
 
 
-def _writers(
+def _model_writers(
     recipe: Recipe, team: Team, folder: Path
 ) -> dict[str, Callable[[Path], Awaitable[None]]]:
-    """What writes each model of a job's result, by its folder's name, in order."""
+    """Return the writers of the models of a job's result, by folder name, in order."""
     writers: dict[str, Callable[[Path], Awaitable[None]]] = {"model": team.export}
     if team.adapts is not None and recipe.model.lora is not None and recipe.model.lora.merge:
-        base, dtype = team.adapts, recipe.model.dtype
+        base = team.adapts
 
         def merge(target: Path) -> None:
             with machine_errors(target):
-                write_merged(base, folder / "adapter", dtype, target)
+                write_merged(base, folder / "adapter", recipe.model.dtype, target)
 
         writers = {"adapter": team.export, "model": partial(asyncio.to_thread, merge)}
     if recipe.critic is not None:
@@ -299,8 +304,10 @@ def _writers(
 
 
 async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, Any]:
-    progress, versions = learning.progress, learning.versions
-    totals, ledger = progress.totals, progress.ledgers[Purpose.TRAIN]
+    progress = learning.progress
+    versions = learning.versions
+    totals = progress.totals
+    ledger = progress.ledgers[Purpose.TRAIN]
     evaluations = [result for result in progress.evaluations if "name" not in result]
     seconds = max(totals["train_seconds"], 1e-9)
     result: dict[str, Any] = {
@@ -314,17 +321,15 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
         "parity_max_abs": totals["parity_max"],
         "parity_tokens": int(totals["parity_tokens"]),
         "unworkable": ledger.dropped.get(FailureKind.UNWORKABLE, 0) / max(1, ledger.position),
-        "groups": await learning.account_of(Purpose.TRAIN),
-        "evaluation_groups": await learning.account_of(Purpose.EVAL),
+        "groups": await learning.group_account(Purpose.TRAIN),
+        "evaluation_groups": await learning.group_account(Purpose.EVAL),
         "evaluated": progress.evaluated,
         "evaluations": progress.evaluations,
     }
     if learning.recipe.num_pretrain_steps:
-        result["pretraining_groups"] = await learning.account_of(Purpose.PRETRAIN)
+        result["pretraining_groups"] = await learning.group_account(Purpose.PRETRAIN)
     if evaluations:
-        result |= {
-            f"{name}_{when}": evaluation[name]
-            for when, evaluation in (("before", evaluations[0]), ("after", evaluations[-1]))
-            for name in ("accuracy", "process")
-        }
+        for when, place in (("before", 0), ("after", -1)):
+            for name in ("accuracy", "process"):
+                result[f"{name}_{when}"] = evaluations[place][name]
     return result

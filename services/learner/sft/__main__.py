@@ -45,11 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "set training.recompute_activations",
         )
     except Exception as error:
-        from services.learner.faults import fault_of, words_of  # whose imports take seconds
+        from services.learner.faults import (
+            classify_fault,
+            describe_fault,
+        )  # whose imports take seconds
 
-        if fault_of(error) is not Fault.MACHINE:
+        if classify_fault(error) is not Fault.MACHINE:
             raise
-        return _complain(FAILED, words_of(error, str(Path(given.dir).parent)))
+        return _complain(FAILED, describe_fault(error, str(Path(given.dir).parent)))
 
 
 def _train(recipe: SftRecipe, target: Path) -> int:

@@ -33,7 +33,7 @@ from services.learner.algorithms.loss import (
     Totals,
     positive_nll,
 )
-from services.learner.formulas import settings_of
+from services.learner.formulas import formula_settings
 from services.learner.training.batching import (
     MicroBatch,
     collate,
@@ -70,7 +70,7 @@ class MiniBatch:
 class Trainer:
     def __init__(self, recipe: Recipe, models: Models) -> None:
         algorithm = recipe.algorithm
-        settings = settings_of(recipe)
+        settings = formula_settings(recipe)
         self.recipe = recipe
         self.models = models
         self.device = models.policy.device

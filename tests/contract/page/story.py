@@ -23,7 +23,7 @@ from protocol.recipe import Purpose
 from protocol.samples import TOKENIZER, USED
 from tokenizers import Tokenizer
 
-from services.learner.durable.sample_rows import Row, rows_of
+from services.learner.durable.sample_rows import Row, build_rows
 from services.learner.training.scoring import ScoredGroup
 from tests import sample_stores
 from tests.builders import a_graded_group, a_group, a_request
@@ -126,7 +126,7 @@ def _sample(job_id: str, number: int, purpose: Purpose, chance: random.Random) -
         "entropies": np.abs([chance.gauss(0, 0.5) for _ in in_loss])[in_loss],
         "token_advantages": np.repeat(group.advantages, lengths)[in_loss],
     }
-    (rows,) = rows_of([group], tokens, attempt=1, step=step, created_at=_BEGAN + number)
+    (rows,) = build_rows([group], tokens, attempt=1, step=step, created_at=_BEGAN + number)
     return [row | {"surprise": surprise} for row, surprise in zip(rows, surprises, strict=True)]
 
 

@@ -14,7 +14,7 @@ from protocol.messages import RolloutRequest, group_key
 from protocol.recipe import Purpose, Recipe
 from protocol.samples import USED
 
-from services.learner.attempt import Attempt, as_json, request_seed
+from services.learner.attempt import Attempt, request_seed, to_json
 from services.learner.durable.progress import Ledger, Progress
 from services.learner.job.learning import Learning
 from services.learner.supply.evaluator import Evaluator, due_evaluations
@@ -35,7 +35,7 @@ def test_every_task_is_asked_once_an_epoch_in_a_new_order() -> None:
     assert epochs[0] != [task_index(i, 50, seed=4) for i in range(50)]
 
 
-def test_a_new_attempt_goes_on_behind_what_earlier_ones_have_asked_for() -> None:
+def test_a_new_attempt_continues_after_the_requests_of_earlier_ones() -> None:
     feeder = Feeder(an_attempt(a_recipe()), (a_task(),), Purpose.TRAIN, lambda _: False)
     feeder.resume(3, ["train:5", "train:7", "eval:9"])
     assert (feeder.next_number, list(feeder.open_numbers)) == (8, [0, 1, 2])
@@ -48,23 +48,23 @@ def test_a_request_names_the_step_that_is_expected_and_weights_fresh_enough_for_
     tasks = [a_task(id=f"task-{index}") for index in range(5)]
     feeder = Feeder(an_attempt(recipe), tasks, Purpose.TRAIN, lambda _: False)
     feeder.admit(Lookahead(step=0, position=0, needs=(2, 2), limit=100))
-    asked = [feeder.request(number) for number in range(4)]
+    requests = [feeder.request(number) for number in range(4)]
     feeder.admit(Lookahead(step=4, position=3, needs=(2, 2), limit=100))
-    asked += [feeder.request(number) for number in range(4, 7)]
+    requests += [feeder.request(number) for number in range(4, 7)]
     feeder.admit(Lookahead(step=4, position=7, needs=(3, 1), limit=100))
-    asked.append(feeder.request(7))  # the expected step never falls with the number
-    assert [request.step for request in asked] == [0, 0, 1, 1, 4, 5, 5, 5]
-    assert [request.min_version for request in asked] == [0, 0, 0, 0, 3, 4, 4, 4]
-    assert sorted(request.task.id for request in asked[:5]) == [task.id for task in tasks]
+    requests.append(feeder.request(7))  # the expected step never falls with the number
+    assert [request.step for request in requests] == [0, 0, 1, 1, 4, 5, 5, 5]
+    assert [request.min_version for request in requests] == [0, 0, 0, 0, 3, 4, 4, 4]
+    assert sorted(request.task.id for request in requests[:5]) == [task.id for task in tasks]
 
 
 @pytest.mark.anyio
 async def test_a_feeder_asks_once_for_each_number_that_is_not_answered() -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     class Asked:
         async def ask(self, request: RolloutRequest) -> None:
-            asked.append(request.number)
+            requests.append(request.number)
 
     attempt = Attempt(cast(Exchange, Asked()), "job", 2, a_recipe(), Path("unused"))
     feeder = Feeder(attempt, [a_task()], Purpose.TRAIN, lambda number: number == 3)
@@ -75,7 +75,7 @@ async def test_a_feeder_asks_once_for_each_number_that_is_not_answered() -> None
         while feeder.next_number < position + 4:
             await asyncio.sleep(0)
     feeding.cancel()
-    assert asked == [2, 4, 5, 6, 7]
+    assert requests == [2, 4, 5, 6, 7]
 
 
 def test_seeds_differ_by_number_and_purpose() -> None:
@@ -84,11 +84,13 @@ def test_seeds_differ_by_number_and_purpose() -> None:
 
 
 def test_each_held_out_file_has_an_interval_of_its_own_and_numbers_follow_one_another() -> None:
-    others = {"math": {"held_out": "c", "every": 2}, "easy": {"held_out": "d", "every": 9}}
+    other_files = {"math": {"held_out": "c", "every": 2}, "easy": {"held_out": "d", "every": 9}}
     recipe = a_recipe(
-        training={"steps": 6}, tasks={"held_out": "b"}, evaluation={"every": 4, "others": others}
+        training={"steps": 6},
+        tasks={"held_out": "b"},
+        evaluation={"every": 4, "others": other_files},
     )
-    assert numbers_at(recipe, range(7)) == {
+    assert due_numbers(recipe, range(7)) == {
         0: {"": range(2), "math": range(2, 5), "easy": range(5, 6)},
         2: {"math": range(6, 9)},
         4: {"": range(9, 11), "math": range(11, 14)},
@@ -100,14 +102,14 @@ def test_each_held_out_file_has_an_interval_of_its_own_and_numbers_follow_one_an
 def test_the_numbers_of_an_evaluation_are_known_at_once_however_many_there_are() -> None:
     for evaluation in ({}, {"every": 11}):  # before and after, where it is not more often
         recipe = a_recipe(training={"steps": 10}, tasks={"held_out": "b"}, evaluation=evaluation)
-        assert list(numbers_at(recipe, range(11))) == [0, 10]
+        assert list(due_numbers(recipe, range(11))) == [0, 10]
     recipe = a_recipe(training={"steps": 10**15}, tasks={"held_out": "b"}, evaluation={"every": 10})
-    assert numbers_at(recipe, [10**14]) == {10**14: {"": range(2 * 10**13, 2 * 10**13 + 2)}}
+    assert due_numbers(recipe, [10**14]) == {10**14: {"": range(2 * 10**13, 2 * 10**13 + 2)}}
 
 
-def test_what_an_evaluation_asks_is_sampled_its_own_way_by_its_own_version() -> None:
-    own = {"temperature": 0.6, "top_p": 0.7, "max_tokens": 32}
-    evaluation = {"samples": 32, "every": 2, "sampling": own}
+def test_an_evaluation_has_its_own_sampling_and_version() -> None:
+    sampling = {"temperature": 0.6, "top_p": 0.7, "max_tokens": 32}
+    evaluation = {"samples": 32, "every": 2, "sampling": sampling}
     recipe = a_recipe(
         tasks={"held_out": "aime.jsonl"}, evaluation=evaluation, training={"steps": 4}
     )
@@ -115,13 +117,13 @@ def test_what_an_evaluation_asks_is_sampled_its_own_way_by_its_own_version() -> 
     evaluator.begin(2)
     requests = [evaluator.request(number) for number in evaluator.open_numbers]
     for request in requests:
-        assert request.sampling.model_dump(include=set(own)) == own
+        assert request.sampling.model_dump(include=set(sampling)) == sampling
         assert (request.purpose, request.group_size) == (Purpose.EVAL, 32)
         assert (request.step, request.min_version, request.version) == (2, 2, 2)
     assert [(request.number, request.task.id) for request in requests] == [(2, "one"), (3, "two")]
 
 
-def numbers_at(recipe: Recipe, steps: Iterable[int]) -> dict[int, dict[str, range]]:
+def due_numbers(recipe: Recipe, steps: Iterable[int]) -> dict[int, dict[str, range]]:
     """The evaluations of a recipe whose files have two, three and one tasks."""
     held_out = {"": [a_task()] * 2, "math": [a_task()] * 3, "easy": [a_task()]}
     due = {step: due_evaluations(recipe, held_out, step) for step in steps}
@@ -131,13 +133,13 @@ def numbers_at(recipe: Recipe, steps: Iterable[int]) -> dict[int, dict[str, rang
 def test_the_ledger_accounts_for_every_number() -> None:
     ledger = Ledger()
     ledger.enter([USED, "deaths", USED, "deaths", USED])
-    there = {"train:4", "train:5", "train:6", "train:7", "eval:5", "pretrain:6"}
-    account = ledger.account(Purpose.TRAIN, 7, there)
+    open_keys = {"train:4", "train:5", "train:6", "train:7", "eval:5", "pretrain:6"}
+    account = ledger.account(Purpose.TRAIN, 7, open_keys)
     assert account == {"asked": 7, "trained": 3, "dropped": {"deaths": 2}, "under_way": 2}
 
 
 @pytest.mark.anyio
-async def test_what_is_asked_for_while_an_account_is_made_is_not_in_it() -> None:
+async def test_an_account_leaves_out_requests_that_come_meanwhile() -> None:
     feeder = SimpleNamespace(next_number=3)
 
     async def under_way(_: str) -> set[str]:
@@ -151,9 +153,9 @@ async def test_what_is_asked_for_while_an_account_is_made_is_not_in_it() -> None
         attempt=cast(Any, attempt),
         progress=Progress(),
         intake=cast(Any, SimpleNamespace(keys_waiting=set)),
-        reconciler=cast(Any, SimpleNamespace(askers={Purpose.TRAIN: feeder})),
+        reconciler=cast(Any, SimpleNamespace(requesters={Purpose.TRAIN: feeder})),
     )
-    account = await learning.account_of(Purpose.TRAIN)
+    account = await learning.group_account(Purpose.TRAIN)
     assert account == {"asked": 3, "trained": 0, "dropped": {}, "under_way": 3}
 
 
@@ -168,5 +170,5 @@ async def test_what_is_asked_for_while_an_account_is_made_is_not_in_it() -> None
         ({1}, "{1}"),
     ],
 )
-def test_what_json_cannot_hold_is_null_or_a_text_in_an_event(value: object, json: object) -> None:
-    assert as_json(value) == json
+def test_to_json_turns_other_values_into_null_or_text(value: object, json: object) -> None:
+    assert to_json(value) == json

@@ -1,4 +1,4 @@
-"""Folders that are whole or not there, checkpoints in their order, and what they keep."""
+"""Folders appear whole, checkpoints sort by training, and progress survives them."""
 
 import math
 from pathlib import Path
@@ -43,7 +43,7 @@ async def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="superseded"):
         await write_whole(target, fill, refuse, attempt=1)
     assert (target / "old").exists()
-    # What has failed leaves the room that it took, which a full disk needs.
+    # A failed write leaves no files, since the disk may be full.
     assert [path.name for path in target.parent.iterdir()] == ["model"]
     await write_whole(target, fill, attempt=2)
     assert [path.name for path in target.rglob("*")] == ["part", "weights"]
@@ -63,16 +63,16 @@ async def test_two_attempts_that_write_the_same_folder_do_not_meet(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_leftovers_of_attempts_until_now_go_and_what_stepped_aside_steps_back(
+def test_leftovers_of_earlier_attempts_are_removed_and_replaced_folders_restored(
     tmp_path: Path,
 ) -> None:
-    left = [".unfinished-1-model", ".unfinished-2-model"]
-    aside = [".replaced-1-step-000004", ".replaced-1-step-000002"]
-    kept = [".unfinished-3-model", ".another", "step-000002"]
-    for name in (*left, *aside, *kept):
+    unfinished = [".unfinished-1-model", ".unfinished-2-model"]
+    replaced = [".replaced-1-step-000004", ".replaced-1-step-000002"]
+    remaining = [".unfinished-3-model", ".another", "step-000002"]
+    for name in (*unfinished, *replaced, *remaining):
         (tmp_path / name).mkdir()
     remove_leftovers(tmp_path, 2)
-    assert {path.name for path in tmp_path.iterdir()} == {*kept, "step-000004"}
+    assert {path.name for path in tmp_path.iterdir()} == {*remaining, "step-000004"}
     remove_leftovers(tmp_path / "not there", 1)
 
 
@@ -80,7 +80,7 @@ async def nothing() -> None:
     pass
 
 
-async def saved(checkpoints: Checkpoints, *steps: int) -> None:
+async def save_steps(checkpoints: Checkpoints, *steps: int) -> None:
     for step in steps:
         await checkpoints.save(cast(Team, FakeTeam()), Progress(step=step), nothing)
 
@@ -92,23 +92,23 @@ async def test_the_two_newest_whole_checkpoints_stay_and_a_damaged_one_counts_fo
 ) -> None:
     checkpoints = Checkpoints(tmp_path, 1)
     assert checkpoints.newest() is None
-    await saved(checkpoints, 2, 4)
+    await save_steps(checkpoints, 2, 4)
     (tmp_path / "step-000004" / damaged).write_text("{}")
     later = Checkpoints(tmp_path, 2)
     assert later.newest() == (tmp_path / "step-000002", Progress(step=2, ranks=1))
     assert damaged in later.damaged[tmp_path / "step-000004"]
-    await saved(later, 6)
+    await save_steps(later, 6)
     assert {path.name for path in tmp_path.iterdir()} == {"step-000002", "step-000006"}
     (tmp_path / "step-000006" / damaged).unlink()
     assert later.newest() is not None
-    await saved(later, 6, 8)  # what was damaged is made again
+    await save_steps(later, 6, 8)  # a damaged checkpoint is written again
     assert {path.name for path in tmp_path.iterdir()} == {"step-000006", "step-000008"}
 
 
 @pytest.mark.anyio
-async def test_where_no_checkpoint_is_whole_nothing_begins_again(tmp_path: Path) -> None:
+async def test_a_job_without_a_whole_checkpoint_does_not_start_over(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 1)
-    await saved(checkpoints, 2)
+    await save_steps(checkpoints, 2)
     (tmp_path / "step-000002/state.json").unlink()
     with pytest.raises(MachineFault, match=r"state\.json"):
         checkpoints.newest()
@@ -134,9 +134,9 @@ def test_progress_comes_back_from_a_checkpoint_as_it_was() -> None:
     assert again.positions == {Purpose.TRAIN: 3, Purpose.PRETRAIN: 1, Purpose.EVAL: 0}
 
 
-def test_an_evaluation_has_the_step_that_it_began_at() -> None:
+def test_an_evaluation_counts_for_the_step_of_its_beginning() -> None:
     progress = Progress(step=5, pretrained=2, evaluating=4)
-    steps = {purpose: progress.steps_of(purpose) for purpose in Purpose}
+    steps = {purpose: progress.completed_steps(purpose) for purpose in Purpose}
     assert steps == {Purpose.TRAIN: 5, Purpose.PRETRAIN: 2, Purpose.EVAL: 4}
 
 
@@ -158,13 +158,13 @@ def test_a_gap_that_is_not_finite_spoils_no_checkpoint() -> None:
 def test_nothing_was_learned_without_a_group_or_without_an_update() -> None:
     progress = Progress()
     progress.ledgers[Purpose.TRAIN].drop("failures", 3)
-    assert "failures 3" in str(progress.why_nothing_was_learned())
+    assert "failures 3" in str(progress.learning_failure())
     progress.ledgers[Purpose.TRAIN].enter([USED])
     progress.note_update({"updates": 0.0})
-    assert "finite" in str(progress.why_nothing_was_learned())
+    assert "finite" in str(progress.learning_failure())
     progress.note_update({"updates": 1.0, "grad_norm": 0.0})
     assert "none of 4 groups was trained (failures 3, no_signal 1)" in str(
-        progress.why_nothing_was_learned()
+        progress.learning_failure()
     )
     progress.note_update({"updates": 1.0, "grad_norm": 0.1})
-    assert progress.why_nothing_was_learned() is None
+    assert progress.learning_failure() is None

@@ -13,7 +13,7 @@ from services.chassis.deployment import Deployment
 from services.learner.algorithms import UnknownName, pick
 from services.learner.algorithms.advantages import ADVANTAGES, GroupScores
 from services.learner.algorithms.loss import AGGREGATIONS, Totals
-from services.learner.formulas import check_formulas, settings_of
+from services.learner.formulas import check_formulas, formula_settings
 from services.learner.training.samples import build_samples
 from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.architecture.project import ROOT
@@ -70,6 +70,6 @@ def test_an_entry_that_needs_a_setting_which_no_recipe_has_is_named(
 
 def test_the_fixed_length_of_an_episode_is_that_of_all_its_turns() -> None:
     recipe = a_recipe(environment={"url": "http://games", "max_turns": 3})  # of 8 tokens each
-    weigh = pick(AGGREGATIONS, "fixed_length", settings_of(recipe))
+    weigh = pick(AGGREGATIONS, "fixed_length", formula_settings(recipe))
     totals = Totals(tokens=30, sequences=2, positive_tokens=0)
     assert weigh(torch.ones(1), totals).tolist() == pytest.approx([1 / (2 * 24)])

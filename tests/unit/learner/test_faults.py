@@ -1,4 +1,4 @@
-"""Whose fault an error was: the job's own, or the machine's, with its remedy."""
+"""Each error is a fault of the job or of the machine; the latter has a remedy."""
 
 import errno
 from pathlib import Path
@@ -21,14 +21,14 @@ from safetensors.torch import save_file
 
 from services.learner.algorithms import UnknownName
 from services.learner.attempt import EnginesFault, JobFault, MachineFault
-from services.learner.faults import cause_of, fault_of, words_of
+from services.learner.faults import classify_fault, describe_fault, fault_key
 from services.learner.model_source import ModelNotFound, NotOnHub
 from services.learner.training.model_check import UnsupportedModel
 from services.learner.training.ranks import BatchTooLarge, Order, Rank, TeamBroken
-from tests.unit.learner.test_log import no_file_beyond
+from tests.unit.learner.test_log import file_size_limit
 
 DATA = "/data"
-BY_WORDS: dict[str, list[Exception]] = {
+BY_REMEDY: dict[str, list[Exception]] = {
     "Redis' disk": [redis.ResponseError("MISCONF Errors writing to the AOF file: No space left")],
     "primary": [redis.ReadOnlyError("You can't write against a read only replica.")],
     "replicas": [redis.ResponseError("NOREPLICAS Not enough good replicas to write.")],
@@ -60,7 +60,7 @@ BY_WORDS: dict[str, list[Exception]] = {
         RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
     ],
 }
-OF_THE_JOB: list[Exception] = [
+UNKNOWN_FAULTS: list[Exception] = [
     RuntimeError("CUDA error: device-side assert triggered"),  # an index beyond its table
     RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm(`"),
     ImportError("No module named 'my_lab'"),
@@ -74,8 +74,8 @@ OF_THE_JOB: list[Exception] = [
         (OSError(errno.ENOSPC, "full"), ["[Errno 28]", DATA, "free space"]),
         (OSError(errno.ENOENT, "gone", "/x/a.jsonl"), ["[Errno 2]", "/x/a.jsonl", "mount"]),
         (OSError(errno.EACCES, "denied", "/x"), ["[Errno 13]", "/x", "user"]),
-        (OSError(errno.EIO, "broken", "/x"), ["[Errno 5]", "/x", "mend"]),
-        (TimeoutError(), ["TimeoutError", "mend"]),
+        (OSError(errno.EIO, "broken", "/x"), ["[Errno 5]", "/x", "repair"]),
+        (TimeoutError(), ["TimeoutError", "repair"]),
         (MemoryError(), ["memory"]),
         (MachineFault("mend it"), ["mend it"]),
         (ModelNotFound("mount it"), ["mount it"]),
@@ -83,14 +83,16 @@ OF_THE_JOB: list[Exception] = [
         (FrameError("move it away"), ["move it away"]),
         (WeightsGone("/memory/1.0: gone"), ["/memory/1.0: gone"]),
         (OSError("libcudart.so.12: cannot open shared object file"), ["driver"]),
-        *((error, [str(error), remedy]) for remedy, errors in BY_WORDS.items() for error in errors),
+        *(
+            (error, [str(error), remedy])
+            for remedy, errors in BY_REMEDY.items()
+            for error in errors
+        ),
     ],
 )
-def test_what_is_wrong_with_the_machine_is_said_with_the_remedy(
-    error: Exception, parts: list[str]
-) -> None:
-    assert fault_of(error) is Fault.MACHINE
-    problem = words_of(error, DATA)
+def test_a_fault_of_the_machine_has_a_remedy(error: Exception, parts: list[str]) -> None:
+    assert classify_fault(error) is Fault.MACHINE
+    problem = describe_fault(error, DATA)
     assert [part for part in parts if part not in problem] == []
 
 
@@ -107,20 +109,20 @@ def test_what_is_wrong_with_the_machine_is_said_with_the_remedy(
             Fault.NOBODY,
             TeamBroken("NCCL error: remote process exited or there was a network error"),
         ),
-        *((Fault.UNKNOWN, error) for error in OF_THE_JOB),
+        *((Fault.UNKNOWN, error) for error in UNKNOWN_FAULTS),
     ],
 )
-def test_what_ended_an_attempt_has_one_who_pays_for_it(fault: Fault, error: Exception) -> None:
-    assert fault_of(error) is fault
-    assert str(error) in words_of(error)
+def test_each_error_has_one_fault(fault: Fault, error: Exception) -> None:
+    assert classify_fault(error) is fault
+    assert str(error) in describe_fault(error)
 
 
 def test_the_same_cause_is_the_same_whichever_attempt_meets_it() -> None:
-    one, other = (OSError(errno.ENOSPC, "full", f"/log/{n}.segment") for n in (1, 2))
-    assert cause_of(one) == cause_of(other) == "ENOSPC"
-    assert cause_of(MachineFault("a")) != cause_of(MachineFault("b"))
-    one, other = (RuntimeError(f"</torch_{n}>: No space left on device (28)") for n in (1, 2))
-    assert cause_of(one) == cause_of(other)
+    first, second = (OSError(errno.ENOSPC, "full", f"/log/{n}.segment") for n in (1, 2))
+    assert fault_key(first) == fault_key(second) == "ENOSPC"
+    assert fault_key(MachineFault("a")) != fault_key(MachineFault("b"))
+    first, second = (RuntimeError(f"</torch_{n}>: No space left on device (28)") for n in (1, 2))
+    assert fault_key(first) == fault_key(second)
 
 
 def save_tensors(folder: Path) -> None:
@@ -140,7 +142,7 @@ def allocate(_: Path) -> None:
     torch.empty(10**15)
 
 
-def break_otherwise(_: Path) -> None:
+def fail_otherwise(_: Path) -> None:
     raise RuntimeError("shapes differ")
 
 
@@ -151,7 +153,7 @@ def break_otherwise(_: Path) -> None:
         (export_tensors, OSError, "EFBIG"),
         (export_beyond_the_disk, OSError, "ENOSPC"),
         (allocate, MemoryError, None),
-        (break_otherwise, RuntimeError, None),
+        (fail_otherwise, RuntimeError, None),
     ],
 )
 def test_the_machines_errors_are_known_whichever_library_meets_them(
@@ -159,10 +161,10 @@ def test_the_machines_errors_are_known_whichever_library_meets_them(
 ) -> None:
     rank: Any = Rank()
     rank.trainer = SimpleNamespace(models=SimpleNamespace(save=save))
-    with no_file_beyond(100_000), pytest.raises(raised) as caught:
+    with file_size_limit(100_000), pytest.raises(raised) as caught:
         rank.carry_out(Order(do="save", folder=str(tmp_path)))
     assert caught.type is raised
-    assert (fault_of(caught.value) is Fault.UNKNOWN) == (raised is RuntimeError)
+    assert (classify_fault(caught.value) is Fault.UNKNOWN) == (raised is RuntimeError)
     if cause is not None:
-        assert cause_of(caught.value) == cause
+        assert fault_key(caught.value) == cause
         assert str(tmp_path) in str(caught.value)

@@ -1,4 +1,4 @@
-"""The log: what was appended is there, whatever the machine did since; damage is never silent."""
+"""The log keeps all appended groups through crashes, and reports damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def append(log: GroupLog, *groups: int) -> str:
 
 
 @contextmanager
-def no_file_beyond(most_bytes: int) -> Iterator[None]:
+def file_size_limit(most_bytes: int) -> Iterator[None]:
     """As on a full disk, writing fails half-way."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
@@ -54,25 +54,27 @@ def test_the_log_gives_back_what_was_appended_across_attempts(tmp_path: Path) ->
 
 
 def test_two_learners_of_one_attempt_replace_nothing_of_each_other(tmp_path: Path) -> None:
-    both = [GroupLog(tmp_path, attempt=1) for _ in range(2)]
+    logs = [GroupLog(tmp_path, attempt=1) for _ in range(2)]
     for number in range(4):
-        append(both[number % 2], number)
+        append(logs[number % 2], number)
     assert sorted(numbers(tmp_path)) == [0, 1, 2, 3]
 
 
 def test_at_no_moment_is_a_segment_there_that_is_not_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, sync, found = GroupLog(tmp_path, attempt=1), os.fsync, []
+    log = GroupLog(tmp_path, attempt=1)
+    sync = os.fsync
+    visible = []
 
     def crash_before_sync(descriptor: int) -> None:
-        found.append(numbers(tmp_path))
+        visible.append(numbers(tmp_path))
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", crash_before_sync)
     append(log, 0, 1)
     append(log, 2)
-    assert found == [[], [0, 1], [0, 1], [0, 1, 2]]  # each time the segment, then its folder
+    assert visible == [[], [0, 1], [0, 1], [0, 1, 2]]  # each time the segment, then its folder
 
 
 def test_damage_anywhere_is_no_silent_loss(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_an_append_after_one_that_failed_half_way_is_not_lost(tmp_path: Path) ->
     log = GroupLog(tmp_path, attempt=1)
     append(log, 0)
     large = [encode(a_failed_group(number, message="x" * 20_000)) for number in (1, 2, 3)]
-    with no_file_beyond(50_000), pytest.raises(OSError, match="File too large"):
+    with file_size_limit(50_000), pytest.raises(OSError, match="File too large"):
         log.append(large)
     assert len(list(tmp_path.iterdir())) == 1
     append(log, 4)
@@ -100,30 +102,30 @@ def test_an_append_after_one_that_failed_half_way_is_not_lost(tmp_path: Path) ->
 def test_the_segments_before_those_needed_go_with_what_a_crash_left(tmp_path: Path) -> None:
     logs = [GroupLog(tmp_path, attempt) for attempt in (1, 2)]
     names = [append(logs[number // 3], number) for number in range(5)]
-    left = (tmp_path / names[1]).with_suffix(".partial")
-    left.touch()
+    partial = (tmp_path / names[1]).with_suffix(".partial")
+    partial.touch()
     retain(tmp_path, "")
     assert numbers(tmp_path) == [0, 1, 2, 3, 4]
     retain(tmp_path, names[2])
     assert numbers(tmp_path) == [2, 3, 4]
-    assert not left.exists()
+    assert not partial.exists()
 
 
 @pytest.mark.anyio
 async def test_a_group_is_on_disk_before_it_leaves_the_exchange(tmp_path: Path) -> None:
-    taken: list[tuple[str, list[int]]] = []
+    received: list[tuple[str, list[int]]] = []
 
     class Exchange:
         async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> None:
-            taken.append((delivery.key, numbers(tmp_path / "log")))
+            received.append((delivery.key, numbers(tmp_path / "log")))
 
     intake = Intake(Attempt(cast(Any, Exchange()), "job", 1, a_recipe(), tmp_path))
     group = encode(a_failed_group(4))
     for fields in (group, group, {b"header": b"{"}):  # the second time it is there already
         await intake.ingest(
-            [Delivery(GRADED, "job", "1-0", f"train:{4 + len(taken) // 2}", fields)]
+            [Delivery(GRADED, "job", "1-0", f"train:{4 + len(received) // 2}", fields)]
         )
-    assert taken == [("train:4", [4]), ("train:4", [4]), ("train:5", [4, 5])]
+    assert received == [("train:4", [4]), ("train:4", [4]), ("train:5", [4, 5])]
     assert str(intake.waiting[Purpose.TRAIN, 5].failure).startswith("unreadable: ")
     assert intake.have(Purpose.TRAIN, range(8)) == {4, 5}
     assert Intake(intake.attempt).replay("", {Purpose.TRAIN: 5}) == 1
@@ -137,12 +139,12 @@ async def test_a_group_that_is_logged_but_not_yet_kept_stays_needed(
     needed: list[str] = []
     appended = intake.log.append
 
-    def then_saved(groups: list[Any]) -> str:
+    def append_and_save(groups: list[Any]) -> str:
         segment = appended(groups)
         needed.extend((intake.first_segment_needed, segment))  # a checkpoint at that moment
         return segment
 
-    monkeypatch.setattr(intake.log, "append", then_saved)
+    monkeypatch.setattr(intake.log, "append", append_and_save)
     await intake._log([(a_failed_group(1), encode(a_failed_group(1)))])
     assert needed[0] <= needed[1]
 

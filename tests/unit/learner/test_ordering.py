@@ -16,7 +16,7 @@ Response = tuple[float, float]  # its accuracy and its process score
 PAIRS = list(combinations(product((0.0, 1.0), (0.0, 0.5, 1.0)), 2))  # the worse one first
 
 
-def advantages_of(recipe: Recipe, responses: Sequence[Response]) -> list[float]:
+def compute_advantages(recipe: Recipe, responses: Sequence[Response]) -> list[float]:
     judges_all = recipe.reward.process_for == "all"
     grades = [
         Grade(
@@ -36,7 +36,7 @@ def test_a_product_is_warned_of_exactly_where_some_group_is_out_of_order(
 ) -> None:
     reward = {"values": values, "process_for": process_for}
     recipe = a_recipe(algorithm={"advantage": "multiplicative"}, reward=reward)
-    advantages = [advantages_of(recipe, pair) for pair in PAIRS]
+    advantages = [compute_advantages(recipe, pair) for pair in PAIRS]
     warnings = order_warnings(recipe)
     assert len(warnings) == any(better < worse for worse, better in advantages)
     assert all("reward.values" in text for text in warnings)

@@ -13,7 +13,7 @@ from protocol.messages import Grade, Graded, GradedGroup, Ungradable
 from protocol.recipe import Purpose, Recipe, parse_recipe
 
 from services.learner import replay
-from services.learner.durable.sample_rows import Row, rows_of
+from services.learner.durable.sample_rows import Row, build_rows
 from services.learner.training.scoring import ScoredGroup, Scoring
 from tests.builders import (
     a_failed_group,
@@ -55,7 +55,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     def write_groups(recipe: Recipe, *groups: GradedGroup, attempt: int = 1) -> None:
         samples.mkdir(parents=True, exist_ok=True)
         (samples / "recipe.json").write_text(recipe.model_dump_json())
-        kept = list[list[Row]]()
+        rows = list[list[Row]]()
         for step in (STEP - 1, STEP):
             for group in groups:
                 moved = group.model_copy(update={"number": group.number + 1000 * (STEP - step)})
@@ -63,8 +63,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
                 if group.purpose is Purpose.EVAL:
                     scoring = scoring.comparison_only
                 scored = [ScoredGroup(moved, scoring)]
-                kept += rows_of(scored, {}, attempt=attempt, step=step, created_at=1.0)
-        write_samples(samples, *kept)
+                rows += build_rows(scored, {}, attempt=attempt, step=step, created_at=1.0)
+        write_samples(samples, *rows)
 
     return write_groups
 
@@ -85,9 +85,9 @@ def graded() -> GradedGroup:
 
 
 @pytest.fixture
-def grades_again(graded: GradedGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the grader has found once it finds again, without a process."""
-    monkeypatch.setattr(replay, "graded_again", lambda groups, recipe: [graded for _ in groups])
+def fake_grader(graded: GradedGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the grader's process by the grades that it gave before."""
+    monkeypatch.setattr(replay, "regrade", lambda groups, recipe: [graded for _ in groups])
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -122,14 +122,14 @@ def test_the_rewards_of_environments_are_those_that_were_kept(
     )
     outcomes = [Graded(value=1.0), Ungradable(reason="episode_failed"), Graded(value=0.25)]
     group = an_episodes_group(1.0, None, 0.25)
-    write(recipe, a_graded_group(group, grades=[Grade(outcome=each) for each in outcomes]))
+    write(recipe, a_graded_group(group, grades=[Grade(outcome=outcome) for outcome in outcomes]))
     status, out, err = run(capsys)
     assert (status, err) == (0, "")
     assert "nothing changes" in out
     assert "no episode is played again" in out
 
 
-@pytest.mark.usefixtures("grades_again")
+@pytest.mark.usefixtures("fake_grader")
 def test_with_another_lambda_the_advantage_moves_by_its_multiple_and_with_a_critic_it_has_none(
     write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -138,23 +138,23 @@ def test_with_another_lambda_the_advantage_moves_by_its_multiple_and_with_a_crit
     other.write_text(BY_STEPS + "algorithm = { lambda_process = 0.25 }")
     status, out, err = run(capsys, "--recipe", str(other), "--json")
     assert (status, err) == (0, "")
-    found = json.loads(out)
+    result = json.loads(out)
     process = np.array([grade.process_score for grade in graded.grades[:3]])
     expected = np.zeros(len(TEXTS))
     expected[:3] = (process - process.mean()) / (process.std(ddof=1) + 1e-6)
-    moved = [r["after"]["advantage"] - r["before"]["advantage"] for r in found["responses"]]
+    moved = [r["after"]["advantage"] - r["before"]["advantage"] for r in result["responses"]]
     assert moved == pytest.approx(-0.75 * expected, abs=1e-5)
-    assert found["mean_absolute_difference"]["advantage"] == pytest.approx(
+    assert result["mean_absolute_difference"]["advantage"] == pytest.approx(
         np.abs(moved).mean(), abs=1e-12
     )
-    changed = {name for name, count in found["changed"].items() if count}
+    changed = {name for name, count in result["changed"].items() if count}
     assert changed == {"advantage"}
     other.write_text(PLAIN + 'algorithm = { advantage = "gae" }\ncritic = {}')
     _, out, _ = run(capsys, "--recipe", str(other), "--json")
     assert not json.loads(out)["has_advantages"]
 
 
-@pytest.mark.usefixtures("grades_again")
+@pytest.mark.usefixtures("fake_grader")
 def test_a_step_whose_grades_were_others_is_told_response_by_response(
     write: Write, graded: GradedGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,7 +179,7 @@ def test_what_is_missing_is_bad_input(
 ) -> None:
     write(RECIPE, a_graded_group())
     assert replay.main(["job", "--step", "9"]) == 2
-    assert f"from {STEP - 1} to {STEP}" in capsys.readouterr().err
+    assert f"of steps {STEP - 1} to {STEP}" in capsys.readouterr().err
     (damaged,) = (tmp_path / "jobs/job/samples").glob(f"*{STEP - 1}-train-*")
     damaged.write_bytes(damaged.read_bytes()[:-9])
     assert replay.main(["job", "--step", str(STEP - 1)]) == 2

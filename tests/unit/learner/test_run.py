@@ -18,14 +18,14 @@ pytestmark = pytest.mark.anyio
 SILENT = JobError(message="silent for 60 s", kind=ErrorKind.SILENT_CLIENT)
 
 
-@pytest.mark.parametrize(("error", "asked_for"), [(SILENT, [Requested.RUN]), (None, [])])
+@pytest.mark.parametrize(("error", "expected"), [(SILENT, [Requested.RUN]), (None, [])])
 async def test_a_pause_that_a_disk_prevents_ends_unless_a_person_asked_for_it(
-    error: JobError | None, asked_for: list[Requested]
+    error: JobError | None, expected: list[Requested]
 ) -> None:
-    asked = list[Requested]()
+    requests = list[Requested]()
 
     async def request_state(_: str, requested: Requested) -> None:
-        asked.append(requested)
+        requests.append(requested)
 
     async def save() -> None:
         raise OSError(errno.EROFS, "read-only")
@@ -35,5 +35,5 @@ async def test_a_pause_that_a_disk_prevents_ends_unless_a_person_asked_for_it(
     nothing: Any = SimpleNamespace(id="job")
     run = Run(service, *[nothing] * 5)
     with pytest.raises(OSError, match="read-only"):
-        await run.save_to_pause(learning, PauseRequested(error))
-    assert asked == asked_for
+        await run.save_before_pause(learning, PauseRequested(error))
+    assert requests == expected

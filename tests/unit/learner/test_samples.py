@@ -20,7 +20,7 @@ from protocol.names import CRITIC_ADVANTAGES
 from protocol.recipe import Purpose
 from protocol.samples import USED
 
-from services.learner.durable.sample_rows import Row, rows_of
+from services.learner.durable.sample_rows import Row, build_rows
 from services.learner.training import samples
 from services.learner.training.batching import collate, count_totals
 from services.learner.training.samples import GroupFacts, Sample
@@ -366,7 +366,7 @@ OF_STEP: dict[str, Any] = {"attempt": 2, "step": 7, "created_at": 12.5}
 
 def rows(group: GradedGroup, scoring: Scoring, **tokens: Sequence[float]) -> list[Row]:
     arrays = {name: np.array(values, dtype=np.float32) for name, values in tokens.items()}
-    (found,) = rows_of([ScoredGroup(group, scoring)], arrays, **OF_STEP)
+    (found,) = build_rows([ScoredGroup(group, scoring)], arrays, **OF_STEP)
     return found
 
 
@@ -383,13 +383,13 @@ def test_a_response_is_a_row() -> None:
     assert all((of_group | {"task_id": "sum-1"}).items() <= row.items() for row in found)
     # The sampler's log-probs are -2, -1.5, -1 and -0.5.
     numbers = {"accuracy": [1.0, 0.0], "process": [0.5, None], "reward": [1.0, 0.0]}
-    numbers |= {"length": [1, 3], "truncated": [False, True], "has_loss": [True, True]}
+    numbers |= {"length": [1, 3], "truncated": [False, True], "in_loss": [True, True]}
     numbers |= {"surprise": [2.0, 1.0], "parity_gap": [0.0, 0.5], "outcome_advantage": [None, None]}
     assert {name: column(found, name) for name in numbers} == numbers
     assert column(found, "advantage") == pytest.approx([0.707106, -0.707106], abs=1e-6)
     silent = rows(graded([a_grade(None)] * 2, lengths=[0, 1]), papo)[0]
     unknown = [silent[name] for name in ("reward", "advantage", "parity_gap")]
-    assert (silent["surprise"], silent["has_loss"], unknown) == (0.0, False, [None] * 3)
+    assert (silent["surprise"], silent["in_loss"], unknown) == (0.0, False, [None] * 3)
 
 
 @pytest.mark.parametrize("advantage", ["papo", "papo_full_norm"])
@@ -416,7 +416,7 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
     scored = [ScoredGroup(group, filtering) for group in groups]
     scored[1].fate = "no_signal"
     tokens = np.arange(6, dtype=np.float32)
-    first, dropped, second, failed, third = rows_of(
+    first, dropped, second, failed, third = build_rows(
         scored, {"logprobs": tokens, "entropies": -tokens}, **OF_STEP
     )
     missing = math.nan
@@ -429,7 +429,7 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
     assert column(second, "reward") == [1.0, 0.0]
     assert second[0]["advantage"] is None
     assert second[1]["advantage"] < 0
-    assert [row["has_loss"] for row in second + dropped] == [False, True, False, False]
+    assert [row["in_loss"] for row in second + dropped] == [False, True, False, False]
     assert column(dropped, "fate") == ["no_signal"] * 2
     assert (column(dropped, "reward"), "logprobs" in dropped[0]) == ([1, 1], False)
     assert failed[0].items() >= {"failure": "deaths: 3 workers died", "fate": "deaths"}.items()
@@ -445,7 +445,7 @@ def test_a_token_that_is_not_the_policys_own_has_no_numbers() -> None:
     assert column(found, "surprise") == pytest.approx([-own[:3].mean(), -own[3:].mean()])
     for name in ("logprobs", "behavior_logprobs"):
         assert (np.isfinite(np.concatenate(column(found, name))) == OWN).all()
-    of_version = rows_of([ScoredGroup(group, grpo)], {"logprobs": own - 0.25}, **AT_4)
+    of_version = build_rows([ScoredGroup(group, grpo)], {"logprobs": own - 0.25}, **AT_4)
     assert column(next(of_version), "parity_gap") == pytest.approx([0.25, 0.25])
 
 
@@ -465,4 +465,4 @@ def test_an_evaluation_pays_nothing() -> None:
         assert column(found, name) == [None, None]
     assert column(found, "accuracy") == [1.0, None]
     assert column(found, "parity_gap") == [0.5, None]
-    assert column(found, "has_loss") == [False, False]
+    assert column(found, "in_loss") == [False, False]

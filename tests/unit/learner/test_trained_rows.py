@@ -1,4 +1,4 @@
-"""What people see of a client's data: what it says, and nothing that it does not."""
+"""The samples of a client's data show its values, and null for everything else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.gateway.api.samples import SampleQuery, page_json
 from services.gateway.core.samples.group import group_json
 from services.gateway.core.samples.store import Store
 from services.learner.durable.sample_rows import write_groups
-from services.learner.durable.trained_rows import data_rows, rows_of_data
+from services.learner.durable.trained_rows import build_data_rows, datum_rows
 from services.learner.replay import CannotReplay, read_step
 from tests.architecture.project import ROOT
 from tests.unit.grader.pools import InlinePool
@@ -25,48 +25,50 @@ from tests.unit.grader.pools import InlinePool
 POOL: Any = InlinePool()
 MODEL = ROOT / "examples/arithmetic/base-model"
 UNKNOWN = ("accuracy", "process", "reward", "parity_gap", "truncated")
-# Targets that are: learned but for one of a tool; only sampled; worth different things; nothing.
+# Each row is a datum: trained except for a tool's token; only sampled; two advantages; no loss.
 WEIGHTS = np.array([[0, 2, 0, 2], [0, 0, 0, 0], [0, 0, 3, -1], [0, 0, 0, 0]], np.float32)
 BEHAVIOR = np.array([[0, -1, 0, -3], [0, -1, -1, -1], [0, 0, -1, 0], [0, 0, 0, 0]], np.float32)
 
 
 def a_store(folder: Path, loss: Any) -> Store:
+    behavior = BEHAVIOR if loss != "cross_entropy" else 0 * BEHAVIOR
     data = Data(
         lengths=np.array([4, 4, 4, 4]),
         input_ids=np.tile([5, 6, 7, 8], 4),
         targets=np.tile([6, 7, 8, 9], 4),
         weights=WEIGHTS.ravel(),
-        behavior_logprobs=(BEHAVIOR if loss != "cross_entropy" else 0 * BEHAVIOR).ravel(),
+        behavior_logprobs=behavior.ravel(),
     )
     operation = Operation(number=1, do="forward_backward", loss=loss, data=data)
-    rows = [*data_rows(operation, np.full(16, -0.5, np.float32))]
-    ids = [[row["prompt_ids"].tolist(), row["token_ids"].tolist()] for row in rows]
+    rows = [*datum_rows(operation, np.full(16, -0.5, np.float32))]
     tokenizer = Tokenizer.from_file(str(MODEL / TOKENIZER))
-    texts = [tokenizer.decode_batch(each) for each in ids]
-    groups = rows_of_data(rows, texts, attempt=1, step=7, created_at=1.0)
+    texts = [
+        tokenizer.decode_batch([row["prompt_ids"].tolist(), row["token_ids"].tolist()])
+        for row in rows
+    ]
+    groups = build_data_rows(rows, texts, attempt=1, step=7, created_at=1.0)
     write_groups(folder / "000007-train-000001.parquet", groups)
     (folder / TOKENIZER).write_bytes((MODEL / TOKENIZER).read_bytes())
     return Store(folder)
 
 
-def listed(store: Store, **query: Any) -> list[dict[str, Any]]:
+def list_rows(store: Store, **query: Any) -> list[dict[str, Any]]:
     return json.loads(page_json(store, SampleQuery(**query)))["data"]
 
 
-def test_of_a_policy_loss_the_advantages_and_what_the_sampler_said_are_shown(
-    tmp_path: Path,
-) -> None:
+def columns(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def test_a_policy_loss_shows_its_advantages_and_the_samplers_log_probs(tmp_path: Path) -> None:
     store = a_store(tmp_path, "ppo")
-    rows = listed(store, order="oldest")
-    assert [row["id"] for row in rows] == [
-        *("train:1792/0", "train:1792/1", "train:1793/0", "train:1794/0")
+    rows = list_rows(store, order="oldest")
+    assert columns(rows, "id", "prompt", "text", "advantage", "surprise", "length") == [
+        ("train:1792/0", '"#', "$%&", 2.0, 2.0, 2),
+        ("train:1792/1", '"#', "$%&", 0.0, 1.0, 3),
+        ("train:1793/0", '"#$', "%&", 1.0, 0.5, 2),
+        ("train:1794/0", '"', "#$%&", None, None, 0),
     ]
-    assert [(row["prompt"], row["text"]) for row in rows] == [
-        *(('"#', "$%&"), ('"#', "$%&"), ('"#$', "%&"), ('"', "#$%&"))
-    ]
-    assert [row["advantage"] for row in rows] == [2.0, 0.0, 1.0, None]
-    assert [row["surprise"] for row in rows] == [2.0, 1.0, 0.5, None]
-    assert [row["length"] for row in rows] == [2, 3, 2, 0]
     first, second = json.loads(asyncio.run(group_json(store, "train:1792", POOL)))["responses"]
     assert first["token_advantages"] == [2.0, None, 2.0]
     assert first["behavior_logprobs"] == [-1.0, None, -3.0]
@@ -76,23 +78,26 @@ def test_of_a_policy_loss_the_advantages_and_what_the_sampler_said_are_shown(
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "cispo"])
-def test_what_is_unknown_is_absent_and_found_by_no_filter(tmp_path: Path, loss: str) -> None:
+def test_an_unknown_value_is_null_and_no_filter_finds_it(tmp_path: Path, loss: str) -> None:
     store = a_store(tmp_path, loss)
-    rows = listed(store)
-    assert len(rows) == 4
-    assert {row[name] for row in rows for name in UNKNOWN} == {None}
-    assert not any(row["graded"] for row in rows)
-    assert not listed(store, order="rewarded") + listed(store, order="wrong")
+    rows = list_rows(store)
+    assert columns(rows, *UNKNOWN, "graded") == [(*[None] * len(UNKNOWN), False)] * 4
+    for order in ("rewarded", "wrong"):
+        assert not list_rows(store, order=order)
     for name in ("ungradable", "correct", "truncated"):
-        assert not listed(store, **{name: True}) + listed(store, **{name: False})
+        for value in (True, False):
+            assert not list_rows(store, **{name: value})
     group = json.loads(asyncio.run(group_json(store, rows[0]["key"], POOL)))
     assert {response["grade"] for response in group["responses"]} == {None}
     with pytest.raises(CannotReplay, match="no grade"):
         read_step(tmp_path, 7)
 
 
-def test_of_supervised_data_no_weight_passes_for_an_advantage(tmp_path: Path) -> None:
-    rows = listed(a_store(tmp_path, "cross_entropy"), order="oldest")
-    assert {row[name] for row in rows for name in ("advantage", "surprise")} == {None}
-    assert [row["text"] for row in rows] == ["$%&", "#$%&", "#$%&", "%&"]
-    assert [row["length"] for row in rows] == [2, 0, 0, 2]
+def test_supervised_data_has_no_advantages(tmp_path: Path) -> None:
+    rows = list_rows(a_store(tmp_path, "cross_entropy"), order="oldest")
+    assert columns(rows, "advantage", "surprise", "text", "length") == [
+        (None, None, "$%&", 2),
+        (None, None, "#$%&", 0),
+        (None, None, "#$%&", 0),
+        (None, None, "%&", 2),
+    ]

@@ -26,7 +26,7 @@ class Listener:
         self.recipe = a_recipe(training={"max_failed": 1.0}, reward={"max_ungradable": 1.0})
         self.number = 1
 
-    async def say(self, event_id: str, message: str, **values: Any) -> None:
+    async def warn(self, event_id: str, message: str, **values: Any) -> None:
         self.heard.append(message)
 
     async def pause(self, why: str) -> None:
@@ -41,7 +41,7 @@ def a_whole(*outcomes: Score) -> GradedGroup:
 @pytest.mark.parametrize(
     ("outcomes", "told"),
     [
-        ([NO_ANSWER] * 3, ["step 0: none of 3 responses had a readable answer: see the prompt"]),
+        ([NO_ANSWER] * 3, ["step 0: none of 3 responses had a readable answer; check the prompt"]),
         ([NO_ANSWER, Ungradable(reason="timeout")], ["step 0: none of 1 responses"]),
         ([NO_ANSWER, WRONG], []),
         ([Ungradable(reason="timeout")], []),
@@ -70,7 +70,7 @@ async def test_sampled_tokens_that_differ_pause_for_causes_that_can_be(
 ) -> None:
     listener = Listener()
     parity = Parity(cast(Any, listener), Progress(), cast(Any, listener))
-    parity._first = probes
+    parity._first_gaps = probes
     measured = Measured({"parity_mean": 1.0, "parity_max": 1.0, "parity_tokens": 1000.0})
     await parity.check_sampled(measured, version, temperature)
     (words,) = listener.heard

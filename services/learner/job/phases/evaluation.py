@@ -1,7 +1,7 @@
 """Evaluation: accuracy on held-out tasks, through the same rollout and grader services.
 
 Training continues meanwhile: rollouts that evaluate stay at the version they measure. The result is
-reported when all groups are in, at the latest before the next evaluation begins.
+reported when all groups are received, at the latest before the next evaluation begins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from protocol.messages import Doing, EvaluationMetrics, EvaluationResult, OtherEvaluation
 from protocol.recipe import Purpose
 
-from services.learner.attempt import as_json
+from services.learner.attempt import to_json
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_lost
 from services.learner.job.phases.summary import summarize
@@ -24,7 +24,7 @@ from services.learner.supply.selection import used
 from services.learner.training.samples import Measured, build_samples
 from services.learner.training.scoring import ScoredGroup
 
-_PARITY_RESPONSES = 64
+_MAX_COMPARED = 64  # responses; enough tokens for a mean, without scoring them all
 
 
 @dataclass
@@ -35,13 +35,13 @@ class Evaluation:
 
     @property
     def is_due(self) -> bool:
-        """Whether one is to begin, or has all its groups, or is all that is left."""
+        """Whether one begins, has all its groups, or is all that remains of the job."""
         progress = self.learning.progress
         if progress.evaluating is None:
             return self._begins
         has_begun = self.evaluator.step == progress.evaluating
-        is_over = self._begins or progress.step == self.learning.recipe.training.steps
-        return not has_begun or is_over or not self.evaluator.missing(self.learning.intake)
+        must_end = self._begins or progress.step == self.learning.recipe.training.steps
+        return not has_begun or must_end or not self.evaluator.missing(self.learning.intake)
 
     async def advance(self) -> None:
         progress = self.learning.progress
@@ -55,49 +55,54 @@ class Evaluation:
     @property
     def _begins(self) -> bool:
         progress = self.learning.progress
-        due = self.evaluator.due_evaluations(progress.step).values()
+        if progress.step == progress.evaluating:
+            return False
         position = progress.ledgers[Purpose.EVAL].position
-        return progress.step != progress.evaluating and any(position < n.stop for n in due)
+        due = self.evaluator.due_evaluations(progress.step).values()
+        return any(position < numbers.stop for numbers in due)
 
     async def _begin(self, step: int) -> None:
-        """Consumes nothing; produces the requests that earlier attempts have not had answered."""
-        learning, progress = self.learning, self.learning.progress
+        """Consumes nothing; produces the requests that earlier attempts have no groups for."""
+        learning = self.learning
         self.evaluator.begin(step)
         self._began = time.monotonic()
         if self.evaluator.missing(learning.intake):
-            if progress.step == step < learning.recipe.training.steps:
+            if learning.progress.step == step < learning.recipe.training.steps:
                 await learning.snapshot_weights()
             await learning.versions.begin_evaluation(step)
             await self.evaluator.ask(learning.intake)
 
     async def _end(self, step: int) -> None:
         """Consumes the evaluation's groups; produces its results, and measures parity on them."""
-        learning, progress, evaluator = self.learning, self.learning.progress, self.evaluator
+        learning = self.learning
+        evaluator = self.evaluator
         has_waited = bool(evaluator.missing(learning.intake))
-        groups = await learning.groups(Purpose.EVAL, evaluator.open_numbers, phase="evaluate")
+        groups = await learning.receive_groups(
+            Purpose.EVAL, evaluator.open_numbers, phase="evaluate"
+        )
         await check_lost(learning, groups, f"the evaluation at step {step}")
         first = evaluator.open_numbers.start
-        untrained = learning.scoring.comparison_only
-        scored = [ScoredGroup(group, untrained) for group in groups]
-        parts = {
-            name: scored[n.start - first : n.stop - first] for name, n in evaluator.due.items()
-        }
-        measured = {name: await self._measure(name, part) for name, part in parts.items()}
-        tokens = joined([each.tokens for each in measured.values()])
+        scoring = learning.scoring.comparison_only
+        scored = [ScoredGroup(group, scoring) for group in groups]
+        parts: dict[str, list[ScoredGroup]] = {}
+        measured: dict[str, Measured] = {}
+        for name, numbers in evaluator.due.items():
+            parts[name] = scored[numbers.start - first : numbers.stop - first]
+            measured[name] = await self._compare(name, parts[name])
+        tokens = join_tokens([measurement.tokens for measurement in measured.values()])
         await learning.settle(Purpose.EVAL, scored, tokens)
-        progress.evaluating = None
-        await evaluator.withdraw_others(learning.intake, progress.step)
-        await self._forget_version()
-        account = await learning.account_of(Purpose.EVAL)
+        learning.progress.evaluating = None
+        await evaluator.withdraw_others(learning.intake, learning.progress.step)
+        await learning.drop_snapshot()
+        await learning.versions.publisher.end_evaluation()
+        account = await learning.group_account(Purpose.EVAL)
         for name, part in parts.items():
-            result = ({"name": name} if name else {}) | summarize(
-                step, [group.graded for group in part]
-            )
-            progress.note_evaluation(result)
+            result: dict[str, Any] = {"name": name} if name else {}
+            result |= summarize(step, [group.graded for group in part])
+            learning.progress.note_evaluation(result)
+            seconds = time.monotonic() - self._began
             await self._report(
-                name,
-                result | {"seconds": time.monotonic() - self._began, **measured[name].metrics},
-                account,
+                name, {**result, "seconds": seconds, **measured[name].metrics}, account
             )
         if has_waited:
             learning.lap()
@@ -105,66 +110,64 @@ class Evaluation:
     async def _report(
         self, name: str, result: Mapping[str, Any], account: Mapping[str, Any]
     ) -> None:
-        """Record a result, and the ledger of all evaluations; only the unnamed file has metrics."""
-        step, attempt = result["step"], self.learning.attempt
-        event_id, words = f"evaluation:{step}", f"evaluation at step {step}"
-        scores = EvaluationResult(**as_json(result))
-        ledger = as_json(account)
+        """Report a result with the ledger of all evaluations; only the unnamed one has metrics."""
+        step = result["step"]
+        attempt = self.learning.attempt
+        event_id = f"evaluation:{step}"
+        message = f"evaluation at step {step}"
+        scores = EvaluationResult(**to_json(result))
+        ledger = to_json(account)
         if not name:
-            await attempt.say(
-                event_id, words, data=EvaluationMetrics(step=step, evaluation=scores, groups=ledger)
-            )
+            metrics = EvaluationMetrics(step=step, evaluation=scores, groups=ledger)
+            await attempt.report(event_id, message, data=metrics)
             return
         accuracy = result["accuracy"]
-        words += f" on {name}: accuracy {'unknown' if accuracy is None else f'{accuracy:.3f}'}"
-        data = OtherEvaluation(step=step, other_evaluation=scores, groups=ledger)
-        await attempt.say(f"{event_id}:{name}", words, data=data)
+        message += f" on {name}: accuracy {'unknown' if accuracy is None else f'{accuracy:.3f}'}"
+        metrics = OtherEvaluation(step=step, other_evaluation=scores, groups=ledger)
+        await attempt.report(f"{event_id}:{name}", message, data=metrics)
 
-    async def _forget_version(self) -> None:
-        await self.learning.drop_snapshot()
-        await self.learning.versions.publisher.end_evaluation()
+    async def _compare(self, name: str, groups: Sequence[ScoredGroup]) -> Measured:
+        """Compare log-probs of some responses, all of which were sampled with one version.
 
-    async def _measure(self, name: str, groups: Sequence[ScoredGroup]) -> Measured:
-        """All responses were sampled under one version: compare log-probs on some of them.
-
-        Its tokens are those of all responses, with NaN for what was not compared.
+        The measured tokens are those of all responses, with NaN for responses not compared.
         """
-        learning, recipe, step = self.learning, self.learning.recipe, self.evaluator.step
+        learning = self.learning
+        progress = learning.progress
+        recipe = learning.recipe
+        step = self.evaluator.step
         assert step is not None, "an evaluation has begun"
         sampling = recipe.sampling_of(recipe.evaluations[name])
         samples, _ = build_samples(used(groups), attempt=learning.attempt.number, version=step)
-        has_gone_on = learning.progress.step > step
-        can_be_compared = sampling.top_p == 1 and (learning.held == step or not has_gone_on)
-        some = samples[:_PARITY_RESPONSES] if can_be_compared else []
+        is_past = progress.step > step
+        has_weights = learning.snapshot_version == step or not is_past
+        compared = samples[:_MAX_COMPARED] if sampling.top_p == 1 and has_weights else []
         measured = Measured()
-        if some:
-            with learning.control.doing(Doing.MEASURES_PARITY):
-                use_snapshot = has_gone_on
+        if compared:
+            with learning.control.during(Doing.MEASURES_PARITY):
                 measured = await learning.team.score(
-                    some, sampling.temperature, use_snapshot=use_snapshot
+                    compared, sampling.temperature, use_snapshot=is_past
                 )
-            learning.progress.note_parity(measured.metrics)
+            progress.note_parity(measured.metrics)
             await learning.parity.check_sampled(measured, step, sampling.temperature)
-        rest = sum(sample.num_own for sample in samples[len(some) :])
-        known = measured.tokens or {"logprobs": _unknown(0)}
-        tokens = {n: np.append(values, _unknown(rest)) for n, values in known.items()}
+        num_missing = sum(sample.num_own for sample in samples[len(compared) :])
+        columns = measured.tokens or {"logprobs": _nans(0)}
+        tokens = {n: np.append(values, _nans(num_missing)) for n, values in columns.items()}
         return Measured(measured.metrics, tokens)
 
 
-def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """What was measured of each token of all parts; NaN where a part has nothing of the name.
+def join_tokens(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Join the measurements of the tokens of several parts; NaN for those a part lacks.
 
-    Nothing at all where no token was measured.
+    Return nothing if no token was measured.
     """
     lengths = [max(map(len, part.values()), default=0) for part in parts]
-    found = {
-        name: np.concatenate(
-            [p.get(name, _unknown(n)) for p, n in zip(parts, lengths, strict=True)]
-        )
-        for name in sorted({name for part in parts for name in part})
-    }
-    return {} if all(np.isnan(values).all() for values in found.values()) else found
+    columns: dict[str, np.ndarray] = {}
+    for name in sorted({name for part in parts for name in part}):
+        pairs = zip(parts, lengths, strict=True)
+        columns[name] = np.concatenate([part.get(name, _nans(n)) for part, n in pairs])
+    is_empty = all(np.isnan(values).all() for values in columns.values())
+    return {} if is_empty else columns
 
 
-def _unknown(count: int) -> np.ndarray:
+def _nans(count: int) -> np.ndarray:
     return np.full(count, np.nan, np.float32)

@@ -1,7 +1,7 @@
 """The result of an evaluation: avg@k and pass@k on held-out tasks, with 95 % intervals. Pure.
 
-The tasks are the sample, not the responses: another evaluation with more responses to the same
-tasks says more about these tasks, but little about others.
+The sample is the tasks, not the responses: more responses to the same tasks say more about these
+tasks, but little about others.
 """
 
 from __future__ import annotations
@@ -14,54 +14,55 @@ from typing import Any
 
 from protocol.messages import FinishReason, Grade, GradedGroup, RolloutGroup, is_right
 
-MAX_TASKS_REPORTED = 2000  # the result is one event, and events are kept
+MAX_TASKS_REPORTED = 2000  # the result is one event, which Redis stores
 _Z = statistics.NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How the responses to one task were graded; those that could not be are left out."""
+    """The accuracies of the responses to one task; responses that are not graded are left out."""
 
     task_id: str
     accuracies: tuple[float, ...]  # [graded response]
 
     @property
-    def graded(self) -> int:
+    def num_graded(self) -> int:
         return len(self.accuracies)
 
     @property
-    def share(self) -> float:
-        """The mean accuracy: the share of correct responses where each is right or wrong."""
-        return sum(self.accuracies) / self.graded
+    def mean(self) -> float:
+        """The share of correct responses, if each is right or wrong."""
+        return sum(self.accuracies) / self.num_graded
 
-    def pass_at(self, k: int) -> float:
-        return pass_at_k(self.graded, sum(map(is_right, self.accuracies)), k)
+    def pass_rate(self, k: int) -> float:
+        return pass_at_k(self.num_graded, sum(map(is_right, self.accuracies)), k)
 
 
 def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
-    """The result of an evaluation, flat but for ``per_task``: a number each, or None.
+    """Return the result of an evaluation: a number or None each, except ``per_task``.
 
     The learner's README defines them. Above `MAX_TASKS_REPORTED` tasks ``per_task`` is absent.
     """
-    answered = [group.group for group in groups if group.group is not None]
-    results = [result for result in map(_task_result, groups) if result.graded]
+    rollouts = [group.group for group in groups if group.group is not None]
+    results = [result for result in map(_task_result, groups) if result.num_graded]
     grades = [grade for group in groups for grade in group.grades]
+    lengths = [length for rollout in rollouts for length in rollout.own_lengths.tolist() if length]
     summary = {
         "step": step,
         "asked": len(groups),
-        "failed": len(groups) - len(answered),
+        "failed": len(groups) - len(rollouts),
         "tasks": len(results),
-        "samples": sum(len(group.responses) for group in answered),
+        "samples": sum(len(rollout.responses) for rollout in rollouts),
         **_accuracy(results),
-        **_pass_at_each_k(results, max((len(g.responses) for g in answered), default=0)),
-        "process": _process(grade for grade in grades if grade.is_right),
-        "process_wrong": _process(grade for grade in grades if not grade.is_right),
-        "response_length": _mean(n for group in answered for n in group.own_lengths.tolist() if n),
-        "truncated": _mean(_truncated(answered)),
+        **_pass_rates(results, max((len(rollout.responses) for rollout in rollouts), default=0)),
+        "process": _mean_process(grade for grade in grades if grade.is_right),
+        "process_wrong": _mean_process(grade for grade in grades if not grade.is_right),
+        "response_length": _mean(lengths),
+        "truncated": _mean(_truncated(rollouts)),
         "ungradable": sum(grade.accuracy is None for grade in grades),
     }
     if len(results) <= MAX_TASKS_REPORTED:
-        summary["per_task"] = {r.task_id: [sum(r.accuracies), r.graded] for r in results}
+        summary["per_task"] = {r.task_id: [sum(r.accuracies), r.num_graded] for r in results}
     return summary
 
 
@@ -72,48 +73,54 @@ def _task_result(group: GradedGroup) -> TaskResult:
 
 
 def _accuracy(results: Sequence[TaskResult]) -> dict[str, float | None]:
-    draws = sum(result.graded for result in results)
-    flat = _flat("accuracy", estimate([result.share for result in results], draws))
-    low, high = flat["accuracy_low"], flat["accuracy_high"]
-    half = None if low is None or high is None else (high - low) / 2
-    return {**flat, "accuracy_interval": half}
+    num_responses = sum(result.num_graded for result in results)
+    values = _named_values("accuracy", estimate([result.mean for result in results], num_responses))
+    low = values["accuracy_low"]
+    high = values["accuracy_high"]
+    half_width = None if low is None or high is None else (high - low) / 2
+    return {**values, "accuracy_interval": half_width}
 
 
-def _pass_at_each_k(results: Sequence[TaskResult], samples: int) -> dict[str, float | None]:
-    flat: dict[str, float | None] = {}
-    for k in (2**power for power in range(samples.bit_length())):
-        enough = [result for result in results if result.graded >= k]
-        draws = sum(result.graded // k for result in enough)
-        flat |= _flat(f"pass@{k}", estimate([result.pass_at(k) for result in enough], draws))
-        flat[f"pass@{k}_left_out"] = len(results) - len(enough)
-    return flat
+def _pass_rates(results: Sequence[TaskResult], num_responses: int) -> dict[str, float | None]:
+    values: dict[str, float | None] = {}
+    for power in range(num_responses.bit_length()):
+        k = 2**power
+        sufficient = [result for result in results if result.num_graded >= k]
+        draws = sum(result.num_graded // k for result in sufficient)
+        rates = [result.pass_rate(k) for result in sufficient]
+        values |= _named_values(f"pass@{k}", estimate(rates, draws))
+        values[f"pass@{k}_left_out"] = len(results) - len(sufficient)
+    return values
 
 
-def _flat(name: str, value: Estimate | None) -> dict[str, float | None]:
-    """An estimate as keys of the summary, whose values become metrics by their names."""
-    if value is None:
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+def _named_values(name: str, value: Estimate | None) -> dict[str, float | None]:
+    """Return an estimate as entries of the summary, which become metrics by their names."""
+    return {
+        name: value.mean if value else None,
+        f"{name}_low": value.low if value else None,
+        f"{name}_high": value.high if value else None,
+    }
 
 
-def _process(grades: Iterable[Grade]) -> float | None:
+def _mean_process(grades: Iterable[Grade]) -> float | None:
     return _mean(grade.process_score for grade in grades if grade.process_score is not None)
 
 
-def _truncated(groups: Iterable[RolloutGroup]) -> Iterator[bool]:
-    for group in groups:
-        for response in (each for each in group.responses if not each.is_broken):
-            yield response.finish_reason is FinishReason.LENGTH
+def _truncated(rollouts: Iterable[RolloutGroup]) -> Iterator[bool]:
+    for rollout in rollouts:
+        for response in rollout.responses:
+            if not response.is_broken:
+                yield response.finish_reason is FinishReason.LENGTH
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return sum(known) / len(known) if known else None
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tasks in [0, 1]; the interval is absent where there is only one task."""
+    """A mean over tasks in [0, 1]; a single task has no interval."""
 
     mean: float
     low: float | None
@@ -121,7 +128,7 @@ class Estimate:
 
 
 def pass_at_k(graded: int, correct: int, k: int) -> float:
-    """The chance that at least one of ``k`` responses is correct, of ``graded >= k`` given ones.
+    """Return the chance that one of ``k`` responses is correct, drawn from ``graded >= k``.
 
     1 - C(n-c, k) / C(n, k), the unbiased estimator of Chen et al. 2021 (arXiv:2107.03374, eq. 1).
     The binomials are exact integers, so nothing overflows or is rounded before the one division.
@@ -131,39 +138,41 @@ def pass_at_k(graded: int, correct: int, k: int) -> float:
 
 
 def estimate(shares: Sequence[float], draws: int) -> Estimate | None:
-    """The mean of one share in [0, 1] per task; ``draws`` is how many draws all shares rest on.
+    """Return the mean of one share in [0, 1] per task, which all rest on ``draws`` draws.
 
     The interval is Wilson's with the effective number of draws, as in surveys of proportions in
-    clusters (Korn and Graubard 1998): as many independent draws as would have the variance
-    that the shares show over tasks, at least one per task and at most ``draws``, with Student's t
-    for the number of tasks. It stays in [0, 1] and has a width even where all shares are equal;
-    with one draw per task it is Wilson's own. In simulated evaluations of 30 tasks it held the
-    truth in 95 % or more where difficulty is mixed, and in 84 % where all but one or two tasks are
-    too hard.
+    clusters (Korn and Graubard 1998): the number of independent draws with the variance that the
+    shares have over tasks, at least one per task and at most ``draws``, with Student's t for the
+    number of tasks. It stays in [0, 1] and has a width even if all shares are equal; with one draw
+    per task it is Wilson's. In simulated evaluations of 30 tasks it held the truth in 95 % or more
+    if difficulty was mixed, and in 84 % if all but one or two tasks were too hard.
     """
     if not shares:
         return None
     mean = math.fsum(shares) / len(shares)
     if len(shares) == 1:
         return Estimate(mean, None, None)
-    spread = statistics.pvariance(shares, mean)
+    variance = statistics.pvariance(shares, mean)
     effective = float(len(shares))
     if 0 < mean < 1:
-        most = mean * (1 - mean) * len(shares)  # effective draws times the spread
-        effective = most / spread if spread * draws > most else float(draws)
+        max_variance = mean * (1 - mean) * len(shares)
+        limited = variance * draws <= max_variance
+        effective = float(draws) if limited else max_variance / variance
     return Estimate(mean, *_wilson(mean, effective, _student_t(len(shares) - 1)))
 
 
 def _wilson(share: float, draws: float, critical: float) -> tuple[float, float]:
-    """Wilson 1927: the shares that a test at this critical value would not reject."""
+    """Return the shares that a test at this critical value would not reject (Wilson 1927)."""
     weight = critical * critical / draws
     centre = share + weight / 2
-    half = math.sqrt(weight * (share * (1 - share) + weight / 4))
-    return max(0.0, (centre - half) / (1 + weight)), min(1.0, (centre + half) / (1 + weight))
+    half_width = math.sqrt(weight * (share * (1 - share) + weight / 4))
+    low = (centre - half_width) / (1 + weight)
+    high = (centre + half_width) / (1 + weight)
+    return max(0.0, low), min(1.0, high)
 
 
 def _student_t(freedom: int) -> float:
-    """The 97.5 % point of Student's t, by its expansion around the normal one.
+    """Return the 97.5 % point of Student's t, by its expansion around the normal distribution.
 
     Abramowitz and Stegun 26.7.5; off by 11 % for 1 degree of freedom, by less than 1 % from 2 on.
     """

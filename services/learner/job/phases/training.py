@@ -1,4 +1,4 @@
-"""Training: the step that the whole stack exists for."""
+"""Training: from a step's groups to the next version of the policy."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from protocol.messages import Doing, Notice, StepMetrics
+from protocol.messages import Doing, StepMetrics
 from protocol.recipe import Purpose
 
-from services.learner.attempt import as_json
+from services.learner.attempt import to_json
 from services.learner.job.learning import Learning
 from services.learner.job.limits import check_finite, check_lost
-from services.learner.job.parity import LEAST_TOKENS
+from services.learner.job.parity import MIN_COMPARED_TOKENS
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import Selection
 from services.learner.training.flops import Flops
 from services.learner.training.samples import GroupFacts, Sample, build_samples
 from services.learner.training.scoring import ScoredGroup
 
-_COMPARE_EVERY = 10  # steps
-_COMPARED = 16  # responses
+_COMPARE_EVERY = 10  # steps, so that comparing takes a small part of the time
+_MIN_COMPARED = 16  # responses
 
 
 @dataclass
@@ -30,21 +30,24 @@ class Training:
     learning: Learning
     feeder: Feeder
     flops: Flops
-    _compared: int | None = None  # the last version of which tokens were compared
+    _compared_version: int | None = None
 
     @property
     def is_due(self) -> bool:
         return self.learning.progress.step < self.learning.recipe.training.steps
 
     async def advance(self) -> None:
-        """Consumes one step's groups, in the order they were asked; produces the next policy."""
-        began, learning, progress = time.monotonic(), self.learning, self.learning.progress
+        """Consumes one step's groups, in the order of their requests; produces the next policy."""
+        began = time.monotonic()
+        learning = self.learning
+        progress = learning.progress
+        training = learning.recipe.training
         selection = await self._select()
-        samples, facts = self._samples_of(selection.kept, progress.step)
-        assert facts.staleness_max <= learning.recipe.training.max_staleness, "stale are dropped"
+        samples, facts = self._build_samples(selection.kept, progress.step)
+        assert facts.staleness_max <= training.max_staleness, "stale groups are dropped"
         async with learning.team.turn():
             await self._compare(selection.kept)
-            with learning.control.doing(Doing.TRAINS, progress.step + 1, timed="train"):
+            with learning.control.during(Doing.TRAINS, progress.step + 1, timed="train"):
                 measured = await learning.team.train(samples)
             await learning.settle(Purpose.TRAIN, selection.looked_at, measured.tokens)
             progress.step += 1
@@ -52,17 +55,18 @@ class Training:
             self.feeder.admit(self._selection().lookahead)
             await learning.versions.publish()
         await self._report(selection, facts, measured.metrics, time.monotonic() - began)
-        if self._is_compared_next and learning.held is None:
+        if self._is_compared_next and learning.snapshot_version is None:
             await learning.snapshot_weights()
-        every, is_saved = learning.recipe.training.checkpoint_every, learning.versions.saved
-        if progress.step % every == 0 and not (progress.is_replayed and is_saved):
+        needs_checkpoint = not (progress.is_replayed and learning.versions.saved)
+        if progress.step % training.checkpoint_every == 0 and needs_checkpoint:
             await learning.versions.begin_save()
         await check_finite(learning, f"step {progress.step}", measured.metrics)
 
     @property
     def _is_compared_next(self) -> bool:
-        """Whether tokens of the present version are to be compared once it has gone by."""
-        progress, training = self.learning.progress, self.learning.recipe.training
+        """Whether tokens of the current version are compared at a later version."""
+        progress = self.learning.progress
+        training = self.learning.recipe.training
         is_last = progress.step >= training.steps - 1
         is_due = progress.step % _COMPARE_EVERY == 0 and not (progress.is_replayed or is_last)
         return is_due and training.max_staleness > 0
@@ -72,48 +76,52 @@ class Training:
         return self.learning.recipe.rollout.sampling.temperature
 
     async def _compare(self, groups: Sequence[ScoredGroup]) -> None:
-        """Now and then compare some tokens of a step, by the weights that sampled them.
+        """Sometimes compare tokens of a step, by the weights that sampled them.
 
-        Those are copied after the step before, or are the present ones.
+        These are the current weights, or a copy that was made after an earlier step.
         """
-        learning, progress = self.learning, self.learning.progress
-        version = progress.step if learning.held is None else learning.held
-        is_first = self._compared is None  # of this attempt
-        is_due = is_first or learning.held is not None or version % _COMPARE_EVERY == 0
-        if version == self._compared or progress.is_replayed or not is_due:
+        learning = self.learning
+        progress = learning.progress
+        snapshot = learning.snapshot_version
+        version = progress.step if snapshot is None else snapshot
+        is_first = self._compared_version is None
+        is_due = is_first or snapshot is not None or version % _COMPARE_EVERY == 0
+        if version == self._compared_version or progress.is_replayed or not is_due:
             return
-        some = _some_of(self._samples_of(groups, version)[0])
-        if some:
-            with learning.control.doing(Doing.MEASURES_PARITY, timed="parity"):
+        compared = _select_compared(self._build_samples(groups, version)[0])
+        if compared:
+            with learning.control.during(Doing.MEASURES_PARITY, timed="parity"):
                 measured = await learning.team.score(
-                    some, self._temperature, use_snapshot=version < progress.step
+                    compared, self._temperature, use_snapshot=version < progress.step
                 )
             await learning.parity.check_sampled(measured, version, self._temperature)
-            self._compared = version
-            if (
-                learning.control.pause_error is not None
-            ):  # nor is anything trained that lies in the log
+            self._compared_version = version
+            # After a pause the log's groups are not trained either.
+            if learning.control.pause_error is not None:
                 await learning.intake.discard(Purpose.TRAIN)
             learning.control.obey()
-        has_gone = version < progress.step - learning.recipe.training.max_staleness
-        if progress.evaluating is None and (some or has_gone):
+        is_too_old = version < progress.step - learning.recipe.training.max_staleness
+        if progress.evaluating is None and (compared or is_too_old):
             await learning.drop_snapshot()
 
     async def _select(self) -> Selection:
-        """Look at groups, each as soon as it and all before it are there, until it is enough."""
-        learning, selection = self.learning, self._selection()
+        """Look at groups, each once it and all before it are received, until they suffice."""
+        learning = self.learning
+        selection = self._selection()
         while not selection.is_complete:
             learning.control.obey()
             self.feeder.admit(selection.lookahead)
-            number, began = selection.next_number, time.monotonic()
-            (group,) = await learning.groups(Purpose.TRAIN, range(number, number + 1))
+            number = selection.next_number
+            began = time.monotonic()
+            (group,) = await learning.receive_groups(Purpose.TRAIN, range(number, number + 1))
             selection.look(group, time.monotonic() - began)
             await check_lost(learning, selection.to_check, f"step {selection.step}")
         return selection
 
     def _selection(self) -> Selection:
-        """The selection of the present step, before it has looked at any group."""
-        learning, progress = self.learning, self.learning.progress
+        """Return the selection of the current step, before it has looked at any group."""
+        learning = self.learning
+        progress = learning.progress
         return Selection(
             recipe=learning.recipe,
             scoring=learning.scoring,
@@ -122,7 +130,7 @@ class Training:
             keep_rate=progress.keep_rate,
         )
 
-    def _samples_of(
+    def _build_samples(
         self, groups: Sequence[ScoredGroup], version: int
     ) -> tuple[list[Sample], GroupFacts]:
         learning = self.learning
@@ -140,7 +148,9 @@ class Training:
         metrics: Mapping[str, float],
         seconds: float,
     ) -> None:
-        learning, progress = self.learning, self.learning.progress
+        learning = self.learning
+        progress = learning.progress
+        step = progress.step
         counts = selection.counts(facts.groups_with_signal)
         progress.note_update({**metrics, **counts})
         progress.note_work(learning.lap(), facts.responses, facts.tokens)
@@ -152,40 +162,43 @@ class Training:
             **self.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
             **counts,
             **progress.note_phases(spent),
-            **learning.parity.told(),
-            "step": progress.step,
+            **learning.parity.take_results(),
+            "step": step,
             "dropped_responses": dict(facts.dropped_responses),
-            "groups": await learning.account_of(Purpose.TRAIN),
+            "groups": await learning.group_account(Purpose.TRAIN),
         }
-        event_data = StepMetrics(**as_json(data))
-        progress.metrics = {**event_data.metrics, "step": progress.step}
-        step = progress.step
-        await learning.attempt.say(f"step:{step}", f"step {step}", data=event_data)
+        step_metrics = StepMetrics(**to_json(data))
+        progress.metrics = {**step_metrics.metrics, "step": step}
+        await learning.attempt.report(f"step:{step}", f"step {step}", data=step_metrics)
         if selection.is_undersampled:
             await self._warn_of_undersampling(selection)
-        if progress.step > progress.made_before:
-            await learning.attempt.update(
-                step=progress.step, attempts_since_checkpoint=0, failures=0
-            )
+        if step > progress.steps_reported:
+            await learning.attempt.update(step=step, attempts_since_checkpoint=0, failures=0)
 
     async def _warn_of_undersampling(self, selection: Selection) -> None:
-        step, kept = self.learning.progress.step, len(selection.kept)
-        wanted = selection.recipe.training.groups_per_step
-        did = f"it trained on {kept} of {wanted} groups" if kept else "it made no update"
+        step = self.learning.progress.step
+        num_kept = len(selection.kept)
+        needed = selection.recipe.training.groups_per_step
+        outcome = (
+            f"it trained on {num_kept} of {needed} groups" if num_kept else "it made no update"
+        )
         message = (
-            f"step {step}: {did}: of {selection.judged} groups, the most that "
-            "training.max_oversampling allows, no more had a signal; raise it, or give tasks that "
-            "the policy solves sometimes"
+            f"step {step}: {outcome}: of {selection.judged} groups, the limit by "
+            "training.max_oversampling, no more had a signal; raise it, or give tasks that the "
+            "policy solves sometimes"
         )
-        data = Notice(
-            details={"kept": kept, "judged": selection.judged, "surplus": selection.surplus}
+        await self.learning.attempt.warn(
+            f"undersampled:{step}",
+            message,
+            kept=num_kept,
+            judged=selection.judged,
+            surplus=selection.surplus,
         )
-        await self.learning.attempt.say(f"undersampled:{step}", message, level="warn", data=data)
 
 
-def _some_of(samples: Sequence[Sample]) -> list[Sample]:
-    """Some with tokens of the version, as many as are to be compared; none if these are too few."""
-    own = [sample for sample in samples if sample.on_version.any()]
-    ends = list(accumulate(int(sample.on_version.sum()) for sample in own))
-    enough = bisect_left(ends, LEAST_TOKENS)
-    return own[: max(_COMPARED, enough + 1)] if enough < len(own) else []
+def _select_compared(samples: Sequence[Sample]) -> list[Sample]:
+    """Return samples with tokens of the version, or none if they have too few of them."""
+    candidates = [sample for sample in samples if sample.on_version.any()]
+    ends = list(accumulate(int(sample.on_version.sum()) for sample in candidates))
+    last = bisect_left(ends, MIN_COMPARED_TOKENS)
+    return candidates[: max(_MIN_COMPARED, last + 1)] if last < len(candidates) else []
