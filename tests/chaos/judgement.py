@@ -76,7 +76,7 @@ async def read_outcome(stack: Stack) -> Outcome:
         files=frozenset(path.name for path in (data / "weights").iterdir()),
         torn=(stack.folder / "torn").exists(),
         # A process that is told to stop before it has begun is ended by the signal.
-        remaining={
+        exited_cleanly={
             replica: status in {0, -signal.SIGTERM} for replica, status in exit_statuses.items()
         },
     )
