@@ -254,16 +254,9 @@ def _assemble(
     evaluator = Evaluator(attempt, held_out)
     parity = Parity(attempt, progress, control)
     publisher.find_probes = parity.find_probes
+    store = SampleStore(attempt.folder / "samples", attempt.number, deployment)
     versions = Versions(
-        attempt=attempt,
-        progress=progress,
-        team=team,
-        control=control,
-        intake=intake,
-        store=SampleStore(attempt.folder / "samples", attempt.number, deployment),
-        publisher=publisher,
-        checkpoints=checkpoints,
-        parity=parity,
+        attempt, progress, team, control, intake, store, publisher, checkpoints, parity
     )
     learning = Learning(
         attempt=attempt,
