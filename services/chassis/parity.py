@@ -60,9 +60,8 @@ def digest_prompts(
     """
     try:
         prompts: Any = [encode_prompt(task, template, tokenizer, options) for task in tasks]
-        chat_template = str(tokenizer.chat_template)
-        if template is None and prompts and "strftime_now" in chat_template:
-            prompts = [chat_template, dict(options)]
+        if template is None and prompts and "strftime_now" in str(tokenizer.chat_template):
+            prompts = [str(tokenizer.chat_template), dict(options)]
     except PromptError as error:
         prompts = str(error)
     encoded = json.dumps(prompts).encode()

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -51,20 +50,6 @@ def methods() -> set[str]:
         members = inspect.getmembers(resource, inspect.ismethod)
         found |= {f"{name}.{method}" for method, _ in members if not method.startswith("_")}
     return found
-
-
-def test_the_reference_has_every_route(stack: Stack) -> None:
-    paths = httpx.get(f"{stack.url}/openapi.json").json()["paths"]
-    routes = {
-        f"{method.upper()} {re.sub('{[^}]*}', '{}', path)}"
-        for path, methods in paths.items()
-        for method in methods
-        if not path.startswith("/api/")  # those are the SDK's of Tinker
-    }
-    named = re.findall(
-        r"`((?:GET|POST|PUT|DELETE) /(?:v1|inference|rollout)[^`]*)`", REFERENCE.read_text("utf-8")
-    )
-    assert {re.sub("{[^}]*}", "{}", route) for route in named} == routes
 
 
 def test_every_method_works_but_those_of_the_table_which_are_refused_as_it_says(

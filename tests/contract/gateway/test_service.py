@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol import streams
+from protocol import STORED_VERSION, streams
 from protocol.exchange import Exchange, Sought
 from protocol.exchange.jobs import JOB_INDEX
 from protocol.messages import JobRecord, JobState, Requested, Trial, TrialResult
@@ -125,7 +125,7 @@ async def test_what_a_gateway_had_no_time_to_remove_goes_later(jobs: JobService)
 async def test_a_search_looks_at_all_jobs_a_thousand_at_a_time(
     server: Server, exchange: Exchange
 ) -> None:
-    record = a_job_record().model_dump(mode="json")
+    record = {"version": STORED_VERSION, **a_job_record().model_dump(mode="json")}
     fields: dict[Any, Any] = {name: json.dumps(value) for name, value in record.items()}
     with server.client() as client:
         pipe = client.pipeline(transaction=False)
