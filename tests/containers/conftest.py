@@ -46,7 +46,7 @@ class Stack:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        wait_for(lambda: self.sdk.fine_tuning.jobs.list(limit=1) is not None, 240, "the gateway")
+        wait_until(lambda: self.sdk.fine_tuning.jobs.list(limit=1) is not None, 240, "the gateway")
 
     def execute(self, service: str, *command: str) -> str:
         """What a command prints in a container; a learner's begins anew after a job.
@@ -72,7 +72,7 @@ class Stack:
         victim = self.first_process(service)
         assert victim, f"{service} does not run"  # 0 would be this very process and its kin
         os.kill(victim, signal.SIGKILL)
-        wait_for(
+        wait_until(
             lambda: self.first_process(service) not in {0, victim}, 180, f"{service} to start again"
         )
 
@@ -105,10 +105,10 @@ class Stack:
             assert job["status"] not in ENDED, job
             return job["weir"]["step"] >= step
 
-        wait_for(reached, 240, f"step {step}")
+        wait_until(reached, 240, f"step {step}")
 
     def wait_for_end(self, job_id: str) -> Json:
-        wait_for(lambda: self.job(job_id)["status"] in ENDED, 400, f"the end of {job_id}")
+        wait_until(lambda: self.job(job_id)["status"] in ENDED, 400, f"the end of {job_id}")
         return self.job(job_id)
 
 
@@ -116,7 +116,7 @@ def container(service: str) -> str:
     return f"{PROJECT}-{service}-1"
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
     """Wait, also through the time when the gateway is not there."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -138,23 +138,23 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def running_engine() -> Iterator[Engine]:
     """An engine that has the images: the five services', and those of other people."""
-    found = engine()
+    container_engine = engine()
     base = re.findall(r"^ARG BASE=(.+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
-    found.prepare("python", base[0])
+    container_engine.prepare("python", base[0])
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     for name, service in compose.items():
-        if "build" not in service and name not in found.cannot_make:
-            found.prepare(name, service["image"])
-    found.build(*tagged("gateway"))
+        if "build" not in service and name not in container_engine.cannot_make:
+            container_engine.prepare(name, service["image"])
+    container_engine.build(*tagged("gateway"))
     with ThreadPoolExecutor(2) as pool:  # what two images share is there before both are built
         for pair in (
             [tagged("grader"), ["learner", "--target", "engine"]],
             [tagged("rollout"), tagged("learner")],
             [tagged("environment")],
         ):
-            list(pool.map(lambda job: found.build(*job), pair))
-    yield found
-    found.tidy()
+            list(pool.map(lambda job: container_engine.build(*job), pair))
+    yield container_engine
+    container_engine.tidy()
 
 
 @pytest.fixture(scope="session")
@@ -167,14 +167,14 @@ def stack(running_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> I
     for name, text in (of_test | {"api_keys": key}).items():
         (folder / name).write_text(text)
     named = {name: {"file": str(folder / name)} for name in (*of_test, "api_keys")}
-    own = f"secrets: {json.dumps(named)}\n{running_engine.override}\n"
-    (folder / "override.yml").write_text(own)
+    override = f"secrets: {json.dumps(named)}\n{running_engine.override}\n"
+    (folder / "override.yml").write_text(override)
     folder.chmod(0o755)
     running_engine.environment |= {"WEIR_GATEWAY_PORT": f"127.0.0.1:{port}"}
     sdk = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
     described = Stack(running_engine, ("docker-compose.yml", str(folder / "override.yml")), (), sdk)
-    known = described.compose(*_ALL, "config", "--services").split()
-    described.services = tuple(name for name in known if name not in running_engine.cannot_make)
+    names = described.compose(*_ALL, "config", "--services").split()
+    described.services = tuple(name for name in names if name not in running_engine.cannot_make)
     with running_engine.serving():
         try:
             described.up()

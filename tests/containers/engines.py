@@ -44,8 +44,8 @@ class Engine:
         """Have an image that is not built here; docker pulls it when it is needed."""
 
     def build(self, service: str, *arguments: str) -> None:
-        own = ("--build-arg", f"SERVICE={service}")
-        self("build", "--file", "deploy/Dockerfile", *own, *arguments, ".")
+        build_argument = ("--build-arg", f"SERVICE={service}")
+        self("build", "--file", "deploy/Dockerfile", *build_argument, *arguments, ".")
 
     def tidy(self) -> None:
         """Take away what a build leaves mounted; docker leaves nothing."""
@@ -56,8 +56,8 @@ class Engine:
         yield
 
     def is_healthy(self, container: str) -> bool:
-        said = self("inspect", "--format", "{{.State.Health.Status}}", container)
-        return said.strip() == "healthy"
+        text = self("inspect", "--format", "{{.State.Health.Status}}", container)
+        return text.strip() == "healthy"
 
 
 class Podman(Engine):

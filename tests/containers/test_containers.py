@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.containers.conftest import SERVICES, Json, Stack, container, wait_for
+from tests.containers.conftest import SERVICES, Json, Stack, container, wait_until
 from tests.containers.engines import Engine
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
@@ -61,12 +61,12 @@ def test_a_container_may_do_little_holds_its_service_alone_and_is_healthy(
     (root,) = (options for _, place, _, options, *_ in mounts if place == "/")
     assert "ro" in root.split(",")
     with_it = {"data"} if service == "grader" else set[str]()  # whose reader `weir data` uses
-    there = set(stack.execute(service, "ls", "/app/services").split())
-    assert there == {"__init__.py", "chassis", service} | with_it
+    present = set(stack.execute(service, "ls", "/app/services").split())
+    assert present == {"__init__.py", "chassis", service} | with_it
     packages = ("torch", "vllm", "deepspeed", "fastapi", "math_verify", "verifiers")
     look = f"import importlib.util as u; print(*(n for n in {packages} if u.find_spec(n)))"
     assert set(stack.execute(service, "python3", "-c", look).split()) == heavy
-    wait_for(lambda: stack.engine.is_healthy(container(service)), 240, f"{service} to be healthy")
+    wait_until(lambda: stack.engine.is_healthy(container(service)), 240, f"{service} to be healthy")
 
 
 def test_prometheus_reaches_every_service_and_has_the_last_evaluation_of_a_job(
@@ -80,9 +80,9 @@ def test_prometheus_reaches_every_service_and_has_the_last_evaluation_of_a_job(
         up = asked('up{job=~"weir|redis"} == 1')
         return {m.get("service", m["job"]) for m in up} == {*SERVICES, "redis"}
 
-    wait_for(reached, 240, "every target to be up")
+    wait_until(reached, 240, "every target to be up")
     metric = f'weir_job_evaluation{{job="{trained["id"]}",name="accuracy"}}'
-    wait_for(lambda: bool(asked(metric)), 120, metric)
+    wait_until(lambda: bool(asked(metric)), 120, metric)
 
 
 def test_the_gateway_shows_what_the_learner_has_kept(stack: Stack, trained: Json) -> None:

@@ -1,4 +1,4 @@
-"""What one GPU does with the learner, on one page: ``python -m tests.gpu.report [PART ...]``.
+"""The learner on one GPU, on one page: ``python -m tests.gpu.report [PART ...]``.
 
 A part is chosen by a word of its name; without words all are measured, in 25 minutes at most. Each
 runs in a process of its own with a limit; one that fails is a row with its error. Models have
@@ -93,7 +93,7 @@ def _recipe(tokens: int, stage: int, offload: str = "none", **training: Any) -> 
 _SPEED = {"longest": 20480} | _recipe(22528, 1)
 _COMPILED = _SPEED | _recipe(22528, 1, compile_layers=True)
 _KEPT = _recipe(8192, 1, recompute_activations=False)
-# For 80 GB, and 128 GiB on the host; first what a short time is best spent on.
+# For 80 GB, and 128 GiB on the host; the most useful parts come first.
 PARTS = [
     Part("updates", "updates", {}, model=""),
     *(Part(f"attention, {n:,} tokens", "attention", {"tokens": n}) for n in (2048, 8192, 20480)),
@@ -116,9 +116,9 @@ def measured(part: Part, models: Path, left_s: float) -> Result:
     settings |= _small(part.settings) if REHEARSES else part.settings
     command = [sys.executable, "-m", "tests.gpu.measure", part.what, json.dumps(settings)]
     limit_s = part.limit_s * (5 if REHEARSES else 1)  # a machine that rehearses may be busy
-    found = _last_line(command, max(0, min(limit_s, left_s)))
-    figures = [Figure(**figure) for figure in found.get("figures", [])]
-    return Result(part.name, time.monotonic() - began, figures, found.get("error", ""))
+    output = _last_line(command, max(0, min(limit_s, left_s)))
+    figures = [Figure(**figure) for figure in output.get("figures", [])]
+    return Result(part.name, time.monotonic() - began, figures, output.get("error", ""))
 
 
 def _small(settings: Mapping[str, Any]) -> Json:
@@ -200,7 +200,9 @@ def main(words: Sequence[str]) -> int:
     if not chosen:
         print(f"no such part; there are: {'; '.join(part.name for part in PARTS)}")
         return 2
-    head, results, end = _head(), [], time.monotonic() + _MOST_S
+    head = _head()
+    results = []
+    end = time.monotonic() + _MOST_S
     PAGE.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as models:
         for part in chosen:

@@ -61,8 +61,8 @@ def test_a_problem_is_reported_with_its_line(
     line = f"line {3 if sound else 1}: "
     assert check(tmp_path, f"{sound}{content}\n" if isinstance(content, str) else content) == 2
     *report, last = capsys.readouterr().out.splitlines()
-    assert any(found.startswith(line + problem) for found in report)
-    assert all(found.startswith(line) for found in report)
+    assert any(finding.startswith(line + problem) for finding in report)
+    assert all(finding.startswith(line) for finding in report)
     assert last.endswith(f" tasks, {len(report)} problems")
 
 
@@ -128,5 +128,5 @@ def test_the_document_shows_a_sound_task_and_every_preset(tmp_path: Path) -> Non
     page = (ROOT / "docs/how-to/data.md").read_text("utf-8")
     (line,) = re.findall(r"```\n(\{.*?)```", page, re.DOTALL)
     assert check(tmp_path, line) == 0
-    told = set(re.findall(r"`(.+?)`", page))
-    assert {*PRESETS, *(preset.hub for preset in PRESETS.values())} <= told
+    names = set(re.findall(r"`(.+?)`", page))
+    assert {*PRESETS, *(preset.hub for preset in PRESETS.values())} <= names

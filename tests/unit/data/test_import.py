@@ -158,10 +158,10 @@ def test_every_preset_is_tried() -> None:
 @pytest.mark.parametrize("preset", PUBLISHED)
 def test_a_dataset_becomes_tasks_by_its_preset(preset: str) -> None:
     rows, tasks, left_out = PUBLISHED[preset]
-    made = asyncio.run(import_tasks(rows, PRESETS[preset], None))
-    for draft, wanted in zip(made.drafts, tasks, strict=True):
-        assert {key: draft.fields[key] for key in wanted} == wanted
-    assert {reason: len(rows) for reason, rows in made.left_out.items()} == left_out
+    imported = asyncio.run(import_tasks(rows, PRESETS[preset], None))
+    for draft, expected in zip(imported.drafts, tasks, strict=True):
+        assert {key: draft.fields[key] for key in expected} == expected
+    assert {reason: len(rows) for reason, rows in imported.left_out.items()} == left_out
 
 
 def map_row(row: dict[str, Any], **columns: Any) -> dict[str, Any]:
@@ -234,8 +234,8 @@ def a_file(folder: Path, kind: str, rows: Sequence[dict[str, Any]] = ROWS) -> Pa
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 def test_a_file_of_any_kind_becomes_the_same_tasks(kind: str, tmp_path: Path, out: Path) -> None:
     options = [*COLUMNS, "--solution", "steps", "--keep", "note", "--limit", "2"]
-    made = imported(a_file(tmp_path, kind), out, *options)
-    assert [{**task, "id": ""} for task in made] == [
+    tasks = imported(a_file(tmp_path, kind), out, *options)
+    assert [{**task, "id": ""} for task in tasks] == [
         {
             "id": "",
             "prompt": f"What is {n}+{n}?",
@@ -245,7 +245,7 @@ def test_a_file_of_any_kind_becomes_the_same_tasks(kind: str, tmp_path: Path, ou
         }
         for n in (1, 2)
     ]
-    assert [task.id for task in read_tasks(out)] == [task["id"] for task in made]
+    assert [task.id for task in read_tasks(out)] == [task["id"] for task in tasks]
 
 
 def test_a_copy_of_a_dataset_has_its_parts_in_folders_or_on_its_card(
@@ -278,8 +278,8 @@ def test_an_answer_of_a_csv_stays_as_it_is_written(
     answers: list[str], tmp_path: Path, out: Path
 ) -> None:
     rows = [{"problem": f"{answer}?", "answer": answer} for answer in answers]
-    made = imported(a_file(tmp_path, "csv", rows), out)
-    assert [task["answer"] for task in made] == list(filter(None, answers))
+    tasks = imported(a_file(tmp_path, "csv", rows), out)
+    assert [task["answer"] for task in tasks] == list(filter(None, answers))
 
 
 @pytest.mark.parametrize("head", ["\ufeff", ","])
@@ -311,8 +311,8 @@ def test_the_held_out_are_the_same_whatever_the_order_and_others_for_another_see
 def test_ids_that_are_not_unique_are_made_from_the_problems(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = imported(a_file(tmp_path, "jsonl", ROWS[:3]), out, *COLUMNS, "--id", "note")
-    assert len({task["id"] for task in made} - {"easy"}) == 3
+    tasks = imported(a_file(tmp_path, "jsonl", ROWS[:3]), out, *COLUMNS, "--id", "note")
+    assert len({task["id"] for task in tasks} - {"easy"}) == 3
     assert "own are not unique" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""``weir data integers``: which answers become integers, and what is asked of the model for it."""
+"""``weir data integers``: the answers that become integers, and the requests to the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ROOT = r"\frac{11-2\sqrt{6}}{5}"
 OF_ROOT = (r"\dfrac{k - m\sqrt{n}}{p}", "k = 11, m = 2, n=6, p = 5", 24)
 ASKED = r"answer is $\dfrac{k - m\sqrt{n}}{p}$ with integers $k$, $m$, $n$, $p$. Find $k+m+n+p$."
 PROBLEM = r"Find x if \(\sin bx=1\)."
-RIGHT, OFF = "rewritten", "the integers do not make the answer"
+RIGHT = "rewritten"
+OFF = "the integers do not make the answer"
 
 
 def finds(formats: dict[str, Reply]) -> Behaviour:
@@ -34,8 +35,8 @@ def finds(formats: dict[str, Reply]) -> Behaviour:
     async def behave(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
         reply = formats.get(body["messages"][-1]["content"].rpartition("Answer:\n")[2])
         form, values, total = reply or ("", "", 0)
-        said = {"analysis": "", "format": form, "integers": values, "answer": total}
-        await (says(json.dumps(said)) if reply else replies(b"", 400))(server, body, writer)
+        fields = {"analysis": "", "format": form, "integers": values, "answer": total}
+        await (says(json.dumps(fields)) if reply else replies(b"", 400))(server, body, writer)
 
     return behave
 
@@ -87,27 +88,28 @@ CASES: list[tuple[str, Reply | None, str]] = [
 
 
 @pytest.mark.parametrize(("answer", "reply", "how"), CASES)
-async def test_only_what_makes_the_answer_is_asked_for(
+async def test_only_integers_that_make_the_answer_are_used(
     server: ScriptedServer, answer: str, reply: Reply | None, how: str, tmp_path: Path, capsys: Any
 ) -> None:
     server.script = [finds({answer: reply} if reply else {})]
     task = {"id": "one", "prompt": PROBLEM, "answer": answer}
     assert await rewrite(tmp_path, task) == 0
     assert capsys.readouterr().out == f"1 {how}\n"
-    [found] = written(tmp_path)
+    [task_after] = written(tmp_path)
     if how != RIGHT:
-        assert found == task
+        assert task_after == task
     elif reply:
-        assert found["prompt"].startswith(
+        assert task_after["prompt"].startswith(
             f"{PROBLEM}\n\nIn simplest form the answer is ${reply[0]}$"
         )
-        assert found == task | {"prompt": found["prompt"], "answer": str(reply[2])}
+        assert task_after == task | {"prompt": task_after["prompt"], "answer": str(reply[2])}
 
 
-async def test_an_interrupted_run_asks_for_the_rest(
+async def test_an_interrupted_run_resumes(
     server: ScriptedServer, tmp_path: Path, capsys: Any
 ) -> None:
-    refuses, finding = replies(b"", 401), finds({ROOT: OF_ROOT, r"2\pi": (r"$k\pi$", "k = 2", 2)})
+    refuses = replies(b"", 401)
+    finding = finds({ROOT: OF_ROOT, r"2\pi": (r"$k\pi$", "k = 2", 2)})
 
     async def breaks(server: ScriptedServer, body: dict[str, Any], writer: Any) -> None:
         server.exam = refuses
@@ -125,7 +127,9 @@ async def test_an_interrupted_run_asks_for_the_rest(
     with (tmp_path / "out.jsonl.replies").open("a") as file:
         file.write('\nnull\n["cut o')
     await server.come()
-    server.script, server.exam, server.asked = [finding], tells_right_from_wrong, []
+    server.script = [finding]
+    server.exam = tells_right_from_wrong
+    server.asked = []
     assert await rewrite(tmp_path, *tasks) == 0
     assert len(server.asked) == 1
     first, second = written(tmp_path)

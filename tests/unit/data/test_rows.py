@@ -27,12 +27,12 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out.jsonl"
 
 
-def tasks_of(source: Path, out: Path, *options: str) -> list[dict[str, Any]]:
+def import_rows(source: Path, out: Path, *options: str) -> list[dict[str, Any]]:
     assert main(["import", str(source), str(out), *options]) == 0
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def answers_in(source: Path) -> Answers:
+def read_answers(source: Path) -> Answers:
     return [row["answer"] for row in read_rows(str(source), (), "train")]
 
 
@@ -40,18 +40,18 @@ def as_lines(answers: list[str]) -> str:
     return "".join(f'{{"problem": "{n}?", "answer": {text}}}\n' for n, text in enumerate(answers))
 
 
-def in_a_parquet_file(table: pa.Table, folder: Path) -> Path:
+def write_parquet(table: pa.Table, folder: Path) -> Path:
     parquet.write_table(table, folder / "rows.parquet")
     return folder / "rows.parquet"
 
 
-def in_a_folder(table: pa.Table, folder: Path) -> Path:
+def write_folder(table: pa.Table, folder: Path) -> Path:
     (folder / "copy/data").mkdir(parents=True)
     parquet.write_table(table, folder / "copy/data/train-0.parquet")
     return folder / "copy"
 
 
-def saved_by_the_library(table: pa.Table, folder: Path) -> Path:
+def save_dataset(table: pa.Table, folder: Path) -> Path:
     Dataset(table).save_to_disk(folder / "saved")
     return folder / "saved"
 
@@ -67,23 +67,23 @@ def test_json_keeps_digits_and_dates(answers: list[str], form: str, tmp_path: Pa
     lines = as_lines(answers)
     array = f"[{','.join(lines.splitlines())}]"
     columns = f'{{"problem": {[0] * len(answers)},\n"answer": [{", ".join(answers)}]}}'
-    made = {
+    texts = {
         "lines": lines.replace("\n", "\n\n"),
         "array": array,
         "pretty": array.replace("{", "{\n"),
         "marked": f"\ufeff{lines}",
         "columns": columns,
     }
-    (tmp_path / "rows.json").write_text(made[form])
-    found = map(str, answers_in(tmp_path / "rows.json"))
-    assert list(found) == [text.strip('"') for text in answers]
+    (tmp_path / "rows.json").write_text(texts[form])
+    answers_read = map(str, read_answers(tmp_path / "rows.json"))
+    assert list(answers_read) == [text.strip('"') for text in answers]
 
 
 def test_numbers_of_json_stay_numbers_where_that_changes_nothing(tmp_path: Path, out: Path) -> None:
     row = '{"problem": "1?", "answer": [1.50, 2], "n": 3, "x": 0.5, "y": 0.50, "z": NaN}'
     (tmp_path / "rows.jsonl").write_text(row)
     options = [part for name in "nxyz" for part in ("--keep", name)]
-    (task,) = tasks_of(tmp_path / "rows.jsonl", out, *options)
+    (task,) = import_rows(tmp_path / "rows.jsonl", out, *options)
     assert task["metadata"] == {"n": 3, "x": 0.5, "y": "0.50"}
     assert task["answer"] == "1.50, 2"
 
@@ -95,7 +95,7 @@ def test_a_column_may_be_missing_in_the_first_row(name: str, tmp_path: Path, out
     text = b'{"problem": "0?"}\n{"problem": "1?", "of": {"answer": 1.0}}\n'
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     source = path.parent if path.parent.name == "copy" else path
-    (task,) = tasks_of(source, out, "--answer", "of.answer")
+    (task,) = import_rows(source, out, "--answer", "of.answer")
     assert (task["prompt"], task["answer"]) == ("1?", "1.0")
 
 
@@ -105,14 +105,14 @@ def test_a_folder_of_csv_files_is_text_too(kind: str, tmp_path: Path, out: Path)
     rows = [["problem", "answer"], ["1?", "007"], ["2?", "1.50"], ["3?", "NA"], ["4?", "1e5"]]
     mark = {"csv": ",", "tsv": "\t"}[kind]
     (tmp_path / f"copy/train.{kind}").write_text("\n".join(map(mark.join, rows)))
-    found = tasks_of(tmp_path / "copy", out)
-    assert [task["answer"] for task in found] == ["007", "1.50", "NA", "1e5"]
+    tasks = import_rows(tmp_path / "copy", out)
+    assert [task["answer"] for task in tasks] == ["007", "1.50", "NA", "1e5"]
 
 
 def test_a_cell_of_a_csv_may_be_long_and_have_lines(tmp_path: Path) -> None:
     cell = "a\r\nb,c" * 40_000
     (tmp_path / "rows.csv").write_text(f'problem,answer\n1?,"{cell}"\n', newline="")
-    assert answers_in(tmp_path / "rows.csv") == [cell]
+    assert read_answers(tmp_path / "rows.csv") == [cell]
 
 
 NESTED = pa.struct({"x": pa.list_(pa.struct({"y": pa.float32()}))})
@@ -142,7 +142,7 @@ KEPT: list[tuple[pa.Array, Answers]] = [
 
 
 @pytest.mark.parametrize(
-    "write", [in_a_parquet_file, in_a_folder, saved_by_the_library], ids=lambda way: way.__name__
+    "write", [write_parquet, write_folder, save_dataset], ids=lambda way: way.__name__
 )
 @pytest.mark.parametrize(
     ("cells", "answers"), KEPT, ids=lambda part: str(getattr(part, "type", ""))
@@ -150,10 +150,12 @@ KEPT: list[tuple[pa.Array, Answers]] = [
 def test_a_typed_cell_is_its_text(
     write: Callable[[pa.Table, Path], Path], cells: pa.Array, answers: Answers, tmp_path: Path
 ) -> None:
-    if write is saved_by_the_library and pa.types.is_fixed_size_binary(cells.type):
+    if write is save_dataset and pa.types.is_fixed_size_binary(cells.type):
         pytest.skip("the library has no such type")
-    found = answers_in(write(pa.table({"answer": cells}), tmp_path))
-    plain = [each if each is None or isinstance(each, list | dict) else str(each) for each in found]
+    cells_read = read_answers(write(pa.table({"answer": cells}), tmp_path))
+    plain = [
+        cell if cell is None or isinstance(cell, list | dict) else str(cell) for cell in cells_read
+    ]
     assert plain == answers
 
 
@@ -182,7 +184,7 @@ def test_a_cell_whose_text_is_not_known_refuses_the_import_by_column_and_row(
     column: str, cells: pa.Array, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns: dict[str, Any] = {"problem": ["1?", "2?"], "answer": ["1", "2"]}
-    source = in_a_parquet_file(pa.table(columns | {column: cells}), tmp_path)
+    source = write_parquet(pa.table(columns | {column: cells}), tmp_path)
     if column in columns and not cells[0].is_valid:
         columns[column] = cells
     options = {"solution": ["--solution", "solution"], "note": ["--keep", "note"]}.get(column, [])
@@ -190,7 +192,7 @@ def test_a_cell_whose_text_is_not_known_refuses_the_import_by_column_and_row(
     assert f"row 2, column '{column}': " in capsys.readouterr().err
     assert not out.exists()
     if options:  # what is not asked for may be anything
-        assert len(tasks_of(source, out)) == 2
+        assert len(import_rows(source, out)) == 2
 
 
 @pytest.mark.parametrize(
@@ -222,12 +224,12 @@ def test_mixed_json_that_the_library_has_saved_is_read_as_json(tmp_path: Path) -
     (tmp_path / "rows.jsonl").write_text(as_lines(["3", '"x"', '{"a": 1}']))
     loaded = load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), split="train")
     loaded.save_to_disk(tmp_path / "saved")
-    assert answers_in(tmp_path / "saved") == [3, "x", {"a": 1}]
+    assert read_answers(tmp_path / "saved") == [3, "x", {"a": 1}]
 
 
 def test_a_picture_is_no_text_but_may_decide_about_its_row(tmp_path: Path, out: Path) -> None:
     pictures = [{"bytes": b"\x89PNG", "path": None}, None]
     rows = {"problem": ["1?", "2?"], "answer": ["1", "2"], "image": pictures}
     Dataset.from_dict(rows).cast_column("image", Image()).save_to_disk(tmp_path / "saved")
-    (task,) = tasks_of(tmp_path / "saved", out, "--where", "image=")
+    (task,) = import_rows(tmp_path / "saved", out, "--where", "image=")
     assert task["prompt"] == "2?"

@@ -34,7 +34,7 @@ def a_test(changes: Mapping[str, Any], alert: str, *minutes: int) -> dict[str, A
         name: value for name, value in changes.items() if name != "minute"
     }
     fires = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) > bool 0'
-    asked = [
+    expectations = [
         {
             "expr": fires if alert else 'ALERTS{alertstate="firing"}',
             "eval_time": f"{minute}m",
@@ -43,7 +43,7 @@ def a_test(changes: Mapping[str, Any], alert: str, *minutes: int) -> dict[str, A
         for minute in minutes
     ]
     inputs = [{"series": name, "values": values} for name, values in series.items() if values]
-    return {"interval": "1m", "input_series": inputs, "promql_expr_test": asked}
+    return {"interval": "1m", "input_series": inputs, "promql_expr_test": expectations}
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="apt-get install prometheus")

@@ -68,27 +68,29 @@ CONTAINERS: dict[str, dict[str, Any]] = BASE["services"]
 ON_GPUS = {name: read(text)["services"] for name, text in GPU_TEXTS.items()}
 
 
-def environment_of(name: str) -> dict[str, str]:
+def container_environment(name: str) -> dict[str, str]:
     """A container's variables, as nobody has changed them."""
     return {key: str(value or "") for key, value in CONTAINERS[name]["environment"].items()}
 
 
-def gpus_of(service: dict[str, Any]) -> list[str]:
+def gpu_indices(service: dict[str, Any]) -> list[str]:
     devices = service["deploy"]["resources"]["reservations"]["devices"]
     return [gpu for device in devices for gpu in device.get("device_ids", [])]
 
 
-def read_by(*folders: str) -> set[str]:
+def variables_read(*folders: str) -> set[str]:
     """The variables that the code in these folders reads."""
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return {name for path in paths for name in re.findall(r'"(WEIR_[A-Z_]+)"', path.read_text())}
 
 
 def test_containers_may_do_little() -> None:
-    published = {name: each["ports"] for name, each in CONTAINERS.items() if "ports" in each}
+    published = {
+        name: service["ports"] for name, service in CONTAINERS.items() if "ports" in service
+    }
     assert published == {"gateway": ["8000:8000"], "grafana": ["127.0.0.1:3000:3000"]}
     assert BASE["networks"]["inside"]["internal"] is True
-    outside = {name for name, each in CONTAINERS.items() if "edge" in each["networks"]}
+    outside = {name for name, service in CONTAINERS.items() if "edge" in service["networks"]}
     assert outside == {"gateway", "grader", "learner", "grafana", "trackers", "environment"}
     exporter = {"dcgm-exporter": ON_GPUS["judged"]["dcgm-exporter"]}
     for name, service in (CONTAINERS | exporter).items():
@@ -105,14 +107,14 @@ def test_containers_may_do_little() -> None:
 def test_what_a_container_mounts_is_declared_and_no_secret_is_a_variable() -> None:
     for name, service in CONTAINERS.items():
         volumes = {volume.split(":")[0] for volume in service.get("volumes", [])}
-        assert {each for each in volumes if not each.startswith("./")} <= set(BASE["volumes"])
-        assert all((ROOT / each).exists() for each in volumes if each.startswith("./"))
+        assert {name for name in volumes if not name.startswith("./")} <= set(BASE["volumes"])
+        assert all((ROOT / name).exists() for name in volumes if name.startswith("./"))
         secrets = set(service.get("secrets", []))
         assert secrets <= set(BASE["secrets"])
-        given = service.get("environment", {})
-        assert not {key for key, text in given.items() if is_secret(key, str(text))}, name
-        named = {key for key in given if key.endswith("_FILE") and given[key]}
-        assert {Path(given[key]).name for key in named} <= secrets, name
+        variables = service.get("environment", {})
+        assert not {key for key, text in variables.items() if is_secret(key, str(text))}, name
+        named = {key for key in variables if key.endswith("_FILE") and variables[key]}
+        assert {Path(variables[key]).name for key in named} <= secrets, name
     holders = {name: set[str]() for name in BASE["secrets"]}
     for name, service in CONTAINERS.items():
         for secret in service.get("secrets", []):
@@ -128,14 +130,14 @@ def test_what_a_container_mounts_is_declared_and_no_secret_is_a_variable() -> No
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_container_has_the_variables_that_its_code_reads_and_no_others(name: str) -> None:
-    given = {key.removesuffix("_FILE") for key in CONTAINERS[name]["environment"]}
-    given |= {"WEIR_GPUS"} if name == "learner" else set()
-    known = read_by(f"services/{name}", "services/chassis", "proto", "deploy", "weir")
-    assert {key for key in given if key.startswith("WEIR_")} <= known
+    variables = {key.removesuffix("_FILE") for key in CONTAINERS[name]["environment"]}
+    variables |= {"WEIR_GPUS"} if name == "learner" else set()
+    documented = variables_read(f"services/{name}", "services/chassis", "proto", "deploy", "weir")
+    assert {key for key in variables if key.startswith("WEIR_")} <= documented
     in_deployment = set(re.findall(r"WEIR_MODEL_\w+", " ".join(ALLOWANCES)))
-    listed = set(ALLOWANCES) - read_by(f"services/{name}") - in_deployment
-    asked = read_by(f"services/{name}", "services/chassis") - NOT_OF_CONTAINERS - listed
-    assert {key for key in asked if OF_ONE.get(key, name) == name} <= given
+    listed = set(ALLOWANCES) - variables_read(f"services/{name}") - in_deployment
+    required = variables_read(f"services/{name}", "services/chassis") - NOT_OF_CONTAINERS - listed
+    assert {key for key in required if OF_ONE.get(key, name) == name} <= variables
 
 
 def test_every_variable_of_a_person_is_documented() -> None:
@@ -148,11 +150,12 @@ def test_every_variable_of_a_person_is_documented() -> None:
 def test_what_a_person_leaves_open_is_left_to_the_code(name: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("p@ss word\n")
-    found = find_stack(environment_of("trackers") | {"WEIR_API_KEY_FILE": str(secret)})
-    assert (found.url, found.api_key) == ("http://gateway:8000", "p@ss word")
-    given = environment_of(name)
-    named = {key: str(secret) for key, text in given.items() if key.endswith("_FILE") and text}
-    environment = given | named
+    trackers = container_environment("trackers")
+    client_stack = find_stack(trackers | {"WEIR_API_KEY_FILE": str(secret)})
+    assert (client_stack.url, client_stack.api_key) == ("http://gateway:8000", "p@ss word")
+    variables = container_environment(name)
+    named = {key: str(secret) for key, text in variables.items() if key.endswith("_FILE") and text}
+    environment = variables | named
     deployment = Deployment.from_environment(environment)
     assert deployment.redis_url == f"redis://{name}:p%40ss%20word@redis:6379/0"
     assert deployment.api_keys == (("p@ss word",) if name == "gateway" else ())
@@ -173,10 +176,10 @@ def test_redis_has_the_users_of_a_stack_of_processes(tmp_path: Path) -> None:
     script = CONTAINERS["redis"]["command"][2].replace("$$", "$").replace("exec redis-server", ":")
     script = script.replace("/run/secrets", str(tmp_path)).replace("/etc/weir", f"{ROOT}/deploy")
     script = re.sub(": --save .* <<", "cat <<", script)
-    made = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert made.stdout.splitlines() == render_users(passwords).splitlines()
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines() == render_users(passwords).splitlines()
     for name in SERVICES:
-        of_redis = {each for each in CONTAINERS[name]["secrets"] if each.startswith("redis_")}
+        of_redis = {secret for secret in CONTAINERS[name]["secrets"] if secret.startswith("redis_")}
         assert of_redis == {f"redis_{name}"}
 
 
@@ -194,7 +197,7 @@ def test_a_secret_of_others_is_a_file_that_a_person_may_name(name: str) -> None:
         assert line in BASE_TEXT
         assert f'{secret}: {{file: "${{{variable}:-/dev/null}}"}}\n' in BASE_TEXT
         assert secret in CONTAINERS[name]["secrets"]
-        assert environment_of(name)[variable] == ""
+        assert container_environment(name)[variable] == ""
 
 
 def test_the_exporter_of_redis_reads_its_password_from_a_file(tmp_path: Path) -> None:
@@ -202,10 +205,10 @@ def test_the_exporter_of_redis_reads_its_password_from_a_file(tmp_path: Path) ->
     exporter = CONTAINERS["redis-exporter"]
     script = exporter["entrypoint"][2].replace("$$", "$")
     script = script.replace("/tmp/", f"{tmp_path}/").replace("/run/secrets", str(tmp_path))
-    told = subprocess.run(
+    result = subprocess.run(
         ["sh", "-c", script.replace("/redis_exporter", "echo")], capture_output=True, text=True
     )
-    assert told.stdout == f"-redis.password-file {tmp_path}/passwords\n"
+    assert result.stdout == f"-redis.password-file {tmp_path}/passwords\n"
     server = exporter["environment"]["REDIS_ADDR"].removeprefix("redis://")
     user = exporter["environment"]["REDIS_USER"]
     passwords = json.loads((tmp_path / "passwords").read_text())
@@ -214,13 +217,14 @@ def test_the_exporter_of_redis_reads_its_password_from_a_file(tmp_path: Path) ->
 
 def test_prometheus_finds_what_runs_and_grafana_shows_it() -> None:
     jobs = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
-    looked_up = [found for job in jobs for found in job.get("dns_sd_configs", [])]
-    names = {name for found in looked_up for name in found["names"]}
+    looked_up = [config for job in jobs for config in job.get("dns_sd_configs", [])]
+    names = {name for config in looked_up for name in config["names"]}
     assert names == {*SERVICES, "dcgm-exporter"}
     assert "redis-exporter:9121" in str(jobs)
     for name in SERVICES:
-        assert environment_of(name)["WEIR_METRICS_PORT"] == str(looked_up[0]["port"])
-    provisioning, grafana = ROOT / "deploy/grafana/provisioning", CONTAINERS["grafana"]
+        assert container_environment(name)["WEIR_METRICS_PORT"] == str(looked_up[0]["port"])
+    provisioning = ROOT / "deploy/grafana/provisioning"
+    grafana = CONTAINERS["grafana"]
     source = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
     provider = yaml.safe_load((provisioning / "dashboards/weir.yml").read_text())["providers"][0]
@@ -247,20 +251,21 @@ def test_a_command_in_a_shell_starts_what_the_variables_say(
 ) -> None:
     (tmp_path / program).write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / program).chmod(0o755)
-    given = environment_of(service) | variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = container_environment(service) | variables
+    environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     command = [word.replace("$$", "$") for word in CONTAINERS[service]["command"]]
-    done = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected
 
 
 def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
-    made = {name: each["file"] for name, each in BASE["secrets"].items()}
-    files = {name: tmp_path / file for name, file in made.items() if file != "/dev/null"}
+    paths = [secret["file"] for secret in BASE["secrets"].values()]
+    files = [tmp_path / path for path in paths if path != "/dev/null"]
     contents: list[set[str]] = []
     for _ in range(2):
         command = ["make", "-s", "-f", str(ROOT / "Makefile"), "secrets"]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-        contents.append({path.read_text() for path in files.values()})
+        contents.append({path.read_text() for path in files})
     assert contents[0] == contents[1]
     assert len(contents[0]) == len(files)
     assert all(re.fullmatch(r"[0-9a-f]{48}", text) for text in contents[0])
@@ -282,36 +287,38 @@ def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> Non
     placement = parse(GPU_TEXTS[name].splitlines()[0].removeprefix("# "))
     engines = [service for key, service in services.items() if key.startswith("rollout")]
     for bundle, engine in zip(placement.rollouts, engines, strict=True):
-        assert gpus_of(engine) == [str(gpu.index) for gpu in bundle.gpus]
-        given = {"WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE": str(len(bundle.gpus))}
+        assert gpu_indices(engine) == [str(gpu.index) for gpu in bundle.gpus]
+        variables = {"WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE": str(len(bundle.gpus))}
         if bundle.share:
-            given["WEIR_ROLLOUT_GPU_MEMORY"] = f"{bundle.share:g}"
+            variables["WEIR_ROLLOUT_GPU_MEMORY"] = f"{bundle.share:g}"
         if bundle.turns:
-            given["WEIR_TURNS"] = services["learner"]["environment"]["WEIR_TURNS"]
-        assert engine["environment"] == given
+            variables["WEIR_TURNS"] = services["learner"]["environment"]["WEIR_TURNS"]
+        assert engine["environment"] == variables
         assert engine["image"] == "weir/rollout-gpu"
-    first, *others = engines
+    first, *further_engines = engines
     assert first["build"]["args"] == {"BASE": compose.BASE_IMAGE}
-    for engine in others:  # two builds of one name would collide; Prometheus asks for `rollout`
+    # Two builds of one name would collide; Prometheus looks up `rollout`.
+    for engine in further_engines:
         assert (engine["build"], engine["pull_policy"]) == (None, "never")
         assert engine["networks"]["inside"]["aliases"] == ["rollout"]
     learner = services["learner"]
-    assert len(gpus_of(learner)) == placement.num_ranks
-    given = learner["environment"]
-    assert parse(given["WEIR_GPUS"]) == placement
-    assert given["WEIR_LEARNER_RANKS"] == str(placement.num_ranks)
+    assert len(gpu_indices(learner)) == placement.num_ranks
+    variables = learner["environment"]
+    assert parse(variables["WEIR_GPUS"]) == placement
+    assert variables["WEIR_LEARNER_RANKS"] == str(placement.num_ranks)
     if placement.judge:
-        assert gpus_of(services["judge"]) == [str(gpu.index) for gpu in placement.judge.gpus]
+        assert gpu_indices(services["judge"]) == [str(gpu.index) for gpu in placement.judge.gpus]
     else:  # the profile would give it a GPU that another has
         assert "judge" not in services["judge"]["profiles"]
     redis = services["redis"]["environment"]["WEIR_REDIS_MAXMEMORY"]
-    assert given["WEIR_REDIS_MAXMEMORY"] == redis == compose.REDIS_MAXMEMORY
+    assert variables["WEIR_REDIS_MAXMEMORY"] == redis == compose.REDIS_MAXMEMORY
 
 
 def test_a_judge_of_the_placement_has_its_gpu_and_the_graders_know_it() -> None:
-    judge, on_cpu = ON_GPUS["judged"]["judge"], CONTAINERS["judge"]["command"]
+    judge = ON_GPUS["judged"]["judge"]
+    on_cpu = CONTAINERS["judge"]["command"]
     assert judge["profiles"] is None
-    assert gpus_of(judge) == ["7"]
+    assert gpu_indices(judge) == ["7"]
     assert judge["command"][: len(on_cpu)] == on_cpu
     assert judge["command"][-2:] == ["--gpu-memory-utilization", "0.6"]
     settings = deployed_judges(ON_GPUS["judged"]["grader"]["environment"])[""]
@@ -324,10 +331,10 @@ def test_what_cannot_be_placed_is_refused_with_the_reason(
 ) -> None:
     assert compose.main(["eight"], {"WEIR_GPUS": "learner=0 rollout=1"}) == 2
     assert compose.main([], {"WEIR_GPUS": "learner=a:0 rollout=a:1"}) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "usage" in said.err
-    assert "names nodes" in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "usage" in output.err
+    assert "names nodes" in output.err
 
 
 def compose_here() -> list[str]:
@@ -348,15 +355,15 @@ COMPOSE = compose_here()
 def test_compose_itself_puts_the_files_together(name: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "docker-compose.yml", tmp_path)
     (tmp_path / "docker-compose.override.yml").write_text(GPU_TEXTS[name])
-    asked = [*COMPOSE, "--profile", "*", "config", "--format", "json"]
+    command = [*COMPOSE, "--profile", "*", "config", "--format", "json"]
     environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
-    done = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["services"]
-    assert set(found) == CONTAINERS.keys() | ON_GPUS[name].keys()
+    services = json.loads(done.stdout)["services"]
+    assert set(services) == CONTAINERS.keys() | ON_GPUS[name].keys()
     for key in (key for key, service in ON_GPUS[name].items() if "device_ids" in str(service)):
-        assert gpus_of(found[key]) == gpus_of(ON_GPUS[name][key])
-    for key in (key for key in found if key.startswith("rollout")):
-        locked = (found[key]["read_only"], found[key]["cap_drop"], "build" in found[key])
+        assert gpu_indices(services[key]) == gpu_indices(ON_GPUS[name][key])
+    for key in (key for key in services if key.startswith("rollout")):
+        locked = (services[key]["read_only"], services[key]["cap_drop"], "build" in services[key])
         assert locked == (True, ["ALL"], key == "rollout")
-        assert "weights" in {volume["source"] for volume in found[key]["volumes"]}
+        assert "weights" in {volume["source"] for volume in services[key]["volumes"]}

@@ -1,4 +1,4 @@
-"""A stack of processes: what it consists of, and how its processes start, end and begin again."""
+"""A stack of processes: its launches, and their start, end and restart."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ SERVE = (  # says that it has started, as a service does
 )
 
 
-def stack_of(home: Path, devices: Sequence[str] = (), **environment: str) -> Stack:
+def make_stack(home: Path, devices: Sequence[str] = (), **environment: str) -> Stack:
     return describe_stack(Home(home), environment, choose(environment, devices))
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
@@ -56,12 +56,12 @@ def test_two_stacks_side_by_side_share_no_port_and_no_secret(
     monkeypatch.setenv("WEIR_METRICS_PORT", "9000")
     for name in "ab":
         (tmp_path / name).mkdir()
-    one, other = (stack_of(tmp_path / name) for name in "ab")
-    ports = [process.port for stack in (one, other) for process in stack.processes]
+    first, second = (make_stack(tmp_path / name) for name in "ab")
+    ports = [process.port for stack in (first, second) for process in stack.processes]
     assert len(set(ports)) == len(ports)
-    assert one.description["api_key"] != other.description["api_key"]
-    assert one.description["api_key"] == stack_of(tmp_path / "a").description["api_key"]
-    for process in one.services:
+    assert first.description["api_key"] != second.description["api_key"]
+    assert first.description["api_key"] == make_stack(tmp_path / "a").description["api_key"]
+    for process in first.services:
         deployment = Deployment.from_environment(process.variables())
         assert deployment.metrics_port == deployment.port == process.port
 
@@ -69,7 +69,7 @@ def test_two_stacks_side_by_side_share_no_port_and_no_secret(
 def test_a_stack_on_cpus_has_as_many_processes_as_the_environment_says(tmp_path: Path) -> None:
     counts = {"WEIR_ROLLOUTS": "2", "WEIR_GRADERS": "3", "WEIR_LEARNER_RANKS": "2"}
     counts |= {"WEIR_ENVIRONMENTS": "1", "WEIR_ENVIRONMENT_PYTHON": sys.executable}
-    stack = stack_of(tmp_path, (), **counts)
+    stack = make_stack(tmp_path, (), **counts)
     roles = [process.launch.role for process in stack.services]
     expected = ["gateway", *["grader"] * 3, "environment", *["rollout"] * 2, "learner"]
     assert roles == expected
@@ -92,11 +92,11 @@ def test_a_stack_on_cpus_has_as_many_processes_as_the_environment_says(tmp_path:
 
 def test_on_a_gpu_box_every_process_sees_its_own_gpus(tmp_path: Path) -> None:
     line = "learner=0-3 rollout=4,5 rollout=6 judge=7"
-    given = {"WEIR_GPUS": line, "WEIR_JUDGE_MODEL": "models/judge", "WEIR_ENVIRONMENTS": "0"}
-    stack = stack_of(tmp_path, GPUS, **given)
+    variables = {"WEIR_GPUS": line, "WEIR_JUDGE_MODEL": "models/judge", "WEIR_ENVIRONMENTS": "0"}
+    stack = make_stack(tmp_path, GPUS, **variables)
     by_name = {process.name: process for process in stack.services}
-    made = {name: process.launch.environment for name, process in by_name.items()}
-    assert {name: own["CUDA_VISIBLE_DEVICES"] for name, own in made.items()} == {
+    environments = {name: process.launch.environment for name, process in by_name.items()}
+    assert {name: values["CUDA_VISIBLE_DEVICES"] for name, values in environments.items()} == {
         "gateway": "",
         "judge": "7",
         "grader-0": "",
@@ -104,10 +104,10 @@ def test_on_a_gpu_box_every_process_sees_its_own_gpus(tmp_path: Path) -> None:
         "rollout-1": "6",
         "learner": "0,1,2,3",
     }
-    assert made["learner"]["DS_ACCELERATOR"] == "cuda"
+    assert environments["learner"]["DS_ACCELERATOR"] == "cuda"
     assert by_name["learner"].launch.command == learner_command(4)
     judge = by_name["judge"]
-    assert made["grader-0"]["WEIR_JUDGE_URL"] == f"http://127.0.0.1:{judge.port}/v1"
+    assert environments["grader-0"]["WEIR_JUDGE_URL"] == f"http://127.0.0.1:{judge.port}/v1"
     assert {sys.executable, str(judge.port)} < {*judge.launch.command_line(judge.port)}
 
 
@@ -116,20 +116,20 @@ def test_environment_workers_run_by_a_python_of_their_own_and_know_the_model_doo
 ) -> None:
     python = tmp_path / "bin/python"
     variables = {"WEIR_ENVIRONMENT_PYTHON": str(python), "WEIR_API_KEYS": f"a:sha256:{'0' * 64}"}
-    roles = {process.launch.role for process in stack_of(tmp_path, **variables).services}
+    roles = {process.launch.role for process in make_stack(tmp_path, **variables).services}
     assert "environment" not in roles, "that Python is not there"
     with pytest.raises(PlacementError, match="make install-environment"):
-        stack_of(tmp_path, **variables, WEIR_ENVIRONMENTS="2")
+        make_stack(tmp_path, **variables, WEIR_ENVIRONMENTS="2")
     python.parent.mkdir()
     python.symlink_to(sys.executable)
-    stack = stack_of(tmp_path, **variables)
+    stack = make_stack(tmp_path, **variables)
     (worker,) = (p for p in stack.services if p.launch.role == "environment")
     assert worker.launch.command_line(1) == [str(python), "-m", "services.environment"]
     assert worker.launch.environment["WEIR_GATEWAY_URL"] == stack.description["url"]
     (gateway,) = (p for p in stack.services if p.launch.role == "gateway")
     key = worker.launch.secrets["WEIR_ENVIRONMENT_KEY"]
     assert key == gateway.launch.secrets["WEIR_ENVIRONMENT_KEY"] != stack.description["api_key"]
-    again = {p.launch.secrets.get("WEIR_ENVIRONMENT_KEY") for p in stack_of(tmp_path).services}
+    again = {p.launch.secrets.get("WEIR_ENVIRONMENT_KEY") for p in make_stack(tmp_path).services}
     assert key not in again, "every start has another"
 
 
@@ -153,24 +153,24 @@ def test_each_service_gets_its_own_secrets_in_files_and_inherits_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "judge").write_text("of-operator-WEIR_JUDGE_API_KEY\n")
-    given = OF_OPERATOR | {"WEIR_ENVIRONMENTS": "1", "WEIR_ENVIRONMENT_PYTHON": sys.executable}
-    given |= {"WEIR_JUDGE_API_KEY": "", "WEIR_JUDGE_API_KEY_FILE": str(tmp_path / "judge")}
-    for name, text in given.items():
+    variables = OF_OPERATOR | {"WEIR_ENVIRONMENTS": "1", "WEIR_ENVIRONMENT_PYTHON": sys.executable}
+    variables |= {"WEIR_JUDGE_API_KEY": "", "WEIR_JUDGE_API_KEY_FILE": str(tmp_path / "judge")}
+    for name, text in variables.items():
         monkeypatch.setenv(name, text)
     stack = describe_stack(Home(tmp_path), os.environ, choose(os.environ, ()))
     assert not any("of-operator" in text for text in stack.valkey.variables().values())
     for process in stack.services:
-        made = process.variables()
+        variables = process.variables()
         role = process.launch.role
-        assert not any("of-operator" in text for text in made.values()), role
-        files = {name for name, text in made.items() if text.startswith("/proc/")}
+        assert not any("of-operator" in text for text in variables.values()), role
+        files = {name for name, text in variables.items() if text.startswith("/proc/")}
         secrets = {name.removesuffix("_FILE") for name in files}
         assert secrets == {"WEIR_REDIS_URL", *ALLOWED[role]}, role
         for name in secrets & OF_OPERATOR.keys():
-            assert read_variable(made, name) == OF_OPERATOR[name]
+            assert read_variable(variables, name) == OF_OPERATOR[name]
         assert all(text not in repr(process) for text in process.launch.secrets.values())
-        kept = {"HTTPS_PROXY", "NCCL_DEBUG", "MY_LAB"} & made.keys()
-        assert kept == {"HTTPS_PROXY", "NCCL_DEBUG"}, "what nobody named is not inherited"
+        inherited = {"HTTPS_PROXY", "NCCL_DEBUG", "MY_LAB"} & variables.keys()
+        assert inherited == {"HTTPS_PROXY", "NCCL_DEBUG"}, "what nobody named is not inherited"
 
 
 def test_the_file_of_a_secret_is_for_one_user_and_its_process_and_then_gone(home: Home) -> None:
@@ -182,7 +182,7 @@ def test_the_file_of_a_secret_is_for_one_user_and_its_process_and_then_gone(home
     process = program(home, "reader", code, secrets={"KEY": "a secret"})
     process.start()
     file = Path(process.variables()["KEY_FILE"])
-    wait_for(lambda: process.has_ended)
+    wait_until(lambda: process.has_ended)
     assert mark.read_text() == "a secret0o100400"
     assert b"a secret" not in b"".join(p.read_bytes() for p in home.path.rglob("*.log"))
     stop([process], lambda: 5)
@@ -196,29 +196,29 @@ def test_launchers_of_several_nodes_meet_at_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "own"), [("one, two\n", "one"), ("{hash}\none\ntwo\n", "one"), ("{hash}", "weir-")]
+    ("keys", "prefix"), [("one, two\n", "one"), ("{hash}\none\ntwo\n", "one"), ("{hash}", "weir-")]
 )
 def test_the_command_gets_a_plain_key_however_the_keys_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, own: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, prefix: str
 ) -> None:
     listed = keys.format(hash=f"alice:read:sha256:{'0' * 64}")
     (tmp_path / "keys").write_text(listed)
     monkeypatch.setenv("WEIR_API_KEYS_FILE", str(tmp_path / "keys"))
-    in_file = stack_of(tmp_path, (), WEIR_API_KEYS_FILE=str(tmp_path / "keys"))
-    for stack in (in_file, stack_of(tmp_path, (), WEIR_API_KEYS=listed)):
+    in_file = make_stack(tmp_path, (), WEIR_API_KEYS_FILE=str(tmp_path / "keys"))
+    for stack in (in_file, make_stack(tmp_path, (), WEIR_API_KEYS=listed)):
         key = stack.description["api_key"]
-        assert key.startswith(own)
-        given = Deployment.from_environment(stack.services[0].variables()).api_keys
-        assert {key, *split_list(listed)} <= set(given)
+        assert key.startswith(prefix)
+        api_keys = Deployment.from_environment(stack.services[0].variables()).api_keys
+        assert {key, *split_list(listed)} <= set(api_keys)
         assert all("WEIR_API_KEYS_FILE" not in p.variables() for p in stack.services[1:])
 
 
 def test_what_a_stack_lacks_is_named_and_a_port_in_use_is_never_given_out(tmp_path: Path) -> None:
     judged = {"WEIR_GPUS": "learner=0 rollout=1 judge=2"}
-    with socket.socket() as taken:
+    with socket.socket() as server:
         port = next(free_ports())
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
+        server.bind(("127.0.0.1", port))
+        server.listen()
         assert port not in set(free_ports())
         for error, words_of_it, devices, variables in (
             (
@@ -233,7 +233,7 @@ def test_what_a_stack_lacks_is_named_and_a_port_in_use_is_never_given_out(tmp_pa
             (PlacementError, "vLLM 0.33 or", 3, judged | {"WEIR_JUDGE_MODEL": "gpt-oss-20b"}),
         ):
             with pytest.raises(error, match=words_of_it):
-                stack_of(tmp_path, GPUS[:devices], **variables)
+                make_stack(tmp_path, GPUS[:devices], **variables)
 
 
 @pytest.fixture
@@ -277,12 +277,12 @@ def test_a_stack_starts_though_one_ends_well_and_begins_anew_and_a_judge_takes_i
     judge = program(home, "judge", "import time; time.sleep(600)", is_awaited=False)
     start(gateway, learner, judge)
     assert mark.exists()
-    assert [each.has_started for each in (gateway, learner, judge)] == [True, True, False]
+    assert [process.has_started for process in (gateway, learner, judge)] == [True, True, False]
     assert gateway.running is not None
     assert learner.running is not None
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert os.getpriority(os.PRIO_PROCESS, gateway.running.pid) == own
-    assert os.getpriority(os.PRIO_PROCESS, learner.running.pid) == min(19, own + 10)
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, gateway.running.pid) == niceness
+    assert os.getpriority(os.PRIO_PROCESS, learner.running.pid) == min(19, niceness + 10)
 
 
 def test_a_process_that_cannot_start_is_told_with_its_last_words(
@@ -309,7 +309,7 @@ def test_what_a_process_has_started_ends_with_it(home: Home, how: str) -> None:
         parent.inherited_files = (home.lock,)
         assert parent.running is not None
         parent.running.kill()
-        wait_for(lambda: parent.has_ended)
+        wait_until(lambda: parent.has_ended)
         parent.restart_if_ended()
     else:
         stop([parent], lambda: 60)
@@ -356,7 +356,7 @@ def test_what_a_killed_supervisor_started_is_told_waited_for_and_killed_if_it_ha
     child = CHILD.replace("HANGS_S", str(hangs_s))
     command = [sys.executable, "-c", SUPERVISOR, str(tmp_path), child]
     assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
-    wait_for((tmp_path / "told").exists)
+    wait_until((tmp_path / "told").exists)
     hours = count(step=3600)
     home = Home(tmp_path, (lambda: next(hours)) if hangs_s > 1 else time.monotonic)
     assert home.stop_stack()
@@ -365,25 +365,27 @@ def test_what_a_killed_supervisor_started_is_told_waited_for_and_killed_if_it_ha
 
 
 def test_a_stop_asks_again_how_long_it_may_take(home: Home) -> None:
-    """What is told to leave does so once the third question has been asked."""
-    hears, asked = home.path / "hears", home.path / "asked"
+    """The process stops after the timeout has been asked for three times."""
+    ready_path = home.path / "hears"
+    asked_path = home.path / "asked"
     code = (
-        f"import pathlib, signal, time; asked = pathlib.Path({str(asked)!r})\n"
+        f"import pathlib, signal, time; asked = pathlib.Path({str(asked_path)!r})\n"
         "def save(*_):\n    while not asked.exists(): time.sleep(0.02)\n    raise SystemExit(7)\n"
-        f"signal.signal(signal.SIGTERM, save); pathlib.Path({str(hears)!r}).touch()\n"
+        f"signal.signal(signal.SIGTERM, save); pathlib.Path({str(ready_path)!r}).touch()\n"
         "while True: time.sleep(0.02)\n"
     )
     learner = program(home, "learner", code)
     learner.start()
-    wait_for(hears.exists)
-    running, questions = learner.running, count(1)
+    wait_until(ready_path.exists)
+    running = learner.running
+    questions = count(1)
 
-    def patience_s() -> float:
+    def timeout_s() -> float:
         if next(questions) == 3:
-            asked.touch()
+            asked_path.touch()
         return 60
 
-    stop([learner], patience_s)
+    stop([learner], timeout_s)
     assert running is not None
     assert running.returncode == 7
 

@@ -30,27 +30,27 @@ def boxes_and_lines(draw: st.DrawFn) -> tuple[dict[str, int], str]:
     """A box of one machine, or a cluster of nodes, all of it given to roles at random."""
     nodes = draw(st.sampled_from([("",), ("a",), ("a", "b"), ("10.0.0.1", "n-2", "c")]))
     box = {node: draw(st.integers(2, 9)) for node in nodes}
-    learner, others = [], []
+    learner, engines = [], []
     for node, number in box.items():
         prefix = f"{node}:" if node else ""
         indices = draw(st.permutations(range(number)))
         cut = draw(st.integers(1, number - 1))
         learner += [f"{prefix}{index}" for index in indices[:cut]]
-        rest = list(indices[cut:])
-        while rest:
-            size = draw(st.integers(1, len(rest)))
-            taken, rest = rest[:size], rest[size:]
-            role = draw(st.sampled_from(["rollout", "rollout", "idle"])) if others else "rollout"
-            others.append(f"{role}={prefix}{','.join(map(str, taken))}")
-    return box, " ".join([f"learner={','.join(learner)}", *others])
+        remaining = list(indices[cut:])
+        while remaining:
+            size = draw(st.integers(1, len(remaining)))
+            chunk, remaining = remaining[:size], remaining[size:]
+            role = draw(st.sampled_from(["rollout", "rollout", "idle"])) if engines else "rollout"
+            engines.append(f"{role}={prefix}{','.join(map(str, chunk))}")
+    return box, " ".join([f"learner={','.join(learner)}", *engines])
 
 
 @given(boxes_and_lines())
-def test_every_gpu_of_any_box_has_one_role(made: tuple[dict[str, int], str]) -> None:
-    box, line = made
+def test_every_gpu_of_any_box_has_one_role(box_and_line: tuple[dict[str, int], str]) -> None:
+    box, line = box_and_line
     placement = parse(line, box)
-    given = [gpu for bundle in placement.bundles for gpu in bundle.gpus] + list(placement.idle)
-    assert sorted(given) == sorted(Gpu(node, i) for node, n in box.items() for i in range(n))
+    owners = [gpu for bundle in placement.bundles for gpu in bundle.gpus] + list(placement.idle)
+    assert sorted(owners) == sorted(Gpu(node, i) for node, n in box.items() for i in range(n))
     assert placement.num_ranks == sum(len(bundle.gpus) for bundle in placement.learner)
     assert all(len({gpu.node for gpu in bundle.gpus}) == 1 for bundle in placement.bundles)
     assert parse(str(placement), box) == placement
@@ -58,9 +58,9 @@ def test_every_gpu_of_any_box_has_one_role(made: tuple[dict[str, int], str]) -> 
 
 @given(boxes_and_lines(), st.data())
 def test_one_gpu_too_few_too_many_or_twice_is_told(
-    made: tuple[dict[str, int], str], data: st.DataObject
+    box_and_line: tuple[dict[str, int], str], data: st.DataObject
 ) -> None:
-    box, line = made
+    box, line = box_and_line
     node = data.draw(st.sampled_from(sorted(box)))
     with pytest.raises(PlacementError, match=f"nobody has {f'{node}:' if node else ''}{box[node]}"):
         parse(line, box | {node: box[node] + 1})
@@ -74,10 +74,10 @@ def test_one_gpu_too_few_too_many_or_twice_is_told(
 @given(st.text(max_size=30) | st.from_regex(r"((learner|rollout|judge)=[ab:0-9,@.-]{1,9} ?){1,4}"))
 def test_any_text_is_a_placement_or_a_clear_error(line: str) -> None:
     try:
-        told = str(parse(line))
+        message = str(parse(line))
     except PlacementError as error:
-        told = str(error)
-    assert told.startswith(("learner=", "WEIR_GPUS="))
+        message = str(error)
+    assert message.startswith(("learner=", "WEIR_GPUS="))
 
 
 @given(st.integers(1, 64))
@@ -106,9 +106,9 @@ def test_a_box_that_nobody_divides_is_divided_wholly(number: int) -> None:
     ],
 )
 def test_a_wrong_line_says_what_is_wrong(line: str, words: str) -> None:
-    with pytest.raises(PlacementError) as told:
+    with pytest.raises(PlacementError) as caught:
         parse(line)
-    assert words in str(told.value)
+    assert words in str(caught.value)
 
 
 def test_a_bundle_binds_its_processes_to_its_gpus() -> None:
@@ -150,8 +150,8 @@ def test_a_machine_with_gpus_divides_them_or_obeys() -> None:
 
 
 def test_cuda_shows_nothing_after_a_name_that_is_none() -> None:
-    for listed, shown in (("2,-1,3", ("2",)), ("none", ()), ("GPU-a1,x", ("GPU-a1",))):
-        assert visible_gpus({"CUDA_VISIBLE_DEVICES": listed}, []) == shown
+    for listed, names in (("2,-1,3", ("2",)), ("none", ()), ("GPU-a1,x", ("GPU-a1",))):
+        assert visible_gpus({"CUDA_VISIBLE_DEVICES": listed}, []) == names
     with pytest.raises(PlacementError, match="lists 1 twice"):
         visible_gpus({"CUDA_VISIBLE_DEVICES": "1,0,1"}, [])
 
@@ -205,17 +205,25 @@ def test_a_cluster_without_a_line_is_divided() -> None:
 def test_a_process_takes_its_gpus_of_its_node_and_graders_take_none() -> None:
     placement = parse("learner=a:0-3,b:0-3 rollout=b:4,5")
     variables = {"WEIR_GRADERS": "2", "WEIR_ENVIRONMENTS": "0"}
-    made = {each.name: each for each in stack_launches(placement, {}, variables)}
-    assert set(made) == {"gateway", "grader-0", "grader-1", "rollout-0", "learner-0", "learner-1"}
-    assert ray_resources(made["learner-1"]) == {"CPU": 4, "GPU": 4, "node:b": 0.001}
-    assert ray_resources(made["grader-0"]) == {"CPU": 1}
-    assert "CUDA_VISIBLE_DEVICES" not in made["rollout-0"].environment, "Ray chooses"
+    by_name = {launch.name: launch for launch in stack_launches(placement, {}, variables)}
+    assert set(by_name) == {
+        "gateway",
+        "grader-0",
+        "grader-1",
+        "rollout-0",
+        "learner-0",
+        "learner-1",
+    }
+    assert ray_resources(by_name["learner-1"]) == {"CPU": 4, "GPU": 4, "node:b": 0.001}
+    assert ray_resources(by_name["grader-0"]) == {"CPU": 1}
+    assert "CUDA_VISIBLE_DEVICES" not in by_name["rollout-0"].environment, "Ray chooses"
 
 
 def test_what_computes_is_as_nice_as_it_is_told() -> None:
     placement = parse("learner=a:0 rollout=a:1")
-    told = {each.niceness for each in stack_launches(placement, {}, {"WEIR_NICENESS": "3"})}
-    assert told == {0, 3}  # the gateway's is 0
+    launches = stack_launches(placement, {}, {"WEIR_NICENESS": "3"})
+    # The gateway keeps 0.
+    assert {launch.niceness for launch in launches} == {0, 3}
     with pytest.raises(PlacementError, match="WEIR_NICENESS"):
         list(stack_launches(placement, {}, {"WEIR_NICENESS": "20"}))
 
