@@ -25,7 +25,7 @@ from tests.builders import (
     a_task,
     an_event,
 )
-from tests.contract.door import a_call
+from tests.contract.call_client import a_call
 from tests.contract.exchange_steps import claim_one
 from tests.contract.valkey_server import Server
 

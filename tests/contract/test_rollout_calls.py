@@ -28,7 +28,7 @@ from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineError, EngineUnfit, LoadError
 from services.rollout.worker import GroupSampler
 from tests.builders import a_job_record, a_recipe
-from tests.contract.door import Door, a_call
+from tests.contract.call_client import CallClient, a_call
 from tests.contract.valkey_server import Server
 from tests.inline_prompts import InlinePrompts
 from tests.unit.rollout.test_policy_sync import write_folder
@@ -83,7 +83,7 @@ def terms_of(**changes: Any) -> Terms:
 @dataclass
 class Line:
     service: Service
-    door: Door
+    door: CallClient
     engine: Sampler
     follower: PolicyFollower
     answering: Answering
@@ -149,7 +149,7 @@ async def line(server: Server, tmp_path: Path) -> AsyncIterator[Line]:
     ):
         service = Service("rollout", deployment, own)
         follower = PolicyFollower(service, start)
-        line = Line(service, Door(gateway), engine, follower, Answering(follower))
+        line = Line(service, CallClient(gateway), engine, follower, Answering(follower))
         line.tasks = [
             asyncio.create_task(line.answering.answer_forever()),
             asyncio.create_task(follower.follow_policy_forever()),
@@ -166,7 +166,7 @@ async def test_at_rest_a_rollout_serves_one_model_after_the_other(line: Line) ->
     one, another = line.call("one", "aaaa"), line.call("another", "bbbb")
     engine.may_load.clear()
     await door.ask(one)
-    await line.until(lambda: any(told.doing == "loads aaaa" for told in door.told))
+    await line.until(lambda: any(message.doing == "loads aaaa" for message in door.messages))
     engine.may_load.set()
     await door.until_begun(one)
     assert line.service.activity.now.doing is Doing.ANSWERS
@@ -309,7 +309,7 @@ async def test_an_episodes_calls_may_have_all_places_and_wait_for_the_version_of
         assert last.finish_reason is FinishReason.STOP
     newer = line.call("newer", terms=terms_of(min_version=1))
     await door.ask(newer)
-    await line.until(lambda: any("newer" in told.held for told in door.told))
+    await line.until(lambda: any("newer" in message.held for message in door.messages))
     assert not door.pieces["newer"]
     await line.announce(1)
     assert (await door.until_over(newer))[0].text == "1.1"

@@ -22,7 +22,7 @@ from vllm.outputs import CompletionOutput
 from services.rollout.answers import Answer
 from services.rollout.engine import Engine
 from services.rollout.samples import RequestRefused
-from tests.contract.door import a_call
+from tests.contract.call_client import a_call
 from tests.engine.conftest import ENDLESS, Reference
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]

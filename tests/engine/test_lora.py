@@ -30,7 +30,7 @@ from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineDied, ParityError, Sample
 from services.rollout.settings import EngineSettings
-from tests.contract.door import a_call
+from tests.contract.call_client import a_call
 from tests.contract.valkey_server import Server
 from tests.engine.conftest import ENDLESS, MAX_CONTEXT, Reference
 from tests.engine.plain_lora import adapt, adapter_of, trained_parameters

@@ -39,7 +39,7 @@ from services.rollout.engine import Engine
 from services.rollout.samples import EngineDied, EngineUnfit
 from services.rollout.worker import sample_groups
 from tests.builders import a_recipe, a_request
-from tests.contract.door import Door, a_call
+from tests.contract.call_client import CallClient, a_call
 from tests.contract.valkey_server import Server
 from tests.engine.conftest import ENDLESS, MAX_CONTEXT, TOLERANCE, Reference, make_tokenizer
 from tests.inline_prompts import InlinePrompts
@@ -55,7 +55,7 @@ class Line:
     weights_dir: Path
     sampling: asyncio.Task[None]
     service: Service
-    door: Door
+    door: CallClient
 
     async def announce(self, number: int, source: Path, attempt: int = 1, **changes: Any) -> None:
         folder = weights.version_folder("job", attempt, number)
@@ -119,7 +119,7 @@ async def line(
             await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=recipe))
             service = Service("rollout", deployment, own)
             sampling = asyncio.create_task(sample_groups(service))
-            yield Line(exchange, deployment.weights_dir, sampling, service, Door(gateway))
+            yield Line(exchange, deployment.weights_dir, sampling, service, CallClient(gateway))
             service.stop()
             await asyncio.wait({sampling}, timeout=60)
             assert sampling.done(), "it does not end when it is told to stop"

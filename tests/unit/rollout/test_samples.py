@@ -22,7 +22,7 @@ from services.rollout.samples import (
     version_label,
 )
 from tests.builders import a_request, a_task
-from tests.contract.door import JOB, a_call
+from tests.contract.call_client import JOB, a_call
 from tests.inline_prompts import InlinePrompts
 
 pytestmark = pytest.mark.anyio

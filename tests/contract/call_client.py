@@ -1,4 +1,4 @@
-"""Who asks calls and hears their answers, as a gateway does."""
+"""A client that sends calls to rollouts and receives their pieces, as a gateway does."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def a_call(call_id: str = "call-0", *, served: Served = JOB, **changes: Any) -> 
 
 
 @dataclass
-class Door:
-    """Reads all that comes to ``gateway-1``, and waits for every call until its answer is over."""
+class CallClient:
+    """The gateway ``gateway-1``: sends calls, and renews them until they have ended."""
 
     exchange: Exchange
-    told: list[Pieces] = field(default_factory=list)
+    messages: list[Pieces] = field(default_factory=list)
     pieces: dict[str, list[Piece]] = field(default_factory=lambda: defaultdict(list))
     waiting: dict[str, int] = field(default_factory=dict)
 
@@ -38,9 +38,9 @@ class Door:
 
     async def listen(self) -> None:
         await self.exchange.keep_calls(self.waiting)
-        for told in await self.exchange.pieces(0.05):
-            self.told.append(told)
-            for piece in told.pieces:
+        for message in await self.exchange.pieces(0.05):
+            self.messages.append(message)
+            for piece in message.pieces:
                 self.pieces[piece.call_id].append(piece)
                 if piece.is_last:
                     self.waiting.pop(piece.call_id, None)
