@@ -20,17 +20,17 @@ def schema(connection: ServerConnection, request: Request) -> Response | None:
     return connection.respond(HTTPStatus.OK, SCHEMA) if request.path == "/schema" else None
 
 
-def answer(message: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def answer(message: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
     data = message["data"]
     if message["type"] == "reset":
-        given.update(data)
+        task.update(data)
         return _seen(f"seed {data['seed']}, level {data['level']}", None, False)
-    if given["ends"] == "broken":
+    if task["ends"] == "broken":
         return {"type": "error", "data": {"message": "kaputt", "code": "EXECUTION_ERROR"}}
-    if given["ends"] == "invalid" or "text" not in data:
+    if task["ends"] == "invalid" or "text" not in data:
         return {"type": "error", "data": {"message": "no such move", "code": "VALIDATION_ERROR"}}
-    paid = None if given["ends"] == "unpaid" else 0.25
-    return _seen("go on", paid, given["ends"] in ("soon", "unpaid"))
+    paid = None if task["ends"] == "unpaid" else 0.25
+    return _seen("go on", paid, task["ends"] in ("soon", "unpaid"))
 
 
 def _seen(text: str, reward: float | None, done: bool) -> dict[str, Any]:
@@ -47,12 +47,13 @@ async def play(socket: ServerConnection) -> None:
         full = {"message": "no place", "code": "CAPACITY_REACHED"}
         await socket.send(json.dumps({"type": "error", "data": full}))
         return
-    playing, given = playing + 1, dict[str, Any]()
+    playing += 1
+    task: dict[str, Any] = {}
     try:
         async for message in socket:
-            if given.get("ends") == "gone":
+            if task.get("ends") == "gone":
                 return socket.transport.abort()
-            await socket.send(json.dumps(answer(json.loads(message), given)))
+            await socket.send(json.dumps(answer(json.loads(message), task)))
     finally:
         playing -= 1
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import httpx
 import verifiers.v1 as vf
 
-come = here = 0
+num_come = num_waiting = 0
 
 
 class Data(vf.TaskData):
@@ -23,8 +23,10 @@ class Counting(vf.Task[Data]):
         if self.data.ends == "raises":
             raise KeyError("no such row")
         if self.data.ends == "alone":
-            clients = [each for each in gc.get_objects() if isinstance(each, httpx.AsyncClient)]
-            return float(sum(not each.is_closed for each in clients) == 1)
+            clients = [
+                client for client in gc.get_objects() if isinstance(client, httpx.AsyncClient)
+            ]
+            return float(sum(not client.is_closed for client in clients) == 1)
         return {} if self.data.ends == "unpaid" else float(trace.last_reply == self.data.answer)
 
 
@@ -46,23 +48,24 @@ class Twice(vf.Harness[vf.HarnessConfig]):
                 body = {"model": ctx.model, "messages": messages}
                 reply = await http.post(f"{endpoint}/chat/completions", json=body)
                 reply.raise_for_status()
-                said = reply.json()["choices"][0]["message"]["content"]
-                messages.append({"role": "assistant", "content": said})
+                content = reply.json()["choices"][0]["message"]["content"]
+                messages.append({"role": "assistant", "content": content})
                 messages.append({"role": "user", "content": "Go on."})
         if data.crowd:
-            await in_a_crowd(data.crowd)
+            await wait_for_crowd(data.crowd)
         return vf.ProgramResult(0, "", "")
 
 
-async def in_a_crowd(most: int) -> None:
-    """Wait until so many have come, or twice as many, and so on; break if more are here."""
-    global come, here
-    come, here = come + 1, here + 1
-    assert here <= most
-    wanted = -(-come // most) * most
-    while come < wanted:
+async def wait_for_crowd(size: int) -> None:
+    """Wait until as many episodes have come, or twice as many, and so on; fail if more wait."""
+    global num_come, num_waiting
+    num_come += 1
+    num_waiting += 1
+    assert num_waiting <= size
+    target = -(-num_come // size) * size
+    while num_come < target:
         await asyncio.sleep(0.02)
-    here -= 1
+    num_waiting -= 1
 
 
 __all__ = ["Tasks", "Twice"]

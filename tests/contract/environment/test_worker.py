@@ -1,4 +1,4 @@
-"""Environment workers at the real door: episodes end, break, hang, and are never lost."""
+"""Environment workers at the real gateway: episodes end, break, hang, and are never lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.contract.gateway.stack import KEY, Stack
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 JOBS = (f"ftjob-{number}" for number in count())
 _NAP_S = "1000.0625"  # a number that no other process has
-COUNTS = "0 1 2 3 4 "  # what the model says
+COUNTS = "0 1 2 3 4 "  # the reply of the model
 _AGENT = """
 import json, os, sys, time
 from urllib.request import Request, urlopen
@@ -49,27 +49,27 @@ def ask(text):
 
 
 def an_agent(*lines: str) -> list[str]:
-    """A program of these lines, which may ``ask`` a text and find in ``said`` what was replied."""
+    """A program of these lines, which may ``ask`` a text and find the replies in ``said``."""
     return ["python", "-c", _AGENT + "\n".join(lines)]
 
 
 async def ask(
     exchange: Exchange, *, groups: int = 1, size: int = 1, task: Any = None, **environment: Any
 ) -> str:
-    """Have a job of its own ask for groups; its id."""
+    """Request groups for a new job, and return its id."""
     job_id = next(JOBS)
     attempt = await begin(exchange, job_id)
     rollout = {"group_size": max(2, size), "sampling": {"max_tokens": 8}}
     recipe = a_recipe(environment=environment, rollout=rollout)
     await exchange.activate(ActiveJob(job_id=job_id, attempt=attempt, recipe=recipe))
     for number in range(groups):
-        asked = {"job_id": job_id, "number": number, "attempt": attempt, "group_size": size}
+        fields = {"job_id": job_id, "number": number, "attempt": attempt, "group_size": size}
         changes = {"task": a_task(**(task or {})), "in_environment": True, "min_version": 3}
-        await exchange.ask(a_request(**asked, **changes))
+        await exchange.ask(a_request(**fields, **changes))
     return job_id
 
 
-async def found(
+async def claim_messages(
     exchange: Exchange, stream: Stream, job_id: str, num: int = 1, within_s: float = 60
 ) -> list[Any]:
     messages = list[Any]()
@@ -80,29 +80,30 @@ async def found(
     return messages
 
 
-async def group_of(exchange: Exchange, job_id: str) -> RolloutGroup:
-    (group,) = await found(exchange, ROLLOUTS, job_id)
+async def claim_group(exchange: Exchange, job_id: str) -> RolloutGroup:
+    (group,) = await claim_messages(exchange, ROLLOUTS, job_id)
     return group
 
 
-def episodes_of(group: RolloutGroup) -> list[Episode]:
+def list_episodes(group: RolloutGroup) -> list[Episode]:
     return [response.episode for response in group.responses if response.episode is not None]
 
 
-async def played(exchange: Exchange, **asked: Any) -> Episode:
+async def play_episode(exchange: Exchange, **environment: Any) -> Episode:
     """The only episode of the only group."""
-    (episode,) = episodes_of(await group_of(exchange, await ask(exchange, **asked)))
+    job_id = await ask(exchange, **environment)
+    (episode,) = list_episodes(await claim_group(exchange, job_id))
     return episode
 
 
-def naps() -> list[int]:
-    """The processes of this machine that take such a nap."""
-    found = list[int]()
+def find_naps() -> list[int]:
+    """Return the processes of this machine that sleep for an agent."""
+    process_ids = list[int]()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             if _NAP_S.encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+                process_ids.append(int(path.parent.name))
+    return process_ids
 
 
 def full_behind_a_reply(call: Call) -> Refusal | None:
@@ -128,28 +129,29 @@ async def test_an_agent_asks_twice_and_says_the_reward(
         has_programs, has_no_secret, "ask('ab')", "ask('cd')", "print(said)", "print(0.5)"
     )
     job_id = await ask(exchange, size=2, command=agent)
-    group = await group_of(exchange, job_id)
-    told, between = [ord("a"), ord("b")], [ord("c"), ord("d")]
+    group = await claim_group(exchange, job_id)
+    prompt = [ord("a"), ord("b")]
+    second_prompt = [ord("c"), ord("d")]
     reply = [COUNTED + number for number in range(5)]
-    assert group.prompt_ids.tolist() == told
-    assert group.token_ids.tolist() == 2 * [*reply, *between, *reply]
-    own = 2 * [*[1] * 5, 0, 0, *[1] * 5]
+    assert group.prompt_ids.tolist() == prompt
+    assert group.token_ids.tolist() == 2 * [*reply, *second_prompt, *reply]
+    mask = 2 * [*[1] * 5, 0, 0, *[1] * 5]
     assert group.own is not None
-    assert group.own.tolist() == own
-    assert group.behavior_logprobs.tolist() == [-0.5 * each for each in own]
-    said = [("user", "ab"), ("assistant", COUNTS), ("user", "cd"), ("assistant", COUNTS)]
-    for response, episode in zip(group.responses, episodes_of(group), strict=True):
+    assert group.own.tolist() == mask
+    assert group.behavior_logprobs.tolist() == [-0.5 * is_policy for is_policy in mask]
+    conversation = [("user", "ab"), ("assistant", COUNTS), ("user", "cd"), ("assistant", COUNTS)]
+    for response, episode in zip(group.responses, list_episodes(group), strict=True):
         spans = [(span.version, span.start, span.end) for span in response.spans]
         assert spans == [(7, 0, 5), (7, 5, 12)]
         assert response.text == f"{COUNTS}\n\n{COUNTS}"
         assert (episode.reward, episode.turns, episode.problem) == (0.5, 2, "")
-        assert episode.conversation == tuple(Turn(role=r, content=c) for r, c in said)
+        assert episode.conversation == tuple(Turn(role=r, content=c) for r, c in conversation)
         assert set(episode.seconds) == {"model", "environment"}
     terms = [call.terms for call in rollout.taken if call.terms is not None]
-    assert {(each.job_id, each.min_version, each.sampling.max_tokens) for each in terms} == {
+    assert {(term.job_id, term.min_version, term.sampling.max_tokens) for term in terms} == {
         (job_id, 3, 8)
     }
-    assert len({each.seed for each in terms}) == 2
+    assert len({term.seed for term in terms}) == 2
 
 
 async def test_of_an_episode_with_branches_the_longest_is_trained_and_an_event_says_so(
@@ -158,10 +160,10 @@ async def test_of_an_episode_with_branches_the_longest_is_trained_and_an_event_s
     start_worker()
     agent = an_agent("ask('a')", "told.clear()", "ask('b')", "ask('c')", "print(1)")
     job_id = await ask(exchange, groups=2, command=agent)
-    for group in await found(exchange, ROLLOUTS, job_id, 2):
+    for group in await claim_messages(exchange, ROLLOUTS, job_id, 2):
         assert (group.prompt_ids.tolist(), group.own_lengths.tolist()) == ([ord("b")], [10])
-    told = [event.id for _, event in await exchange.events(job_id)]
-    assert told.count("branches:1") == 1
+    event_ids = [event.id for _, event in await exchange.events(job_id)]
+    assert event_ids.count("branches:1") == 1
 
 
 @pytest.mark.parametrize(
@@ -184,8 +186,8 @@ async def test_what_breaks_is_tried_again_and_then_has_a_problem_and_no_tokens(
 ) -> None:
     start_worker()
     command = an_agent("ask('a')", *last_lines)
-    group = await group_of(exchange, await ask(exchange, command=command, retries=2))
-    (episode,) = episodes_of(group)
+    group = await claim_group(exchange, await ask(exchange, command=command, retries=2))
+    (episode,) = list_episodes(group)
     assert (episode.problem, episode.reward, episode.turns) == (problem, None, 1)
     assert words in episode.words
     assert episode.conversation[0] == Turn(role="user", content="a")
@@ -198,7 +200,7 @@ async def test_an_episode_that_ends_at_a_later_try_is_as_good(
 ) -> None:
     start_worker()
     once = "os.mkdir('/tmp/tried') if not os.path.exists('/tmp/tried') else print(1)"
-    assert (await played(exchange, command=an_agent("ask('a')", once))).reward == 1
+    assert (await play_episode(exchange, command=an_agent("ask('a')", once))).reward == 1
 
 
 async def test_a_program_has_ended_when_what_it_leaves_running_holds_its_output_open(
@@ -206,7 +208,7 @@ async def test_a_program_has_ended_when_what_it_leaves_running_holds_its_output_
 ) -> None:
     start_worker()
     agent = an_agent("ask('a')", "os.system('sleep 1000 &')", "print(1)")
-    assert (await played(exchange, command=agent, retries=0)).reward == 1
+    assert (await play_episode(exchange, command=agent, retries=0)).reward == 1
 
 
 async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_count(
@@ -222,8 +224,8 @@ async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_c
         "print(1)",
     )
     job_id = await ask(exchange, size=2, command=agent, episode_timeout_s=10, concurrency=1)
-    episodes = episodes_of(await group_of(exchange, job_id))
-    assert [(each.problem, each.reward) for each in episodes] == [
+    episodes = list_episodes(await claim_group(exchange, job_id))
+    assert [(episode.problem, episode.reward) for episode in episodes] == [
         ("episode_timeout", None),
         ("", 1),
     ]
@@ -231,7 +233,7 @@ async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_c
     for outcome, number in (("episode_timeout", 1), ("ended", 1), ("no_reward", 0)):
         assert f'weir_episodes_total{{outcome="{outcome}"}} {number}.0' in metrics
     async with asyncio.timeout(60):
-        while naps():
+        while find_naps():
             await asyncio.sleep(0.05)
 
 
@@ -241,25 +243,25 @@ async def test_a_taskset_is_played_by_its_own_agent(
     start_worker()
     task = {"metadata": {"task": {"prompt": "Count.", "answer": COUNTS.strip()}}}
     job_id = await ask(exchange, taskset=TASKSET, task=task, max_turns=2)
-    group = await group_of(exchange, job_id)
-    (episode,) = episodes_of(group)
+    group = await claim_group(exchange, job_id)
+    (episode,) = list_episodes(group)
     assert (episode.reward, episode.turns) == (1, 2)
     assert "".join(map(chr, group.prompt_ids)) == "Count."
     assert group.own_lengths.tolist() == [10]
     for ends, problem in (("raises", "no such row"), ("unpaid", "gave no reward")):
         task = {"metadata": {"task": {"prompt": "Count.", "ends": ends}}}
-        assert problem in (await played(exchange, taskset=TASKSET, task=task)).words
+        assert problem in (await play_episode(exchange, taskset=TASKSET, task=task)).words
 
 
 async def test_a_taskset_keeps_no_connection_of_an_episode_that_has_ended(
     exchange: Exchange, rollout: FakeRollout, start_worker: StartWorker
 ) -> None:
     start_worker()
-    asked = {"taskset": TASKSET, "max_turns": 2, "concurrency": 1}
+    settings = {"taskset": TASKSET, "max_turns": 2, "concurrency": 1}
     task = {"metadata": {"task": {"prompt": "Count.", "ends": "alone"}}}
-    job_id = await ask(exchange, groups=3, task=task, **asked)
-    groups = await found(exchange, ROLLOUTS, job_id, 3)
-    assert [each.reward for group in groups for each in episodes_of(group)] == [1, 1, 1]
+    job_id = await ask(exchange, groups=3, task=task, **settings)
+    groups = await claim_messages(exchange, ROLLOUTS, job_id, 3)
+    assert [episode.reward for group in groups for episode in list_episodes(group)] == [1, 1, 1]
 
 
 async def test_a_taskset_that_a_network_keeps_from_loading_is_tried_again(
@@ -281,7 +283,7 @@ async def test_a_taskset_that_a_network_keeps_from_loading_is_tried_again(
     job_id = await ask(exchange, taskset="passing", task=task)
     for state in ("away", "here"):
         await asyncio.to_thread((folder / "hub").write_text, state)
-    (episode,) = episodes_of(await group_of(exchange, job_id))
+    (episode,) = list_episodes(await claim_group(exchange, job_id))
     assert episode.reward == 1
 
 
@@ -291,11 +293,11 @@ async def test_64_episodes_wait_at_the_same_time_in_one_thread(
     """Each waits until it is one of 64; a 65th would break."""
     worker = start_worker()
     task = {"prompt": "Count.", "metadata": {"crowd": 64}}
-    asked = {"groups": 16, "size": 8, "task": task}
+    groups_and_task = {"groups": 16, "size": 8, "task": task}
     settings = {"concurrency": 64, "retries": 0, "episode_timeout_s": 120}
-    job_id = await ask(exchange, taskset=TASKSET, **asked, **settings)
-    groups = await found(exchange, ROLLOUTS, job_id, 16, within_s=240)
-    assert {each.problem for group in groups for each in episodes_of(group)} == {""}
+    job_id = await ask(exchange, taskset=TASKSET, **groups_and_task, **settings)
+    groups = await claim_messages(exchange, ROLLOUTS, job_id, 16, within_s=240)
+    assert {episode.problem for group in groups for episode in list_episodes(group)} == {""}
     status = Path(f"/proc/{worker.pid}/status").read_text()
     assert int(status.partition("Threads:")[2].split()[0]) < 32
 
@@ -335,12 +337,12 @@ async def test_the_rewards_of_a_game_are_added_until_it_or_the_turns_end(
     task = {"prompt": "Play.", "metadata": {"seed": 7, "ends": ends}}
     settings = {"settings": {"level": 2}, "max_turns": 3, "retries": 0}
     job_id = await ask(exchange, url=game, task=task, size=2, **settings)
-    for episode in episodes_of(await group_of(exchange, job_id)):
-        found = (episode.reward, episode.problem, episode.turns)
-        assert found == (reward, problem, turns), episode.words
+    for episode in list_episodes(await claim_group(exchange, job_id)):
+        outcome = (episode.reward, episode.problem, episode.turns)
+        assert outcome == (reward, problem, turns), episode.words
         assert ends != "gone" or "OpenEnv server" in episode.words
-        told = [turn.content for turn in episode.conversation if turn.role == "user"]
-        assert told == ["Play.\n\nseed 7, level 2", *["go on"] * (turns - 1)]
+        user_turns = [turn.content for turn in episode.conversation if turn.role == "user"]
+        assert user_turns == ["Play.\n\nseed 7, level 2", *["go on"] * (turns - 1)]
 
 
 @pytest.mark.parametrize(("status", "code"), [(500, "engine_error"), (503, "not_taken")])
@@ -351,7 +353,7 @@ async def test_a_group_is_given_back_while_the_model_fails(
     broken = Refusal(status=status, code=code, message="the engine fails")
     rollout.refuse = lambda call: broken if len(rollout.taken) < 3 else None
     agent = an_agent("ask('a')", "print(1)")
-    assert (await played(exchange, command=agent, retries=0)).reward == 1
+    assert (await play_episode(exchange, command=agent, retries=0)).reward == 1
     assert len(rollout.taken) == 3
 
 
@@ -374,8 +376,8 @@ async def test_a_full_context_is_the_policys_own_fault_unless_an_agent_goes_on(
     start_worker()
     rollout.refuse = full_behind_a_reply
     agent = an_agent("ask('a')", *last_lines)
-    group = await group_of(exchange, await ask(exchange, command=agent, retries=0))
-    (episode,) = episodes_of(group)
+    group = await claim_group(exchange, await ask(exchange, command=agent, retries=0))
+    (episode,) = list_episodes(group)
     assert (episode.reward, episode.problem.removeprefix("episode_")) == (reward, problem)
     assert (group.responses[0].finish_reason == "length") == (not problem)
 
@@ -388,9 +390,9 @@ async def test_tasksets_and_games_end_with_what_they_have_where_the_context_is_f
     task = {"metadata": {"task": {"prompt": "Count."}}}
     game_task = {"prompt": "Play.", "metadata": {"seed": 7, "ends": "never"}}
     at_game = {"url": game, "task": game_task, "settings": {"level": 2}}
-    for reward, asked in {0.0: {"taskset": TASKSET, "task": task}, 0.25: at_game}.items():
-        group = await group_of(exchange, await ask(exchange, **asked))
-        assert [each.reward for each in episodes_of(group)] == [reward]
+    for reward, environment in {0.0: {"taskset": TASKSET, "task": task}, 0.25: at_game}.items():
+        group = await claim_group(exchange, await ask(exchange, **environment))
+        assert [episode.reward for episode in list_episodes(group)] == [reward]
         assert group.responses[0].finish_reason == "length"
 
 
@@ -401,7 +403,7 @@ async def test_an_episode_whose_agent_repeats_a_failed_call_counts(
     broken = Refusal(status=503, code="not_taken", message="no rollout has room")
     rollout.refuse = lambda call: broken if len(rollout.taken) < 2 else None
     repeats = ["try: ask('a')", "except OSError:", "    told.clear()", "    ask('a')"]
-    assert (await played(exchange, command=an_agent(*repeats, "print(1)"))).reward == 1
+    assert (await play_episode(exchange, command=an_agent(*repeats, "print(1)"))).reward == 1
     assert len(rollout.taken) == 2
 
 
@@ -417,7 +419,7 @@ async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_com
     agent = an_agent("ask('a')", nap, "print(1)")
     job_id = await ask(exchange, groups=3, size=2, command=agent, retries=0)
     async with asyncio.timeout(60):
-        while len(naps()) < 6:
+        while len(find_naps()) < 6:
             await asyncio.sleep(0.05)
         while 6 not in [status.at_once for status in (await exchange.statuses()).values()]:
             await asyncio.sleep(0.05)
@@ -425,12 +427,12 @@ async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_com
     worker.wait()
     (folder / "go").touch()
     start_worker(PYTHONPATH=path)
-    groups = await found(exchange, ROLLOUTS, job_id, 3)
+    groups = await claim_messages(exchange, ROLLOUTS, job_id, 3)
     assert sorted(group.request.number for group in groups) == [0, 1, 2]
-    assert all(each.reward == 1 for group in groups for each in episodes_of(group))
+    assert all(episode.reward == 1 for group in groups for episode in list_episodes(group))
     assert (await exchange.backlog(EPISODES, job_id)).entries == 0
     assert await exchange.claim([ROLLOUTS], job_id, count=16, wait_s=1.0) == []
-    assert not naps()
+    assert not find_naps()
 
 
 @pytest.mark.parametrize(
@@ -457,7 +459,7 @@ async def test_an_environment_that_no_worker_has_fails_the_group_with_the_remedy
         WEIR_ENVIRONMENT_TASKSETS=tasksets,
         WEIR_ENVIRONMENT_HOSTS="",
     )
-    (failed,) = await found(exchange, FAILED, await ask(exchange, **environment))
+    (failed,) = await claim_messages(exchange, FAILED, await ask(exchange, **environment))
     assert str(failed.failure).startswith("unworkable: environment.")
     assert remedy in str(failed.failure)
 
@@ -507,7 +509,7 @@ async def test_a_task_file_names_nothing_that_the_library_would_run_or_read(
     of_harbor = name in {"collect", "task_dir"}
     taskset = "harbor" if of_harbor else TASKSET
     task = {"prompt": "Hi.", "metadata": metadata}
-    episode = await played(exchange, taskset=taskset, task=task, retries=0)
+    episode = await play_episode(exchange, taskset=taskset, task=task, retries=0)
     assert episode.problem == "episode_failed"
     assert f"metadata.{name} is a field of the library" in episode.words
 
@@ -518,5 +520,5 @@ async def test_without_commands_an_agent_that_is_a_program_is_not_started(
     taskset = f"{TASKSET}_without_agent"
     start_worker(WEIR_ENVIRONMENT_COMMANDS="off", WEIR_ENVIRONMENT_TASKSETS=taskset)
     task = {"metadata": {"task": {"prompt": "Count."}}}
-    episode = await played(exchange, taskset=taskset, task=task, retries=0)
+    episode = await play_episode(exchange, taskset=taskset, task=task, retries=0)
     assert "starts a program, which is refused" in episode.words

@@ -1,4 +1,4 @@
-"""What a job tells reaches the trackers, once each, read back by the trackers' own readers."""
+"""Events of a job reach the trackers once, read by the trackers' own readers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Capsys = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def here(tmp_path: Path, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     know(tmp_path, stack.url)
@@ -86,37 +86,39 @@ def expected(upto: int = STEPS) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def in_tensorboard(folder: Path) -> tuple[dict[str, list[tuple[int, float]]], EventAccumulator]:
+def read_tensorboard(folder: Path) -> tuple[dict[str, list[tuple[int, float]]], EventAccumulator]:
     runs = [path for path in folder.glob("*") if path.is_dir()]
     if not runs:
         return {}, EventAccumulator(str(folder))
     (run,) = runs
     read = EventAccumulator(str(run)).Reload()
-    found = {
+    numbers = {
         tag: [(point.step, point.value) for point in read.Scalars(tag)]
         for tag in read.Tags()["scalars"]
     }
-    return found, read
+    return numbers, read
 
 
-def text_in(read: EventAccumulator, tag: str) -> str:
+def read_text(read: EventAccumulator, tag: str) -> str:
     return read.Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
 
 
-def offline_rows(here: Path) -> list[dict[str, Any]]:
+def offline_rows(folder: Path) -> list[dict[str, Any]]:
     """The rows of every offline run, in the order of their starts."""
     rows = []
-    for path in sorted(here.glob("wandb/offline-run-*/*.wandb")):
-        for record in records_of(path):
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for record in read_records(path):
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
                 rows.append({(i.key or i.nested_key[0]): json.loads(i.value_json) for i in items})
     return rows
 
 
-def records_of(path: Path) -> Iterator[Any]:
+def read_records(path: Path) -> Iterator[Any]:
     """The records of W&B's file: LevelDB's log format behind a header of 7 bytes."""
-    content, place, whole = path.read_bytes(), 7, b""
+    content = path.read_bytes()
+    place = 7
+    whole = b""
     while place + 7 <= len(content):
         room = 32768 - place % 32768
         if room < 7:
@@ -131,25 +133,25 @@ def records_of(path: Path) -> Iterator[Any]:
 
 
 def test_tensorboard_and_wandb_find_every_number_of_a_job(
-    stack: Stack, http: httpx.Client, here: Path
+    stack: Stack, http: httpx.Client, folder: Path
 ) -> None:
     job = a_job(http)
     tell_story(stack, job["id"])
     take_up(stack, job["id"], state="succeeded")
     to = ("--to", "tensorboard:runs", "--to", "wandb:maths")
-    status, out, err = weir(here, "track", job["id"], *to)
+    status, out, err = weir(folder, "track", job["id"], *to)
     assert status == 0, err
     assert "all its events are in tensorboard:runs, wandb:maths" in out
 
-    numbers, read = in_tensorboard(here / "runs")
+    numbers, read = read_tensorboard(folder / "runs")
     assert {tag: numbers[tag] for tag in expected()} == expected()
     assert set(numbers) == set(expected())
-    assert text_in(read, "messages/warn") == "m99"
-    assert text_in(read, "state") == "succeeded"
-    assert '"groups_per_step": 4' in text_in(read, "recipe")
+    assert read_text(read, "messages/warn") == "m99"
+    assert read_text(read, "state") == "succeeded"
+    assert '"groups_per_step": 4' in read_text(read, "recipe")
     assert read.PluginTagToContent("hparams")
 
-    rows = offline_rows(here)
+    rows = offline_rows(folder)
     for name, points in expected().items():
         axis = "pretrain/step" if name.startswith("pretrain/") else "step"
         assert [(row[axis], row[name]) for row in rows if name in row] == points
@@ -163,19 +165,20 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def wait_for_reward_at(step: int, folder: Path) -> None:
-    wait_until(lambda: (step, step / 8) in in_tensorboard(folder)[0].get("reward", []))
+def wait_until_reward(step: int, folder: Path) -> None:
+    wait_until(lambda: (step, step / 8) in read_tensorboard(folder)[0].get("reward", []))
 
 
 def test_a_tracker_that_was_killed_goes_on_and_writes_nothing_twice(
-    stack: Stack, http: httpx.Client, here: Path
+    stack: Stack, http: httpx.Client, folder: Path
 ) -> None:
-    job, runs = a_job(http), here / "runs"
+    job = a_job(http)
+    runs = folder / "runs"
     take_up(stack, job["id"], state="running")
     tell_step(stack, job["id"], 1)
     command = ("track", job["id"], "--to", "tensorboard:runs", "--to", "wandb:maths")
-    process = start_weir(here, *command)
-    wait_for_reward_at(1, runs)
+    process = start_weir(folder, *command)
+    wait_until_reward(1, runs)
     (note,) = runs.glob("*.json")
 
     def is_noted() -> bool:
@@ -185,7 +188,7 @@ def test_a_tracker_that_was_killed_goes_on_and_writes_nothing_twice(
     wait_until(is_noted)
     noted = note.read_bytes()
     tell_step(stack, job["id"], 2)
-    wait_for_reward_at(2, runs)
+    wait_until_reward(2, runs)
     process.kill()
     process.communicate(timeout=120)
     note.write_bytes(noted)  # as if it had been killed between the points and its note of them
@@ -193,24 +196,25 @@ def test_a_tracker_that_was_killed_goes_on_and_writes_nothing_twice(
     for step in range(3, STEPS + 1):
         tell_step(stack, job["id"], step)
     take_up(stack, job["id"], state="failed", error="no")
-    status, _, err = weir(here, *command)
+    status, _, err = weir(folder, *command)
     assert status == 0, err
-    numbers, read = in_tensorboard(runs)
+    numbers, read = read_tensorboard(runs)
     assert numbers["reward"] == expected()["reward"]
-    assert text_in(read, "state") == "failed"
-    rows = offline_rows(here)
+    assert read_text(read, "state") == "failed"
+    rows = offline_rows(folder)
     assert [(row["step"], row["reward"]) for row in rows] == expected()["reward"]
     assert [row["_step"] for row in rows] == [0, 1, 2, 3]
 
 
 def test_all_jobs_are_written_those_to_come_among_them_until_it_is_told_to_stop(
-    stack: Stack, http: httpx.Client, here: Path
+    stack: Stack, http: httpx.Client, folder: Path
 ) -> None:
-    runs = here / "runs"
-    first, waiting = a_job(http), a_job(http)
+    runs = folder / "runs"
+    first = a_job(http)
+    waiting = a_job(http)
     take_up(stack, first["id"], state="running")
     tell_step(stack, first["id"], 1)
-    process = start_weir(here, "track", "--all", "--to", "tensorboard:runs")
+    process = start_weir(folder, "track", "--all", "--to", "tensorboard:runs")
     wait_until(lambda: bool(list(runs.glob(f"*{first['id']}.json"))))
     assert not list(runs.glob(f"*{waiting['id']}*"))
     take_up(stack, waiting["id"], state="succeeded")
@@ -245,7 +249,7 @@ def test_while_the_gateway_is_away_it_waits_and_says_so_once(
         jobs = lambda: [client.job(job["id"])]  # noqa: E731
         trackers.track(client, [target], jobs, until_all_ended=True, poll_s=0.0)
     assert capsys.readouterr().err.count("continues when it responds") == 1
-    assert in_tensorboard(tmp_path)[0]["reward"] == [(1, 0.125)]
+    assert read_tensorboard(tmp_path)[0]["reward"] == [(1, 0.125)]
 
 
 def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(

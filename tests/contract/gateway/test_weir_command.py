@@ -63,7 +63,7 @@ Weir = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def here(tmp_path: Path, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a recipe, its tasks, and a known stack."""
     (tmp_path / "recipe.toml").write_text(BY_HAND)
     (tmp_path / "train.jsonl").write_text(TASKS)
@@ -75,8 +75,8 @@ def here(tmp_path: Path, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def weir(here: Path, capsys: pytest.CaptureFixture[str]) -> Weir:
-    """Runs a verb there: its exit status, what it said, and what it complained of."""
+def weir(folder: Path, capsys: pytest.CaptureFixture[str]) -> Weir:
+    """Runs a verb there; returns its exit status, output and errors."""
 
     def run(*words: str) -> tuple[int, str, str]:
         status = main(words)
@@ -121,8 +121,8 @@ def test_a_job_goes_on_from_a_checkpoint_of_another_by_its_recipe_or_a_new_one(
     stack: Stack, http: httpx.Client, weir: Weir, words: tuple[str, ...], step: int, name: str
 ) -> None:
     job = a_job(http)
-    for kept in (2, 4):
-        a_checkpoint(stack, job["id"], kept)
+    for saved_step in (2, 4):
+        a_checkpoint(stack, job["id"], saved_step)
     take_up(stack, job["id"], state="failed", error="the disk is gone")
     with a_learner(stack) as learned:
         assert weir("fork", job["id"], *words)[0] == 0
@@ -132,7 +132,7 @@ def test_a_job_goes_on_from_a_checkpoint_of_another_by_its_recipe_or_a_new_one(
     assert forked["weir"]["recipe"]["name"] == name
     if not words:
         assert forked["training_file"] == job["training_file"]
-        recipes = [each["weir"]["recipe"] | {"model": None} for each in (forked, job)]
+        recipes = [other["weir"]["recipe"] | {"model": None} for other in (forked, job)]
         assert recipes[0] == recipes[1]
 
 
@@ -175,8 +175,8 @@ def test_doctor_shows_what_was_compared_and_whether_the_newest_agrees(
         ["rollout-0", "1", "1.0e-06"],
         ["rollout-0", "2", "2.5e-01"],
     ]
-    told = weir("doctor", job_id, "--json")[1].splitlines()
-    assert [json.loads(line) for line in told] == rows
+    lines = weir("doctor", job_id, "--json")[1].splitlines()
+    assert [json.loads(line) for line in lines] == rows
 
 
 def test_doctor_judges_rollouts_at_the_newest_version_and_fails_where_none_reported(
@@ -195,11 +195,11 @@ def test_doctor_judges_rollouts_at_the_newest_version_and_fails_where_none_repor
 
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(
-    stack: Stack, http: httpx.Client, here: Path
+    stack: Stack, http: httpx.Client, folder: Path
 ) -> None:
     job_id = a_job(http)["id"]
     learn(stack, job_id, steps=1, state="running")
-    process = start_weir(here, "watch", job_id)
+    process = start_weir(folder, "watch", job_id)
     assert process.stdout is not None
     assert any(line.startswith("step 1/3") for line in process.stdout)
     process.send_signal(signal.SIGINT)
@@ -240,45 +240,45 @@ def test_jobs_are_listed_cancelled_and_deleted_by_what_they_have_in_common(
 ) -> None:
     ids = [a_job(http, recipe=RECIPE | {"name": "in common"})["id"] for _ in range(2)]
     ids.reverse()
-    kept = a_job(http)["id"]
+    other_id = a_job(http)["id"]
     listed = weir("jobs", "--name", "in common", "--status", "queued", "--json")[1]
     assert [json.loads(line)["id"] for line in listed.splitlines()] == ids
     for verb, word in (("cancel", "cancelled"), ("delete", "deleted")):
-        told = "".join(f"{job_id} is {word}\n" for job_id in ids)
-        assert weir(verb, "--name", "in common") == (0, told, "")
-    assert http.get(f"{JOBS}/{kept}").json()["status"] == "queued"
-    for words in (("cancel",), ("delete", kept, "--name", "in common")):
+        expected = "".join(f"{job_id} is {word}\n" for job_id in ids)
+        assert weir(verb, "--name", "in common") == (0, expected, "")
+    assert http.get(f"{JOBS}/{other_id}").json()["status"] == "queued"
+    for words in (("cancel",), ("delete", other_id, "--name", "in common")):
         assert weir(*words)[0] == 2
 
 
-def test_wrong_input_is_named_and_exits_with_2(stack: Stack, here: Path, weir: Weir) -> None:
-    (here / "typo.toml").write_text(BY_HAND.replace("steps = 2", "stepz = 2"))
-    (here / "bad.toml").write_text(BY_HAND.replace("train.jsonl", "bad.jsonl"))
-    (here / "no-tasks.toml").write_text(BY_HAND.replace("train.jsonl", "none.jsonl"))
-    (here / "bad.jsonl").write_text('{"id": "a", "prompt": "b"}\n')
+def test_wrong_input_is_named_and_exits_with_2(stack: Stack, folder: Path, weir: Weir) -> None:
+    (folder / "typo.toml").write_text(BY_HAND.replace("steps = 2", "stepz = 2"))
+    (folder / "bad.toml").write_text(BY_HAND.replace("train.jsonl", "bad.jsonl"))
+    (folder / "no-tasks.toml").write_text(BY_HAND.replace("train.jsonl", "none.jsonl"))
+    (folder / "bad.jsonl").write_text('{"id": "a", "prompt": "b"}\n')
     for words, named in {
         ("run", "typo.toml"): "training.stepz",
         ("run", "bad.toml"): "bad.jsonl: line 1: answer",
         ("run", "absent.toml"): "absent.toml",
-        ("run", "no-tasks.toml"): f"weir: {here / 'none.jsonl'}: No such file or directory\n",
+        ("run", "no-tasks.toml"): f"weir: {folder / 'none.jsonl'}: No such file or directory\n",
         ("watch", "ftjob-none"): "ftjob-none",
         ("evaluations", "ftjob-none"): "ftjob-none",
     }.items():
         status, out, err = weir(*words)
         assert (status, out, named in err) == (2, "", True), err
-    (here / "tiny").mkdir()  # a folder of this machine is sent by its full path
+    (folder / "tiny").mkdir()  # a folder of this machine is sent by its full path
     status, _, err = weir("run", "recipe.toml")
-    assert (status, str(here.resolve() / "tiny") in err) == (2, True)
+    assert (status, str(folder.resolve() / "tiny") in err) == (2, True)
 
 
 def test_it_says_what_to_do_when_nothing_runs_or_the_key_is_wrong(
-    stack: Stack, here: Path, weir: Weir
+    stack: Stack, folder: Path, weir: Weir
 ) -> None:
     for url, key, named in (
         (stack.url, "wrong", "wrong API key"),
         ("http://127.0.0.1:9", KEY, "127.0.0.1:9"),
     ):
-        know(here, url, key)
+        know(folder, url, key)
         status, _, err = weir("jobs")
         assert (status, named in err) == (2, True), err
 
@@ -308,7 +308,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def said_to(call: Call) -> list[str]:
+def conversation_of_call(call: Call) -> list[str]:
     return [str(turn["content"]) for turn in call.messages or ()]
 
 
@@ -322,7 +322,7 @@ def test_a_question_through_a_pipe_is_answered_and_nothing_else_is_said(
     assert (status, out) == (0, "0 1 2 3 4 \n")
     assert "cut off" in err
     (call,) = rollout.taken
-    assert said_to(call) == ["Count.", "To four?"]
+    assert conversation_of_call(call) == ["Count.", "To four?"]
     assert (call.sampling.max_tokens, call.sampling.temperature, call.sampling.seed) == (5, 0, 3)
 
 
@@ -335,7 +335,7 @@ def test_a_conversation_goes_on_after_a_refusal_and_is_begun_again(
     long = Refusal(status=400, code="context_length_exceeded", message="too long")
 
     def refuse(call: Call) -> Refusal | None:
-        return long if said_to(call)[-1] == "long" else None
+        return long if conversation_of_call(call)[-1] == "long" else None
 
     lines = "One\nlong\nTwo\n/reset\nThree\n/quit\nFour\n"
     monkeypatch.setattr(sys, "stdin", Terminal(lines))
@@ -343,7 +343,11 @@ def test_a_conversation_goes_on_after_a_refusal_and_is_begun_again(
         status, out, err = weir("chat", model)
     assert (status, out.count("0 1 2 3 4 \n")) == (0, 3)
     assert ("weir: too long\n" in err, err.count("stands alone")) == (True, len(second) == 1)
-    answered = [said_to(call) for call in rollout.taken if said_to(call)[-1] != "long"]
+    answered = [
+        conversation_of_call(call)
+        for call in rollout.taken
+        if conversation_of_call(call)[-1] != "long"
+    ]
     assert answered == [["One"], second, ["Three"]]
 
 
@@ -359,20 +363,20 @@ def test_a_model_that_is_not_there_is_told_where_a_chat_or_a_server_asks_for_it(
 
 
 def test_serve_prints_what_fetches_a_model_and_serves_it(
-    stack: Stack, http: httpx.Client, here: Path, weir: Weir
+    stack: Stack, http: httpx.Client, folder: Path, weir: Weir
 ) -> None:
     recipe = RECIPE | {"model": RECIPE["model"] | {"lora": {"rank": 24}}}
     job_id = a_job(http, recipe=recipe)["id"]
     a_checkpoint(stack, job_id, 4)
-    made = a_model(stack.data_dir / "jobs" / job_id / "model")
-    take_up(stack, job_id, state="succeeded", result={"model": str(made)})
+    model = a_model(stack.data_dir / "jobs" / job_id / "model")
+    take_up(stack, job_id, state="succeeded", result={"model": str(model)})
     fetch, serve = weir("serve", f"{job_id}@4")[1].strip().split(" && ")
     assert weir(*shlex.split(fetch)[1:])[0] == 0
-    assert (here / f"{job_id}-4/model.safetensors").read_text() == "weights of step 4"
+    assert (folder / f"{job_id}-4/model.safetensors").read_text() == "weights of step 4"
     limits = "--max-model-len 64 --dtype float32"
     named = f"--served-model-name {job_id}@4"
     assert serve == f"vllm serve ./{job_id}-4 {named} {limits}"
-    (made / "adapter_config.json").write_text("{}")
+    (model / "adapter_config.json").write_text("{}")
     command = weir("serve", job_id)[1].strip()
     modules = f"--enable-lora --lora-modules {job_id}=./{job_id} --max-lora-rank 32"
     assert command.endswith(f" && vllm serve {stack.models / 'tiny'} {modules} {limits}")
@@ -422,24 +426,24 @@ def test_an_address_may_end_as_openais_does(
         assert weir("jobs")[0] == 0
 
 
-def test_ctrl_c_while_it_starts_leaves_no_traceback(here: Path) -> None:
-    process = start_weir(here, "jobs", PYTHONVERBOSE="1")
+def test_ctrl_c_while_it_starts_leaves_no_traceback(folder: Path) -> None:
+    process = start_weir(folder, "jobs", PYTHONVERBOSE="1")
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("import 'protocol.recipe'"):
             break
-    process.send_signal(signal.SIGINT)  # it still starts: nobody reads what it says meanwhile
-    _, rest = process.communicate(timeout=120)
+    process.send_signal(signal.SIGINT)  # it still starts, and its output is not read
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "Traceback" not in rest
+    assert "Traceback" not in errors
 
 
-def test_it_ends_quietly_when_nobody_reads_its_output(here: Path) -> None:
-    own = {"step": 1, "steps": 3, "recipe": {"name": "r"}}
-    job = {"id": "j", "status": "running", "model": "m", "weir": own}
+def test_it_ends_quietly_when_nobody_reads_its_output(folder: Path) -> None:
+    details = {"step": 1, "steps": 3, "recipe": {"name": "r"}}
+    job = {"id": "j", "status": "running", "model": "m", "weir": details}
     with answering(a_page(*[job] * 100)) as url:
-        know(here, url)
-        process = start_weir(here, "jobs")
+        know(folder, url)
+        process = start_weir(folder, "jobs")
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
@@ -456,9 +460,9 @@ ODD = [
 
 
 @pytest.mark.parametrize("answer", ODD, ids=[str(answer)[:40] for answer in ODD])
-def test_what_is_no_gateway_gets_a_message(here: Path, weir: Weir, answer: Any) -> None:
+def test_what_is_no_gateway_gets_a_message(folder: Path, weir: Weir, answer: Any) -> None:
     with answering(answer) as url:
-        know(here, url)
+        know(folder, url)
         for verb in ("jobs", "watch j", "why j", "evaluations j", "samples j k"):
             status, _, err = weir(*verb.split())
             assert (status, err.startswith("weir: ")) == (2, True), (verb, err)
