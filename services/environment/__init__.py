@@ -1,1 +1,1 @@
-"""Episodes: responses of several turns, played in environments against the model door."""
+"""Episodes: responses of several turns, played in environments through the gateway."""
