@@ -60,8 +60,12 @@ def digest_prompts(
     """
     try:
         prompts: Any = [encode_prompt(task, template, tokenizer, options) for task in tasks]
-        if template is None and prompts and "strftime_now" in str(tokenizer.chat_template):
-            prompts = [str(tokenizer.chat_template), dict(options)]
+        has_chat = template is None and bool(prompts)
+        if has_chat and "strftime_now" in str(tokenizer.chat_template):
+            prompts = [
+                str(tokenizer.chat_template),
+                dict(options),
+            ]
     except PromptError as error:
         prompts = str(error)
     encoded = json.dumps(prompts).encode()
