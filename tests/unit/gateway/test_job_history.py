@@ -16,7 +16,8 @@ def build_history(*rows: Row, **record: Any) -> JobHistory:
     history = JobHistory(a_job_record(**record), is_current=True)
     for event_id, created_at, content in rows:
         field = "data" if isinstance(content, dict) else "begins"
-        event = an_event(event_id, created_at=created_at, **{field: content})
+        changes: dict[str, Any] = {"created_at": created_at, field: content}
+        event = an_event(event_id, **changes)
         history.see(event)
     return history
 
