@@ -80,7 +80,8 @@ class Learner:
         """
         team = Stalling(step)
         make_team, self.make_team = self.make_team, lambda: team
-        running, self.make_team = self.start(), make_team
+        running = self.start()
+        self.make_team = make_team
         async with asyncio.timeout(PATIENCE_S):
             await team.stalls.wait()
             # Checkpoints are written beside the steps, and the log is cut after them.
@@ -227,14 +228,14 @@ async def _answer_forever(
             claimed += await exchange.reclaim(stream, active.job_id, count=8, held=claimed)
         for delivery in claimed:
             request = delivery.message()
-            if (version := await _version_for(exchange, request)) is not None:
+            if (version := await _find_version(exchange, request)) is not None:
                 answer = an_answer(request, version)
                 if request.key in failing:
                     answer = delivery.as_failed(*why)
                 await exchange.hand_off(delivery, GRADED, answer)
 
 
-async def _version_for(exchange: Exchange, request: RolloutRequest) -> int | None:
+async def _find_version(exchange: Exchange, request: RolloutRequest) -> int | None:
     """The version of an evaluation, or the newest; None if the job has ended before."""
     while await exchange.active() is not None:
         policy = await exchange.newest_policy(request.job_id)
@@ -246,6 +247,6 @@ async def _version_for(exchange: Exchange, request: RolloutRequest) -> int | Non
 
 def an_answer(request: RolloutRequest, version: int) -> GradedGroup:
     """The same for the same request, but for the version."""
-    others = request.group_size - 1
-    group = a_group(request, [1 + request.number % 3, *[2] * others], version=version)
-    return a_graded_group(group, [float(request.number % 2), *[1.0] * others])
+    num_others = request.group_size - 1
+    group = a_group(request, [1 + request.number % 3, *[2] * num_others], version=version)
+    return a_graded_group(group, [float(request.number % 2), *[1.0] * num_others])

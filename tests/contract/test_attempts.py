@@ -285,7 +285,9 @@ class Small(FakeTeam):
 
     def __init__(self, fits: int, steps: int, opened_with: list[int]) -> None:
         super().__init__()
-        self.fits, self.left, self.opened_with = fits, steps, opened_with
+        self.fits = fits
+        self.left = steps
+        self.opened_with = opened_with
 
     async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
         await super().open(folder, recipe, critic_folder)

@@ -85,7 +85,8 @@ async def test_starts(server: Server, exchanges: dict[str, Exchange]) -> None:
 async def test_events(server: Server, exchanges: dict[str, Exchange]) -> None:
     gateway = exchanges["gateway"]
     await gateway.record_event(an_event("first"))
-    key, event = EVENTS.key("job"), an_event("bad")
+    key = EVENTS.key("job")
+    event = an_event("bad")
     bad: list[dict[Any, Any]] = [{b"\xff": b"\xff"}, {b"a": b"b"}]
     bad += [{b"header": value} for value in GARBAGE]
     bad += [
@@ -103,12 +104,13 @@ async def test_events(server: Server, exchanges: dict[str, Exchange]) -> None:
         for fields in bad:
             client.xadd(key, fields)
     await gateway.record_event(an_event("last"))
-    assert [each.id for _, each in await gateway.events("job")] == ["first", "last"]
-    assert [each.id for _, each in await gateway.events_back("job")] == ["last", "first"]
+    assert [entry.id for _, entry in await gateway.events("job")] == ["first", "last"]
+    assert [entry.id for _, entry in await gateway.events_back("job")] == ["last", "first"]
 
 
 async def test_heartbeats(server: Server, exchanges: dict[str, Exchange]) -> None:
-    rollout, inputs = exchanges["rollout"], (REQUESTS,)
+    rollout = exchanges["rollout"]
+    inputs = (REQUESTS,)
     await exchanges["learner"].ask(a_request())
     await rollout.heartbeat("rollout")
     with server.client("rollout") as client:
@@ -130,7 +132,8 @@ async def test_heartbeats(server: Server, exchanges: dict[str, Exchange]) -> Non
 
 async def test_entries(server: Server, exchanges: dict[str, Exchange]) -> None:
     """Entries of no group go; those of one whose frame cannot be read fail that group alone."""
-    rollout, grader = exchanges["rollout"], exchanges["grader"]
+    rollout = exchanges["rollout"]
+    grader = exchanges["grader"]
     keys = [b"\xff", b"", b"x", b"train", b"train:", b"train:-1", b"train:" + b"9" * 30, b"x:1"]
     with server.client("rollout") as client:
         for key in keys:
@@ -139,10 +142,10 @@ async def test_entries(server: Server, exchanges: dict[str, Exchange]) -> None:
         backlog = await exchanges["gateway"].backlog(ROLLOUTS, "job")
         assert (backlog.entries, backlog.oldest_key) == (len(keys) + 1, r"\xff")
         await exchanges["learner"].ask(a_request())
-        asked = await claim_one(rollout)
-        await rollout.hand_off(asked, ROLLOUTS, a_group(asked.message()))
+        request = await claim_one(rollout)
+        await rollout.hand_off(request, ROLLOUTS, a_group(request.message()))
         claimed = await grader.claim((ROLLOUTS,), "job", count=100, wait_s=0)
-        assert [each.key for each in claimed] == ["train:0"]
+        assert [entry.key for entry in claimed] == ["train:0"]
         assert client.xlen(ROLLOUTS.key("job")) == 1
         client.xadd(ROLLOUTS.key("job"), {b"key": b"\xff"})
         assert await grader.claim((ROLLOUTS,), "job", count=1, wait_s=0.1) == []
@@ -159,13 +162,14 @@ async def test_entries(server: Server, exchanges: dict[str, Exchange]) -> None:
 
 
 async def test_trials(server: Server, exchanges: dict[str, Exchange]) -> None:
-    gateway, grader = exchanges["gateway"], exchanges["grader"]
+    gateway = exchanges["gateway"]
+    grader = exchanges["grader"]
     trial = Trial(id="t", reward=a_recipe().reward, task=a_task(), text="")
     with server.client() as client:
         client.rpush(streams.TRIALS, *GARBAGE)
         assert await gateway.ask_trial(trial, 50)
-        taken = [await grader.take_trial(1) for _ in range(len(GARBAGE) + 1)]
-        assert taken == [None] * len(GARBAGE) + [trial]
+        trials = [await grader.take_trial(1) for _ in range(len(GARBAGE) + 1)]
+        assert trials == [None] * len(GARBAGE) + [trial]
         client.rpush(streams.trial_key("t"), *GARBAGE)
         await grader.answer_trial(trial, TrialResult())
         results = [await gateway.trial_result("t", 1) for _ in range(len(GARBAGE) + 1)]
@@ -173,7 +177,8 @@ async def test_trials(server: Server, exchanges: dict[str, Exchange]) -> None:
 
 
 async def test_calls_and_their_answers(server: Server, exchanges: dict[str, Exchange]) -> None:
-    gateway, rollout = exchanges["gateway"], exchanges["rollout"]
+    gateway = exchanges["gateway"]
+    rollout = exchanges["rollout"]
     call = a_call(gateway=gateway.me)
     with server.client() as client:
         client.rpush(streams.CALLS, *GARBAGE, '["a", 1, 2]', '[1, "a", 2]', '["a", "b", "c"]')

@@ -44,7 +44,7 @@ service.run_service("test", main)
 
 @pytest.mark.redis
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (("awaited", "0"), "runs\n"),
         (("beside", "0"), "runs\nsaved\n"),
@@ -53,7 +53,7 @@ service.run_service("test", main)
     ],
 )
 def test_a_service_whose_thread_hangs_ends_when_it_is_told_to(
-    server: Server, tmp_path: Path, arguments: tuple[str, ...], said: str
+    server: Server, tmp_path: Path, arguments: tuple[str, ...], output: str
 ) -> None:
     environment = {
         **os.environ,
@@ -70,7 +70,7 @@ def test_a_service_whose_thread_hangs_ends_when_it_is_told_to(
         first = process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
-        assert first + process.stdout.read() == said
+        assert first + process.stdout.read() == output
     finally:
         process.kill()
 
@@ -138,7 +138,8 @@ async def test_a_job_whose_template_takes_too_much_fails_by_name_before_its_mode
     folder = shutil.copytree(ROOT / "examples/arithmetic/base-model", learner.models / "base-model")
     (folder / "chat_template.jinja").write_text(template)
     await learner.submit(tables={"model": {"path": "base-model"}})
-    learner.make_team, learner.is_confined = Opening, True
+    learner.make_team = Opening
+    learner.is_confined = True
     await learner.attempt()
     record = await learner.record()
     assert record.state is JobState.FAILED

@@ -171,8 +171,8 @@ async def test_an_answer_that_a_grader_had_no_time_to_read_is_tried_again(
     tasks = a_file("Paris")
     async with asyncio.TaskGroup() as group:
         group.create_task(answer_at_the_second_try())
-        kept, _ = await check(exchange, tmp_path, tasks)
-    assert kept == tasks
+        readable, _ = await check(exchange, tmp_path, tasks)
+    assert readable == tasks
 
 
 async def test_held_out_files_lose_theirs_or_are_refused(
@@ -189,8 +189,8 @@ async def test_answers_that_nothing_compares_with_are_not_asked_for(
     exchange: Exchange, tmp_path: Path
 ) -> None:
     tasks = a_file(*ANSWERS)
-    kept, _ = await check(exchange, tmp_path, tasks, reward={"outcome": "string_check"})
-    assert kept == tasks
+    readable, _ = await check(exchange, tmp_path, tasks, reward={"outcome": "string_check"})
+    assert readable == tasks
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ async def test_the_share_of_solutions_that_equation_steps_can_judge_is_told(
 ) -> None:
     tasks = tuple(a_task(id=str(n), solution=s, **SUMS) for n, s in enumerate(solutions))
     async with grader(server):
-        kept, _ = await check(exchange, tmp_path, tasks, reward={"process": process})
-    assert kept == tasks
+        readable, _ = await check(exchange, tmp_path, tasks, reward={"process": process})
+    assert readable == tasks
     assert (await stored_record(exchange)).readable_solutions == share
     assert "equation_steps can judge" in (await messages(exchange))[0]
 

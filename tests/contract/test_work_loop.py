@@ -37,7 +37,7 @@ async def begin(exchange: Exchange, *, requests: int) -> None:
         await exchange.ask(a_request(number=number, attempt=attempt))
 
 
-def stage_of(handle: Handle, capacity: int = 4) -> Consumer[RolloutRequest, GradedGroup]:
+def make_consumer(handle: Handle, capacity: int = 4) -> Consumer[RolloutRequest, GradedGroup]:
     return Consumer((EVAL_REQUESTS, REQUESTS), GRADED, GRADED, handle, limit_in_flight(capacity))
 
 
@@ -47,7 +47,7 @@ async def working(
 ) -> AsyncIterator[Service]:
     """A worker at its stage; it is told to stop at the end."""
     service = Service("worker", DEPLOYMENT, exchange)
-    stage = replace(stage_of(handle, capacity), **settings)
+    stage = replace(make_consumer(handle, capacity), **settings)
     task = asyncio.create_task(work_forever(service, stage))
     try:
         yield service
@@ -62,15 +62,15 @@ async def answer(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
 
 async def results(exchange: Exchange, count: int) -> dict[int, str]:
     """What the learner finds, until it has found so many groups; by number."""
-    found: dict[int, str] = {}
+    outcomes: dict[int, str] = {}
     async with asyncio.timeout(60):
-        while len(found) < count:
+        while len(outcomes) < count:
             for delivery in await exchange.claim([GRADED], "job", count=16, wait_s=0.1):
                 group = delivery.message()
-                assert group.number not in found
-                found[group.number] = str(group.failure)
+                assert group.number not in outcomes
+                outcomes[group.number] = str(group.failure)
                 assert await exchange.take_in(delivery, 1)
-    return found
+    return outcomes
 
 
 @pytest.mark.parametrize("wish", ["pause", "archive"])  # of another release
@@ -80,7 +80,7 @@ async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
     await begin(exchange, requests=0)
     with server.client() as client:
         client.hset(streams.job_key("job"), "requested", f'"{wish}"')
-        async with open_exchange("worker") as own, working(own, answer) as service:
+        async with open_exchange("worker") as worker, working(worker, answer) as service:
             async with asyncio.timeout(60):
                 while service.activity.now.doing is not Doing.JOB_IS_PAUSED:
                     await asyncio.sleep(0.01)
@@ -91,14 +91,14 @@ async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
             assert await results(exchange, 1) == {0: "deaths: done"}
 
 
-async def until_claiming(exchange: Exchange, worker: str, beats: int = 1) -> int:
+async def wait_until_claiming(exchange: Exchange, worker: str, beats: int = 1) -> int:
     """Its heartbeats, when it has shown so many."""
-    found = 0
+    outcomes = 0
     async with asyncio.timeout(60):
-        while found < beats:
+        while outcomes < beats:
             await asyncio.sleep(0.01)
-            found = (await exchange.heartbeat("rollout", may_claim=False)).lives.get(worker, 0)
-    return found
+            outcomes = (await exchange.heartbeat("rollout", may_claim=False)).lives.get(worker, 0)
+    return outcomes
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
@@ -106,16 +106,18 @@ async def test_a_worker_claims_its_share_at_once_however_much_room_it_has(
     exchange: Exchange, open_exchange: OpenExchange, num_workers: int
 ) -> None:
     names = [f"worker-{place}" for place in range(num_workers)]
-    share, held, open_to = 16 // num_workers, Counter[str](), set[str]()
+    share = 16 // num_workers
+    claimed = Counter[str]()
+    open_to = set[str]()
 
-    def room_of(name: str) -> Callable[[ActiveJob, int], int]:
+    def limit_room(name: str) -> Callable[[ActiveJob, int], int]:
         # No room for what is claimed later, one by one, while the others are slow.
         return lambda _, in_flight: 100 if name in open_to and in_flight < share else 0
 
     def holding(name: str) -> Handle:
         async def hold(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
-            held[name] += 1
-            while held.total() < 16:
+            claimed[name] += 1
+            while claimed.total() < 16:
                 await asyncio.sleep(0.01)
             return await answer(job, request)
 
@@ -124,14 +126,16 @@ async def test_a_worker_claims_its_share_at_once_however_much_room_it_has(
     await begin(exchange, requests=16)
     async with AsyncExitStack() as workers:
         for name in names:
-            own = await workers.enter_async_context(open_exchange(name))
-            await workers.enter_async_context(working(own, holding(name), free_slots=room_of(name)))
+            worker = await workers.enter_async_context(open_exchange(name))
+            await workers.enter_async_context(
+                working(worker, holding(name), free_slots=limit_room(name))
+            )
         for name in names * 2:  # each knows of the others when all have shown life twice since
-            beats = await until_claiming(exchange, name)
-            await until_claiming(exchange, name, beats + 2)
+            beats = await wait_until_claiming(exchange, name)
+            await wait_until_claiming(exchange, name, beats + 2)
         open_to.update(names)
         await results(exchange, 16)
-    assert held == dict.fromkeys(names, share)
+    assert claimed == dict.fromkeys(names, share)
 
 
 async def test_a_worker_outlives_a_job_that_ends_while_it_counts_its_share(
@@ -142,20 +146,21 @@ async def test_a_worker_outlives_a_job_that_ends_while_it_counts_its_share(
 ) -> None:
     await begin(exchange, requests=1)
     async with (
-        open_exchange("one") as one,
+        open_exchange("one") as first,
         open_exchange("other") as other,
         working(other, answer, excluded_inputs=lambda *_: {REQUESTS}),
     ):
-        await until_claiming(exchange, "other")
-        counts, queued = asyncio.Event(), one.queued
+        await wait_until_claiming(exchange, "other")
+        counts = asyncio.Event()
+        queued = first.queued
 
         async def slowly(*args: Any) -> tuple[int, int]:
             counts.set()
             await asyncio.sleep(3 * DEPLOYMENT.heartbeat_s)
             return await queued(*args)
 
-        monkeypatch.setattr(one, "queued", slowly)
-        async with working(one, answer):
+        monkeypatch.setattr(first, "queued", slowly)
+        async with working(first, answer):
             await counts.wait()
             with server.client() as client:
                 client.delete(streams.ACTIVE)
@@ -167,10 +172,10 @@ async def held_through_deaths(open_exchange: OpenExchange, deaths: int) -> None:
     for life in range(deaths):
         async with open_exchange(f"dead-{life}") as doomed:
             if life == 0:
-                (held,) = await doomed.claim([REQUESTS], "job", count=1, wait_s=1)
+                (claimed,) = await doomed.claim([REQUESTS], "job", count=1, wait_s=1)
             else:
-                (held,) = await take_over(doomed, REQUESTS)
-            assert (held.key, len(held.deaths)) == ("train:0", life)
+                (claimed,) = await take_over(doomed, REQUESTS)
+            assert (claimed.key, len(claimed.deaths)) == ("train:0", life)
             await doomed.heartbeat("rollout")
 
 
@@ -179,7 +184,7 @@ async def test_what_kills_its_workers_is_given_up_in_the_end(
 ) -> None:
     await begin(exchange, requests=1)
     await held_through_deaths(open_exchange, 4)
-    async with open_exchange("survivor") as own, working(own, answer):
+    async with open_exchange("survivor") as worker, working(worker, answer):
         (failure,) = (await results(exchange, 1)).values()
     assert failure == "deaths: workers died holding it: dead-0, dead-1, dead-2, dead-3"
 
@@ -190,11 +195,12 @@ async def test_an_entry_that_has_killed_twice_runs_alone_to_its_end(
     await begin(exchange, requests=1)
     await held_through_deaths(open_exchange, 2)
     async with open_exchange("finder") as finder:
-        (held,) = await take_over(finder, REQUESTS)
-        await finder.release(held)  # so that it is the first that a worker gets
+        (claimed,) = await take_over(finder, REQUESTS)
+        await finder.release(claimed)  # so that it is the first that a worker gets
     for number in range(1, 9):
         await exchange.ask(a_request(number=number, attempt=1))
-    running, company = set[int](), set[int]()
+    running = set[int]()
+    company = set[int]()
 
     async def watch(job: ActiveJob, request: RolloutRequest) -> GradedGroup:
         running.add(request.number)
@@ -204,7 +210,7 @@ async def test_an_entry_that_has_killed_twice_runs_alone_to_its_end(
         running.discard(request.number)
         return await answer(job, request)
 
-    async with open_exchange("worker") as own, working(own, watch):
+    async with open_exchange("worker") as worker, working(worker, watch):
         await results(exchange, 9)
     assert company == {0}
 
@@ -219,7 +225,7 @@ async def test_a_part_of_the_worker_that_dies_counts_as_a_death_at_once(
         raise WorkerFault("the engine is gone")
 
     await begin(exchange, requests=1)
-    async with open_exchange("worker") as own, working(own, crash, has_died=died.is_set):
+    async with open_exchange("worker") as worker, working(worker, crash, has_died=died.is_set):
         await asyncio.wait_for(died.wait(), 60)
     (again,) = await exchange.reclaim(REQUESTS, "job", count=9)
     assert (again.deaths, again.failures) == (("worker",), ())
@@ -236,11 +242,11 @@ async def test_a_server_that_hangs_is_nobodys_death(own_server: Server) -> None:
 
     async with (
         connect(own_server.url, me="learner") as learner,
-        connect(own_server.url, me="one") as one,
+        connect(own_server.url, me="one") as first,
         connect(own_server.url, me="other") as other,
     ):
         await begin(learner, requests=6)
-        async with working(one, long), working(other, long):
+        async with working(first, long), working(other, long):
             while len(calls) < 6:
                 await asyncio.sleep(0.05)
             for _ in range(2):
@@ -264,9 +270,9 @@ async def test_a_stop_in_good_order_leaves_nothing_claimed(
 
     await begin(exchange, requests=30)
     for life in range(8):
-        async with open_exchange(f"leaver.{life}") as own:
-            service = Service("worker", replace(DEPLOYMENT, drain_s=0.05), own)
-            task = asyncio.create_task(work_forever(service, stage_of(for_ever, capacity=30)))
+        async with open_exchange(f"leaver.{life}") as worker:
+            service = Service("worker", replace(DEPLOYMENT, drain_s=0.05), worker)
+            task = asyncio.create_task(work_forever(service, make_consumer(for_ever, capacity=30)))
             await asyncio.sleep(0.03 * life)
             service.stop()
             await task
@@ -292,10 +298,10 @@ async def test_a_worker_that_cannot_let_an_entry_go_ends_and_another_gets_it(
 
         await begin(exchange, requests=1)
         try:
-            async with open_exchange("one") as one, asyncio.timeout(60):
+            async with open_exchange("one") as first, asyncio.timeout(60):
                 with pytest.raises(Refused):
                     await work_forever(
-                        Service("worker", DEPLOYMENT, one), stage_of(answer_into_refusals)
+                        Service("worker", DEPLOYMENT, first), make_consumer(answer_into_refusals)
                     )
         finally:
             permit("+@all")
@@ -326,8 +332,8 @@ async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
         while (await exchange.heartbeat("rollout", may_claim=False)).lives.get("able", 0) <= 0:
             await asyncio.sleep(0.01)
         async with working(other, refuse):
-            found = await results(exchange, 40)
-    assert set(found.values()) == {"deaths: done"}
+            outcomes = await results(exchange, 40)
+    assert set(outcomes.values()) == {"deaths: done"}
 
 
 async def test_what_failed_where_its_stream_belongs_is_done_where_the_stream_is_left_to_others(
@@ -340,12 +346,12 @@ async def test_what_failed_where_its_stream_belongs_is_done_where_the_stream_is_
 
     await begin(exchange, requests=20)
     async with (
-        open_exchange("one") as one,
+        open_exchange("one") as first,
         open_exchange("other") as other,
         working(other, answer, excluded_inputs=lambda *_: {REQUESTS}),
     ):
-        await until_claiming(exchange, "other")
-        async with working(one, stumble):
+        await wait_until_claiming(exchange, "other")
+        async with working(first, stumble):
             assert set((await results(exchange, 20)).values()) == {"deaths: done"}
 
 
@@ -360,7 +366,7 @@ async def test_a_worker_that_fails_by_itself_rests_and_says_why_until_a_group_su
         return await answer(job, request)
 
     await begin(exchange, requests=3)  # too few for it to end
-    async with open_exchange("worker-1.1") as own, working(own, fail) as service:
+    async with open_exchange("worker-1.1") as worker, working(worker, fail) as service:
         async with asyncio.timeout(60):
             while (await exchange.heartbeat("rollout")).lives.get("worker-1.1", 0) >= 0:
                 await asyncio.sleep(0.01)
@@ -381,20 +387,21 @@ async def test_a_worker_where_everything_fails_ends_says_so_and_costs_nothing(
 
     await begin(exchange, requests=8)
     for life in range(4):  # more than the failures that an entry may have
-        async with open_exchange(f"replica.{life}") as own:
+        async with open_exchange(f"replica.{life}") as worker:
             with pytest.raises(WorkerBroken):
-                await work_forever(Service("worker", DEPLOYMENT, own), stage_of(never, 8))
-    async with open_exchange("replica.5") as own, working(own, answer):
+                await work_forever(Service("worker", DEPLOYMENT, worker), make_consumer(never, 8))
+    async with open_exchange("replica.5") as worker, working(worker, answer):
         assert set((await results(exchange, 8)).values()) == {"deaths: done"}
     events = [event for _, event in await exchange.events("job")]
     assert [event.id for event in events] == [f"broken:replica.{life}" for life in range(4)]
 
 
-ALL, EVEN = range(12), range(0, 16, 2)
+ALL = range(12)
+EVEN = range(0, 16, 2)
 
 
 @pytest.mark.parametrize(
-    ("error", "numbers", "times", "told"),
+    ("error", "numbers", "times", "outcome"),
     [
         (Unworkable("too long"), ALL, 1, "unworkable: too long"),
         (UnsupportedEntry("too long"), ALL, 1, "unworkable: too long"),
@@ -414,7 +421,7 @@ async def test_what_a_lone_worker_cannot_do_is_handed_on_with_its_reason_when_it
     error: Exception,
     numbers: Sequence[int],
     times: int,
-    told: str,
+    outcome: str,
 ) -> None:
     tries = Counter[int]()
 
@@ -425,7 +432,7 @@ async def test_what_a_lone_worker_cannot_do_is_handed_on_with_its_reason_when_it
         return await answer(job, request)
 
     await begin(exchange, requests=16)
-    async with open_exchange("own") as own, working(own, stumble, capacity=1):
-        found = await results(exchange, 16)
-    assert found == dict.fromkeys(range(16), "deaths: done") | dict.fromkeys(numbers, told)
+    async with open_exchange("own") as worker, working(worker, stumble, capacity=1):
+        outcomes = await results(exchange, 16)
+    assert outcomes == dict.fromkeys(range(16), "deaths: done") | dict.fromkeys(numbers, outcome)
     assert tries == dict.fromkeys(numbers, times)

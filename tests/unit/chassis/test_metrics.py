@@ -22,7 +22,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_all_time_goes_to_one_phase_or_to_rest(clock: Clock) -> None:
-    phases, registry = Phases(), CollectorRegistry()
+    phases = Phases()
+    registry = CollectorRegistry()
     registry.register(phases)
     phases.name("loading", "sampling", idle="idle")
     clock.now = 1

@@ -35,23 +35,28 @@ class Tokenizer:
 
 
 def test_prompts_that_print_the_time_are_compared_by_their_template() -> None:
-    tasks, (here, elsewhere) = [a_task()], (Tokenizer("{{ strftime_now('%d') }}") for _ in "12")
-    once = digest_prompts(tasks, None, here, {})
+    tasks, (first_tokenizer, elsewhere) = (
+        [a_task()],
+        (Tokenizer("{{ strftime_now('%d') }}") for _ in "12"),
+    )
+    once = digest_prompts(tasks, None, first_tokenizer, {})
     assert (
-        digest_prompts(tasks, None, here, {}) == digest_prompts(tasks, None, elsewhere, {}) == once
+        digest_prompts(tasks, None, first_tokenizer, {})
+        == digest_prompts(tasks, None, elsewhere, {})
+        == once
     )
     assert digest_prompts(tasks, None, Tokenizer("{{ strftime_now('%m') }}"), {}) != once
-    assert digest_prompts(tasks, None, here, {"enable_thinking": False}) != once
+    assert digest_prompts(tasks, None, first_tokenizer, {"enable_thinking": False}) != once
 
 
 @pytest.mark.parametrize(("moved", "stuck"), [(1e-2, True), (1e-3, False), (1e-6, False)])
 def test_an_engine_that_stands_still_is_stuck_if_the_learner_moved_beyond_rounding(
     moved: float, stuck: bool
 ) -> None:
-    given = EXPECTED + 2.4e-3  # by other kernels
-    known = {"logprobs": (EXPECTED - moved).tolist(), "earlier": {3: EXPECTED.tolist()}}
-    probes = Probes(tasks=(), rendered="", token_ids=(), most=1.0, **known)
-    assert compare_logprobs(given.tolist(), probes)["holds"] == (3 if stuck else None)
+    engine_values = EXPECTED + 2.4e-3  # by other kernels
+    prefix = {"logprobs": (EXPECTED - moved).tolist(), "earlier": {3: EXPECTED.tolist()}}
+    probes = Probes(tasks=(), rendered="", token_ids=(), most=1.0, **prefix)
+    assert compare_logprobs(engine_values.tolist(), probes)["holds"] == (3 if stuck else None)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_what_an_engine_decodes_counts_as_what_it_reads(
     gaps: tuple[float, ...], mean: float
 ) -> None:
     expected = EXPECTED / np.abs(EXPECTED).mean()
-    known = {"logprobs": expected.tolist(), "earlier": {}}
-    probes = Probes(tasks=(), rendered="", token_ids=(), most=1.0, **known)
-    found = compare_logprobs([*(expected + 1e-3), *gaps], probes)["mean"]
-    assert found == pytest.approx(mean, nan_ok=True)
+    prefix = {"logprobs": expected.tolist(), "earlier": {}}
+    probes = Probes(tasks=(), rendered="", token_ids=(), most=1.0, **prefix)
+    report = compare_logprobs([*(expected + 1e-3), *gaps], probes)["mean"]
+    assert report == pytest.approx(mean, nan_ok=True)

@@ -31,7 +31,7 @@ Made = Callable[..., Path]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def make_model(tmp_path: Path) -> Made:
     """Makes the folder of a model with another template, or with changes of its tokenizer."""
 
     def make(template: str = "{{ messages[0].content }}", **changes: Any) -> Path:
@@ -46,24 +46,26 @@ def made(tmp_path: Path) -> Made:
     return make
 
 
-async def test_it_renders_what_the_tokenizer_would_in_this_process(made: Made) -> None:
+async def test_it_renders_what_the_tokenizer_would_in_this_process(make_model: Made) -> None:
     template = "{% for turn in messages %}{{ turn | tojson }}{{ '\n' }}{% endfor %}{{ effort }}"
-    folder = made(template)
+    folder = make_model(template)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     turns = [{"role": "developer", "content": "1+1=é"}, {"role": "user", "content": "2"}]
     options = {"effort": "3"}
-    async with PromptRenderer(1) as own:
-        await own.open(folder)
-        assert await own.render(TASK, None, options) == prompts.encode_prompt(
+    async with PromptRenderer(1) as prompt_renderer:
+        await prompt_renderer.open(folder)
+        assert await prompt_renderer.render(TASK, None, options) == prompts.encode_prompt(
             TASK, None, tokenizer, options
         )
-        assert await own.render(TASK, "{prompt}", {}) == tokenizer("1+1=?").input_ids
-        ids = await own.chat(turns, options)
+        assert await prompt_renderer.render(TASK, "{prompt}", {}) == tokenizer("1+1=?").input_ids
+        ids = await prompt_renderer.chat(turns, options)
         assert ids == prompts.encode_chat(turns, tokenizer, options)
-        assert (await own.decode([ids, []])) == [tokenizer.decode(ids), ""]
+        assert (await prompt_renderer.decode([ids, []])) == [tokenizer.decode(ids), ""]
         read = [TASK], None, options
-        assert await own.digest(*read) == parity.digest_prompts(read[0], None, tokenizer, options)
-        vocabulary = await own.describe()
+        assert await prompt_renderer.digest(*read) == parity.digest_prompts(
+            read[0], None, tokenizer, options
+        )
+        vocabulary = await prompt_renderer.describe()
         assert (vocabulary.max_id, vocabulary.end_id) == (95, tokenizer.eos_token_id)
 
 
@@ -79,13 +81,13 @@ async def test_it_renders_what_the_tokenizer_would_in_this_process(made: Made) -
     ],
 )
 async def test_a_template_that_refuses_a_task_costs_that_task_alone(
-    made: Made, template: str, words: str
+    make_model: Made, template: str, words: str
 ) -> None:
-    async with PromptRenderer(1) as own:
-        await own.open(made(template))
+    async with PromptRenderer(1) as prompt_renderer:
+        await prompt_renderer.open(make_model(template))
         with pytest.raises(PromptError, match=words):
-            await own.render(TASK, None)
-        assert await own.render(TASK, "{prompt}", {})
+            await prompt_renderer.render(TASK, None)
+        assert await prompt_renderer.render(TASK, "{prompt}", {})
 
 
 @pytest.mark.parametrize(
@@ -97,16 +99,16 @@ async def test_a_template_that_refuses_a_task_costs_that_task_alone(
     ],
 )
 async def test_a_template_that_takes_too_much_is_named_and_the_next_prompt_is_rendered(
-    made: Made, monkeypatch: pytest.MonkeyPatch, template: str, words: str
+    make_model: Made, monkeypatch: pytest.MonkeyPatch, template: str, words: str
 ) -> None:
     monkeypatch.setattr(renderer, "TOKENIZER_CPU_S", 1.0 if template == LOOP else 60.0)
-    folder = made(template)
-    async with PromptRenderer(1) as own:
-        await own.open(folder)
+    folder = make_model(template)
+    async with PromptRenderer(1) as prompt_renderer:
+        await prompt_renderer.open(folder)
         shutil.rmtree(folder)  # as a version's goes: what is killed is made again without it
         with pytest.raises(LimitExceeded, match=words):
-            await own.render(TASK, None)
-        assert await own.render(TASK, "{prompt}", {})
+            await prompt_renderer.render(TASK, None)
+        assert await prompt_renderer.render(TASK, "{prompt}", {})
 
 
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
@@ -120,14 +122,16 @@ SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
     ],
 )
 async def test_a_tokenizer_that_takes_too_much_is_named_and_the_next_prompt_is_rendered(
-    made: Made, monkeypatch: pytest.MonkeyPatch, pattern: str, words: str
+    make_model: Made, monkeypatch: pytest.MonkeyPatch, pattern: str, words: str
 ) -> None:
     monkeypatch.setattr(renderer, "TOKENIZER_CPU_S", 1.0 if "21" in pattern else 60.0)
-    async with PromptRenderer(1) as own:
-        await own.open(made(pre_tokenizer={**SPLIT, "pattern": {"Regex": pattern}}))
+    async with PromptRenderer(1) as prompt_renderer:
+        await prompt_renderer.open(
+            make_model(pre_tokenizer={**SPLIT, "pattern": {"Regex": pattern}})
+        )
         with pytest.raises(LimitExceeded, match=words):
-            await own.encode("a" * 2000)
-        assert await own.encode("1")
+            await prompt_renderer.encode("a" * 2000)
+        assert await prompt_renderer.encode("1")
 
 
 REPLACE = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}
@@ -141,43 +145,45 @@ REPLACE = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}
     ],
 )
 async def test_a_tokenizer_that_cannot_be_used_is_refused_and_another_one_opened(
-    made: Made, changes: dict[str, Any], words: str
+    make_model: Made, changes: dict[str, Any], words: str
 ) -> None:
-    async with PromptRenderer(1) as own:
+    async with PromptRenderer(1) as prompt_renderer:
         with pytest.raises(PromptError, match=words):
-            await own.open(made(**changes))
-        await own.open(BASE_MODEL)
-        assert await own.encode("1")
+            await prompt_renderer.open(make_model(**changes))
+        await prompt_renderer.open(BASE_MODEL)
+        assert await prompt_renderer.encode("1")
 
 
 async def test_prompts_that_do_not_fit_or_cannot_be_made_are_counted_and_the_first_is_named(
-    made: Made,
+    make_model: Made,
 ) -> None:
     template = "{% if messages[0].content == '?' %}{{ raise_exception('no') }}{% endif %}{{ 1 }}"
-    folder = made(template + "{{ messages[0].content }}")
+    folder = make_model(template + "{{ messages[0].content }}")
     tasks = [Task(id=text[:2], prompt=text) for text in ("1+1=?", "1+" * 40, "?")]
     model = Model(path="model", max_context=40)
-    found = await renderer.check_prompts(tasks, folder, model, 8)
-    assert found is not None
-    assert found.startswith("2 of 3 prompts do not fit; the first one: task '1+': its prompt has 8")
+    problems = await renderer.check_prompts(tasks, folder, model, 8)
+    assert problems is not None
+    assert problems.startswith(
+        "2 of 3 prompts do not fit; the first one: task '1+': its prompt has 8"
+    )
     assert await renderer.check_prompts(tasks[:1], folder, model, 8) is None
     ended = model.model_copy(update={"prompt_template": "{prompt}<eos>"})
-    found = await renderer.check_prompts(tasks[:1], folder, ended, 8)
-    assert found is not None
-    assert "its prompt ends with '<eos>'" in found
+    problems = await renderer.check_prompts(tasks[:1], folder, ended, 8)
+    assert problems is not None
+    assert "its prompt ends with '<eos>'" in problems
     unmeasured = await renderer.check_prompts(tasks, folder / "none", model, 8)
     assert unmeasured is not None
     assert unmeasured.startswith("the prompts were not measured: ")
 
 
-async def test_a_token_without_a_row_is_in_no_prompt(made: Made) -> None:
-    folder = made()
+async def test_a_token_without_a_row_is_in_no_prompt(make_model: Made) -> None:
+    folder = make_model()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 95}))
     last = AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(95)
-    async with PromptRenderer(1) as own:
-        await own.open(folder)
-        assert (await own.describe()).max_id == 94
-        assert await own.render(TASK, None)
+    async with PromptRenderer(1) as prompt_renderer:
+        await prompt_renderer.open(folder)
+        assert (await prompt_renderer.describe()).max_id == 94
+        assert await prompt_renderer.render(TASK, None)
         with pytest.raises(UnknownToken, match=r"id 95, .* but the model has 95 rows"):
-            await own.render(Task(id="t", prompt=f"1+1={last}"), None)
+            await prompt_renderer.render(Task(id="t", prompt=f"1+1={last}"), None)

@@ -82,10 +82,10 @@ def test_names_limit_what_is_hidden() -> None:
 def test_a_service_that_cannot_start_has_hidden_its_secrets_and_does_not_tell_them(
     tmp_path: Path,
 ) -> None:
-    given = {**SECRETS, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "http"}
+    text = {**SECRETS, "WEIR_DATA_DIR": str(tmp_path), "WEIR_PORT": "http"}
     done = subprocess.run(
         [sys.executable, "-c", "from services.chassis.service import *; run_service('x', None)"],
-        env=os.environ | given,
+        env=os.environ | text,
         capture_output=True,
         text=True,
     )

@@ -115,7 +115,7 @@ async def answering(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"in"})
 
 
-def client_of(port: int) -> httpx.AsyncClient:
+def make_client(port: int) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
 
@@ -124,10 +124,10 @@ async def served() -> AsyncIterator[tuple[service._Server, int]]:
     """A server that answers, and its port."""
     port = next(free_ports())
     values = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/x", "WEIR_PORT": str(port)}
-    own = service.Service(
+    running = service.Service(
         "test", Deployment.from_environment(values), cast(Exchange, SimpleNamespace())
     )
-    async with service._serving(own, answering) as (server,):
+    async with service._serving(running, answering) as (server,):
         while not server.started:
             await asyncio.sleep(0.01)
         yield server, port
@@ -135,7 +135,7 @@ async def served() -> AsyncIterator[tuple[service._Server, int]]:
 
 @pytest.mark.anyio
 async def test_headers_that_are_too_large_are_refused() -> None:
-    async with served() as (_, port), client_of(port) as client:
+    async with served() as (_, port), make_client(port) as client:
         assert (await client.get("/")).text == "in"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nX-A: " + b"a" * 2**15)
@@ -145,7 +145,7 @@ async def test_headers_that_are_too_large_are_refused() -> None:
 
 @pytest.mark.anyio
 async def test_idle_connections_take_nothing_from_requests() -> None:
-    async with served() as (server, port), client_of(port) as client:
+    async with served() as (server, port), make_client(port) as client:
         writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(800)]
         while len(server.server_state.connections) < 800:
             await asyncio.sleep(0.01)

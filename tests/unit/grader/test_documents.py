@@ -25,8 +25,8 @@ pytestmark = pytest.mark.anyio
 
 def rows(name: str) -> list[list[str]]:
     """The cells of a marked table, without the backticks."""
-    _, _, *found = PAGE.split(f"<!-- {name} -->\n")[1].split("\n<!--")[0].splitlines()
-    return [[cell.strip().strip("`") for cell in row.split("|")[1:-1]] for row in found]
+    _, _, *lines = PAGE.split(f"<!-- {name} -->\n")[1].split("\n<!--")[0].splitlines()
+    return [[cell.strip().strip("`") for cell in row.split("|")[1:-1]] for row in lines]
 
 
 async def test_answers_are_read_by_the_conventions_of_the_page(tools: Tools) -> None:
@@ -53,8 +53,8 @@ async def test_derivations_are_worth_what_the_page_says(tools: Tools) -> None:
     ("text", "value"), [("It is about 99.5.", 1), ("90, or -12", 0), ("I do not know.", 0)]
 )
 def test_the_function_of_the_document_grades(text: str, value: float) -> None:
-    shown = tomllib.loads(re.findall(r"```toml\n(.*?)```", VERIFIER, re.DOTALL)[0])
-    (check,) = Reward.model_validate(shown["reward"]).outcome
+    example = tomllib.loads(re.findall(r"```toml\n(.*?)```", VERIFIER, re.DOTALL)[0])
+    (check,) = Reward.model_validate(example["reward"]).outcome
     assert isinstance(check, PythonSource)
     assert grade(check.source, {"output_text": text}, {"answer": "100"}) == {"value": value}
 

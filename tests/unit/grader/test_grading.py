@@ -31,14 +31,14 @@ from tests.builders import a_graded_group, a_group, a_request, a_task, an_episod
 TEXTS = [r"1+1=2;\boxed{2}", r"1+1=3;\boxed{2}", r"1+1=2;\boxed{3}", "2"]
 
 
-def a_group_of(texts: list[str], answer: str = "2") -> RolloutGroup:
+def make_group(texts: list[str], answer: str = "2") -> RolloutGroup:
     request = a_request(
         number=7, purpose=Purpose.EVAL, group_size=len(texts), task=a_task(answer=answer)
     )
     return a_group(request, texts=texts)
 
 
-async def grades_of(tools: Tools, group: RolloutGroup, **reward: Any) -> tuple[Grade, ...]:
+async def grade_group(tools: Tools, group: RolloutGroup, **reward: Any) -> tuple[Grade, ...]:
     return await grading.grade(Reward.model_validate(reward), group, tools)
 
 
@@ -63,12 +63,12 @@ async def test_the_process_is_asked_about_the_responses_that_the_recipe_says(
 ) -> None:
     wrong = grading.GRADES.labels("math_answer", "wrong", "no_answer")
     before = wrong._value.get()
-    grades = await grades_of(tools, a_group_of(TEXTS), **reward)
+    grades = await grade_group(tools, make_group(TEXTS), **reward)
     assert [grade.accuracy for grade in grades] == [1, 1, 0, 0]
     assert [grade.process_score for grade in grades] == process
     assert wrong._value.get() == before + 1  # they are counted by verifier, verdict and reason
-    lost = a_group_of([r"1+1=2;\boxed{x+2}"], answer="+*")
-    assert await grades_of(tools, lost, **reward) == (
+    lost = make_group([r"1+1=2;\boxed{x+2}"], answer="+*")
+    assert await grade_group(tools, lost, **reward) == (
         Grade(outcome=Ungradable(reason="gold_not_parsable")),
     )
 
@@ -85,8 +85,8 @@ async def test_what_is_said_in_thinking_that_the_prompt_has_begun_is_no_answer(
 ) -> None:
     texts = [r"1+1=2, perhaps \boxed{2}. Wait", r"1+1=2</think>\boxed{2}", r"<think>\boxed{2}"]
     reward = {"process": "equation_steps", "process_for": "all"}
-    begun = a_group_of(texts).model_copy(update={"begins_thinking": True})
-    grades = await grades_of(tools, begun, **reward)
+    begun = make_group(texts).model_copy(update={"begins_thinking": True})
+    grades = await grade_group(tools, begun, **reward)
     assert [grade.accuracy for grade in grades] == [0, 1, 0]
     assert [grade.outcome.reason for grade in grades] == ["no_answer", None, "no_answer"]
     places = [
@@ -100,13 +100,13 @@ async def test_what_is_said_in_thinking_that_the_prompt_has_begun_is_no_answer(
     assert texts[1][mark.start : mark.end] == "2"
     as_text = {"verifier": "string_check", "input": "{{sample.output_text}}", "reference": ""}
     checks = {"outcome": as_text | {"operation": "eq"}}
-    assert [grade.accuracy for grade in await grades_of(tools, begun, **checks)] == [1, 0, 1]
+    assert [grade.accuracy for grade in await grade_group(tools, begun, **checks)] == [1, 0, 1]
 
 
 @pytest.mark.anyio
 async def test_a_partial_outcome_is_not_correct(tools: Tools) -> None:
-    group = a_group_of(["1+1=2;1+2=4", "1+1=2"])
-    grades = await grades_of(tools, group, outcome="equation_steps", process="equation_steps")
+    group = make_group(["1+1=2;1+2=4", "1+1=2"])
+    grades = await grade_group(tools, group, outcome="equation_steps", process="equation_steps")
     assert [(grade.accuracy, grade.process_score) for grade in grades] == [(0.5, None), (1, 1)]
 
 
@@ -114,7 +114,7 @@ async def test_a_partial_outcome_is_not_correct(tools: Tools) -> None:
 @pytest.mark.parametrize("check", ["environment", "math_answer"])
 async def test_an_episode_that_broke_has_no_grade_by_any_check(check: str, tools: Tools) -> None:
     group = an_episodes_group(0.5, None, 1.5, task=a_task(answer="0"))
-    first, broken, last = await grades_of(tools, group, outcome=check, process="equation_steps")
+    first, broken, last = await grade_group(tools, group, outcome=check, process="equation_steps")
     assert broken == Grade(outcome=Ungradable(reason="episode_failed"))
     out_of_range = Ungradable(reason="reward_out_of_range")
     of_environment = (Graded(value=0.5), out_of_range)
@@ -127,9 +127,9 @@ async def test_an_episode_that_broke_has_no_grade_by_any_check(check: str, tools
 async def test_without_a_pool_there_is_no_grade(tools: Tools) -> None:
     async with Pool(1) as pool:
         pass
-    group = a_group_of([r"\boxed{2}", r"\boxed{\sin x}"])
+    group = make_group([r"\boxed{2}", r"\boxed{\sin x}"])
     with pytest.raises(RuntimeError, match="the pool was closed"):
-        await grades_of(replace(tools, pool=pool), group, process="equation_steps")
+        await grade_group(replace(tools, pool=pool), group, process="equation_steps")
 
 
 @pytest.mark.anyio
@@ -140,16 +140,16 @@ async def test_a_verifier_that_fails_costs_one_response_and_says_why_in_the_log(
         return 1.0 if text == "a number" else Graded(value=1, breakdown={"part": float(text)})
 
     monkeypatch.setitem(VERIFIERS, "mine.strange", strange)
-    group = a_group_of(["nan", "inf", "a number", "no number", "0.5"])
-    grades = await grades_of(tools, group, outcome="mine.strange")
+    group = make_group(["nan", "inf", "a number", "no number", "0.5"])
+    grades = await grade_group(tools, group, outcome="mine.strange")
     found = Graded(value=1, breakdown={"part": 0.5})
     scores = [*[Ungradable(reason="verifier_failed")] * 4, found]
     assert grades == tuple(Grade(outcome=score) for score in scores)
     graded = a_graded_group(group, grades=grades)
     assert decode(GradedGroup, encode(graded)).grades == grades
     records = [each.__dict__ for each in caplog.records if each.message == "a verifier failed"]
-    told = [(record["verifier"], record["task"]) for record in records]
-    assert told == [("mine.strange", a_task().id)] * 4
+    failures = [(record["verifier"], record["task"]) for record in records]
+    assert failures == [("mine.strange", a_task().id)] * 4
     assert "could not convert string to float: 'no number'" in caplog.text
 
 

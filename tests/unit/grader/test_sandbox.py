@@ -39,7 +39,8 @@ async def sandboxed(anyio_backend: str) -> AsyncIterator[Tools]:
 async def graded(tools: Tools, body: str) -> tuple[Score, str]:
     """The score of a function with this body, and what was noted of its failure."""
     source = PythonSource(source="def grade(sample, item):\n" + indent(body, "    "))
-    task, text = a_task(metadata={"unit": "m"}), '<think>5</think> {"value": 4}'
+    task = a_task(metadata={"unit": "m"})
+    text = '<think>5</think> {"value": 4}'
     notes = start_record()
     score = await openai.python(task, text, source, tools)
     return score, "".join(notes.details.values())
@@ -192,7 +193,7 @@ return 0
 
 @pytest.mark.parametrize("body", [MODULE, MEMORY, KEYRINGS], ids=["module", "memory", "keyrings"])
 async def test_no_call_leaves_anything_to_the_next(sandboxed: Tools, body: str) -> None:
-    may = os.geteuid() == 0 and await asyncio.to_thread(in_a_child, sandbox.leave_network)
+    may = os.geteuid() == 0 and await asyncio.to_thread(run_in_child, sandbox.leave_network)
     if body != MODULE and not may:
         pytest.skip("not allowed here")
     assert [await graded(sandboxed, body) for _ in range(4)] == [(Graded(value=0), "")] * 4
@@ -241,7 +242,7 @@ def may_landlock() -> int:
 async def test_it_reads_nothing_but_python_and_has_no_network_where_the_kernel_allows_that(
     sandboxed: Tools, may: Callable[[], int], body: str
 ) -> None:
-    if not await asyncio.to_thread(in_a_child, may):
+    if not await asyncio.to_thread(run_in_child, may):
         pytest.skip("not allowed here")
     score, told = await graded(sandboxed, body)
     assert score == Ungradable(reason="python_error")
@@ -249,7 +250,7 @@ async def test_it_reads_nothing_but_python_and_has_no_network_where_the_kernel_a
     assert re.search(r"Permission denied|Network is unreachable", told)
 
 
-def in_a_child(what: Callable[[], int]) -> int:
+def run_in_child(what: Callable[[], int]) -> int:
     """What comes of it in a process of its own; 2 if it raises."""
     child = os.fork()
     if child == 0:
@@ -272,7 +273,7 @@ async def test_a_user_who_is_not_root_has_no_capability_either() -> None:
         exec(RIGHTS, names)
         return names["has_any"]
 
-    assert await asyncio.to_thread(in_a_child, rights_of_a_user) == 0
+    assert await asyncio.to_thread(run_in_child, rights_of_a_user) == 0
 
 
 async def test_without_a_sandbox_nothing_is_run(sandboxed: Tools) -> None:

@@ -34,7 +34,7 @@ def start_grader(valkey: Server, tmp_path: Path) -> Iterator[StartGrader]:
     """Starts graders with more settings of the environment; they end with the test."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(**more: str) -> subprocess.Popen[bytes]:
+    def start(**variables: str) -> subprocess.Popen[bytes]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -43,7 +43,7 @@ def start_grader(valkey: Server, tmp_path: Path) -> Iterator[StartGrader]:
         path = os.pathsep.join([str(tmp_path), *(entry or os.getcwd() for entry in sys.path)])
         process = subprocess.Popen(
             [sys.executable, "-m", "services.grader"],
-            env=os.environ | settings | {"PYTHONPATH": path} | more,
+            env=os.environ | settings | {"PYTHONPATH": path} | variables,
         )
         started.append(process)
         return process
@@ -87,7 +87,7 @@ async def the_event(exchange: Exchange, kind: str) -> JobEvent:
             await asyncio.sleep(0.05)
 
 
-def scores_of(group: GradedGroup) -> list[tuple[float | None, float | None]]:
+def list_scores(group: GradedGroup) -> list[tuple[float | None, float | None]]:
     return [(grade.accuracy, grade.process_score) for grade in group.grades]
 
 
@@ -99,7 +99,7 @@ async def test_groups_are_graded_and_the_service_leaves_no_process_behind(
         await offer(exchange, count=20)
         graded = await collect(exchange, count=20)
     assert {group.key for group in graded} == {f"train:{number}" for number in range(20)}
-    assert all(scores_of(group) == [(1, 1), (1, None), (0, None)] for group in graded)
+    assert all(list_scores(group) == [(1, 1), (1, None), (0, None)] for group in graded)
     family = family_of(grader.pid)
     assert len(family) == 3  # the fork server, two workers
     grader.terminate()
@@ -121,4 +121,4 @@ async def test_groups_wait_while_the_judge_is_away(
         await judge.come()
         graded = await collect(exchange, count=3)
         await the_event(exchange, "gate:open")
-    assert all(scores_of(group) == [(1, 1), (1, 1), (0, None)] for group in graded)
+    assert all(list_scores(group) == [(1, 1), (1, 1), (0, None)] for group in graded)

@@ -36,7 +36,7 @@ class Work:
         return result
 
 
-async def under_way(shared: SharedWork[int], work: Work, number: int) -> list[asyncio.Task[int]]:
+async def start_calls(shared: SharedWork[int], work: Work, number: int) -> list[asyncio.Task[int]]:
     calls = [asyncio.create_task(shared.run_once("?", work)) for _ in range(number)]
     for _ in range(3):  # they begin, and so does the work
         await asyncio.sleep(0)
@@ -44,17 +44,19 @@ async def under_way(shared: SharedWork[int], work: Work, number: int) -> list[as
 
 
 async def test_all_who_ask_at_one_time_share_a_result_or_an_error() -> None:
-    shared, work = SharedWork[int](), Work(1, LookupError("nothing there"), 2)
+    shared = SharedWork[int]()
+    work = Work(1, LookupError("nothing there"), 2)
     assert await asyncio.gather(*(shared.run_once("?", work) for _ in range(5))) == [1] * 5
-    asked = (shared.run_once("?", work) for _ in range(5))
-    errors = await asyncio.gather(*asked, return_exceptions=True)
+    calls = (shared.run_once("?", work) for _ in range(5))
+    errors = await asyncio.gather(*calls, return_exceptions=True)
     assert list(map(type, errors)) == [LookupError] * 5
     assert await shared.run_once("?", work) == 2
 
 
 async def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
-    shared, work = SharedWork[int](), Work(1, held=True)
-    calls = await under_way(shared, work, 3)
+    shared = SharedWork[int]()
+    work = Work(1, held=True)
+    calls = await start_calls(shared, work, 3)
     calls[0].cancel()
     calls[2].cancel()
     await asyncio.wait([calls[0], calls[2]])
@@ -63,8 +65,9 @@ async def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
 
 
 async def test_what_nobody_waits_for_is_given_up_and_nobody_joins_it() -> None:
-    shared, work = SharedWork[int](), Work(1, 2, held=True)
-    calls = await under_way(shared, work, 3)
+    shared = SharedWork[int]()
+    work = Work(1, 2, held=True)
+    calls = await start_calls(shared, work, 3)
     for call in calls:
         call.cancel()
     await asyncio.wait(calls)
@@ -74,8 +77,9 @@ async def test_what_nobody_waits_for_is_given_up_and_nobody_joins_it() -> None:
 
 
 async def test_who_waits_is_let_go_when_it_is_closed() -> None:
-    shared, work = SharedWork[int](), Work(1, held=True)
-    (call,) = await under_way(shared, work, 1)
+    shared = SharedWork[int]()
+    work = Work(1, held=True)
+    (call,) = await start_calls(shared, work, 1)
     await shared.close()
     with pytest.raises(asyncio.CancelledError):
         await call

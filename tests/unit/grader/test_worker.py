@@ -75,7 +75,7 @@ def test_what_a_grader_lacks_is_in_the_way_and_named_with_the_remedy(
 ) -> None:
     message = worker.find_obstacle(reward, tools)
     assert (message is None) is (words is None)
-    assert all(each in (message or "") for each in words or [])
+    assert all(word in (message or "") for word in words or [])
 
 
 def a_job(reward: Reward) -> ActiveJob:
@@ -85,7 +85,7 @@ def a_job(reward: Reward) -> ActiveJob:
 
 @pytest.mark.parametrize("reward", [BY_JUDGE, BY_ORACLE])
 def test_what_no_waiting_will_mend_is_handed_on_after_a_while(reward: Reward) -> None:
-    waiting, patient = (worker.Admission(NO_JUDGE, timeout_s=each) for each in (60, 0))
+    waiting, patient = (worker.Admission(NO_JUDGE, timeout_s=timeout_s) for timeout_s in (60, 0))
     assert not waiting.is_open(a_job(reward))
     assert patient.is_open(a_job(reward))
     with pytest.raises(UnsupportedEntry, match=r"where (they|the graders) run"):
@@ -143,14 +143,17 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
         "passing_labels": ["good", "fair"],
     }
     async with Judge(settings_for(server)) as judge:
-        others = Tools(tools.pool, other_judges={"strict": judge})
+        judge_tools = Tools(tools.pool, other_judges={"strict": judge})
 
         async def tell(limit_s: float = 60, **changes: Any) -> TrialResult:
             async with asyncio.timeout(2 * limit_s + 20):
-                return await run_trial(a_trial({"outcome": {**check, **changes}}), others, limit_s)
+                return await run_trial(
+                    a_trial({"outcome": {**check, **changes}}), judge_tools, limit_s
+                )
 
         await until(lambda: judge.is_up)
-        passes, fails = await tell(), await tell(passing_labels=["bad"])
+        passes = await tell()
+        fails = await tell(passing_labels=["bad"])
         await server.go_away()
         await tell(limit_s=0.1, seed=1)
         await until(lambda: not judge.is_up)
@@ -193,12 +196,12 @@ class Held:
 async def test_a_trial_ends_in_time_and_has_one_check_under_way_at_a_time(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held(monkeypatch)
+    blocking = Held(monkeypatch)
     checks = [{"verifier": "my_lab.held", "name": f"c{number}"} for number in range(5)]
     async with asyncio.timeout(30):
         result = await run_trial(a_trial({"outcome": checks}), tools, timeout_s=0.01)
-    assert (result.outcome, held.under_way) == (Ungradable(reason="not_in_time"), 1)
-    held.let_go.set()
+    assert (result.outcome, blocking.under_way) == (Ungradable(reason="not_in_time"), 1)
+    blocking.let_go.set()
     result = await run_trial(a_trial({"outcome": checks}), tools)
     assert list(result.scores.values()) == [Graded(value=1)] * 5
 
@@ -207,7 +210,7 @@ async def test_a_trial_ends_in_time_and_has_one_check_under_way_at_a_time(
 async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few(
     tools: Tools, valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held(monkeypatch)
+    blocking = Held(monkeypatch)
     trials = [
         a_trial({"outcome": "my_lab.held"}, number=number) for number in range(MAX_TRIALS + 1)
     ]
@@ -216,7 +219,7 @@ async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few
         trying = asyncio.create_task(answer_trials_forever(service, tools))
         for trial in trials:
             assert await exchange.ask_trial(trial, most=10)
-        await until(lambda: held.under_way == MAX_TRIALS)
+        await until(lambda: blocking.under_way == MAX_TRIALS)
         with valkey.client() as client:  # all expire
             keys = cast(list[bytes], client.keys("weir:trial*"))
             assert len(keys) == 1
@@ -225,7 +228,7 @@ async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few
         assert grade.accuracy == 1
         assert await exchange.withdraw_trial(trials[-1])  # nobody has taken it
         assert not await exchange.withdraw_trial(trials[0])
-        held.let_go.set()
+        blocking.let_go.set()
         for trial in trials[:-1]:
             result = await exchange.trial_result(trial.id, wait_s=60)
             assert result is not None

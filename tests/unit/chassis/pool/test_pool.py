@@ -38,7 +38,8 @@ pytestmark = [pytest.mark.anyio]
 
 HOSTILE = "tests.unit.grader.hostile"
 SIZE = 3
-AMPLE_S, STALLED_S = 60, 3
+AMPLE_S = 60
+STALLED_S = 3
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def told(calls: Iterable) -> set[int]:
+async def collect_pids(calls: Iterable) -> set[int]:
     """The pids that these calls have told."""
     return {outcome.value for outcome in await asyncio.gather(*calls)}
 
@@ -105,7 +106,8 @@ async def test_a_failure_names_its_cause_and_leaves_the_pool_at_full_strength(
 ) -> None:
     function, args, cause, detail = fault
     deadline_s = 0.1 if cause in {Cause.TIMEOUT, Cause.STALL} else AMPLE_S
-    before, killed = await workers_of(pool, SIZE), KILLED.labels(cause.value)._value.get()
+    before = await workers_of(pool, SIZE)
+    killed = KILLED.labels(cause.value)._value.get()
     files = open_files()
     outcome = await pool.run(function, *args, deadline_s=deadline_s)
     assert isinstance(outcome, Failed)
@@ -138,28 +140,29 @@ async def test_callers_are_served_in_order_beside_those_that_hang(pool: Pool) ->
 async def test_a_cancelled_call_kills_its_own_worker_only(pool: Pool, tmp_path: Path) -> None:
     before = await workers_of(pool, SIZE)
     doomed = asyncio.create_task(pool.run(f"{HOSTILE}:hang_in_c", deadline_s=AMPLE_S))
-    others = waiting(pool, tmp_path / "sign", SIZE - 1)
+    waiting_calls = waiting(pool, tmp_path / "sign", SIZE - 1)
     await asyncio.sleep(0.1)
     doomed.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doomed
     (tmp_path / "sign").touch()
-    survivors, after = await told(others), await workers_of(pool, SIZE)
+    survivors = await collect_pids(waiting_calls)
+    after = await workers_of(pool, SIZE)
     assert survivors == before & after
     await until_gone(before - after)
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize(("size", "max_suspects"), [(1, 1), (3, 1), (4, 2)])
 async def test_suspects_get_workers_of_their_own_and_are_at_most_half_of_the_calls_under_way(
-    size: int, most: int
+    size: int, max_suspects: int
 ) -> None:
     async with Pool(size) as pool:
         before = await workers_of(pool, size)
         started = time.monotonic()
         nap = f"{HOSTILE}:nap_and_tell", 0.1
-        calls = (pool.run(*nap, deadline_s=AMPLE_S, suspect=True) for _ in range(3 * most))
-        guests = await told(calls) - before
-        assert len(guests) == 3 * most
+        calls = (pool.run(*nap, deadline_s=AMPLE_S, suspect=True) for _ in range(3 * max_suspects))
+        guests = await collect_pids(calls) - before
+        assert len(guests) == 3 * max_suspects
         assert time.monotonic() - started > 0.3
         assert await workers_of(pool, size) == before  # nobody made way for them
         await until_gone(guests)
@@ -180,7 +183,8 @@ async def test_a_deadline_is_the_cpu_time_of_its_call_alone(pool: Pool) -> None:
 
 
 async def test_a_call_ends_even_if_the_forkserver_stands_still(pool: Pool) -> None:
-    pids, alive = await workers_of(pool, SIZE), ALIVE._value.get()
+    pids = await workers_of(pool, SIZE)
+    alive = ALIVE._value.get()
     forkserver(pool).send_signal(signal.SIGSTOP)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
@@ -276,8 +280,8 @@ async def test_a_set_up_that_fails_is_named_long_before_a_fork_is_given_up(
 async def test_a_worker_has_no_key_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEIR_JUDGE_API_KEY", "secret")
     async with Pool(1) as pool:
-        found = await pool.run("os:getenv", "WEIR_JUDGE_API_KEY", deadline_s=AMPLE_S)
-    assert found == Value(None)
+        value = await pool.run("os:getenv", "WEIR_JUDGE_API_KEY", deadline_s=AMPLE_S)
+    assert value == Value(None)
 
 
 async def test_a_signal_to_the_whole_group_does_not_end_a_call(pool: Pool, tmp_path: Path) -> None:
@@ -288,7 +292,7 @@ async def test_a_signal_to_the_whole_group_does_not_end_a_call(pool: Pool, tmp_p
         os.kill(target, signal.SIGTERM)
         os.kill(target, signal.SIGINT)
     (tmp_path / "sign").touch()
-    assert await told(calls) == pids
+    assert await collect_pids(calls) == pids
 
 
 PARENT = f"""
@@ -324,7 +328,7 @@ async def test_a_killed_parent_leaves_no_orphan_even_in_the_middle_of_a_c_call()
 HONEST = 150
 
 
-async def until_at_rest(pool: Pool) -> None:
+async def wait_until_idle(pool: Pool) -> None:
     """Wait until every worker lives, answers, and is alone: replaced ones are buried."""
     await workers_of(pool, SIZE)
     await until(lambda: len(family_of(forkserver(pool).pid)) == SIZE, AMPLE_S)
@@ -337,7 +341,7 @@ async def honest(pool: Pool, number: int, book: Path) -> None:
 
 
 async def test_honest_calls_outlive_forkservers_that_die(pool: Pool, tmp_path: Path) -> None:
-    await until_at_rest(pool)
+    await wait_until_idle(pool)
     files = open_files()
 
     async def strike() -> None:
@@ -349,5 +353,5 @@ async def test_honest_calls_outlive_forkservers_that_die(pool: Pool, tmp_path: P
 
     calls = [honest(pool, number, tmp_path / "book") for number in range(HONEST)]
     await asyncio.gather(strike(), *calls)
-    await until_at_rest(pool)
+    await wait_until_idle(pool)
     await until(lambda: open_files() <= files, AMPLE_S)

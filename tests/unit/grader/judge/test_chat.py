@@ -82,11 +82,11 @@ PASSING = [
     (floods, "8388608 bytes"),
 ]
 FAILURES = [
-    *(("judge_refused", True, *each) for each in OF_REQUEST),
-    *(("judge_refused", False, *each) for each in OF_JUDGE),
+    *(("judge_refused", True, *case) for case in OF_REQUEST),
+    *(("judge_refused", False, *case) for case in OF_JUDGE),
     *(("over_judge_context", True, replies(text.encode(), 400), text) for text in TOO_LONG),
-    *(("judge_failed", False, *each) for each in PASSING),
-    *(("judge_timeout", False, each, "0.3 s") for each in (hangs, trickles)),
+    *(("judge_failed", False, *case) for case in PASSING),
+    *(("judge_timeout", False, case, "0.3 s") for case in (hangs, trickles)),
 ]
 
 

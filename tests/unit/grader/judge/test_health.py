@@ -92,7 +92,8 @@ async def test_a_server_that_hangs_is_noticed_however_many_calls_wait(
 ) -> None:
     async with Judge(settings_for(server, timeout_s=0.5, concurrency=2)) as judge:
         await until(lambda: judge.is_up)
-        server.script, server.exam = [hangs], hangs
+        server.script = [hangs]
+        server.exam = hangs
         calls = [asyncio.create_task(ask(judge, f"Is it {n}?")) for n in range(200)]
         await until(lambda: not judge.is_up)
         assert len(server.asked) <= 2 * 3, "two slots, three attempts"
@@ -109,9 +110,9 @@ async def test_of_a_judge_that_is_not_patient_questions_end_when_it_is_down(
         call = asyncio.create_task(ask(judge, "Is it so?"))
         await until(lambda: server.in_flight)
         await server.go_away()
-        for asked in (call, ask(judge, "And now?")):
+        for asking in (call, ask(judge, "And now?")):
             with pytest.raises(JudgeDown):
-                await asked
+                await asking
         await server.come()
 
 
@@ -142,20 +143,20 @@ async def test_nobody_else_is_given_up_for_a_question_that_kills_the_judge(
         if "poison" in body["messages"][-1]["content"]:
             most_beside.append(server.in_flight - 1)
             await asyncio.sleep(0.005)  # meanwhile the others arrive
-            if all(each.done() for each in outages):
+            if all(task.done() for task in outages):
                 outages.add(asyncio.create_task(outage()))
             await hangs(server, body, writer)
         else:
             await grades(after_s=0.01)(server, body, writer)
 
-    async def asked(text: str) -> list[Answer]:
+    async def ask_samples(text: str) -> list[Answer]:
         return await judge.ask(a_question(text, temperature=1.0), samples)
 
     server.script = [behave]
     async with Judge(settings_for(server)) as judge:
         texts = ["poison", *(f"Is it {n}?" for n in range(20))]
-        poison, *others = await ended(*map(asked, texts))
-    assert others == [[YES] * samples] * 20
+        poison, *other_answers = await ended(*map(ask_samples, texts))
+    assert other_answers == [[YES] * samples] * 20
     assert poison == [Ungradable(reason="judge_failed")] * samples
     assert most_beside[-1] == 0
     await ended(*outages)
@@ -180,8 +181,9 @@ async def test_a_call_can_be_cancelled_wherever_it_waits(
         for call in unlucky:
             call.cancel()
         cancelled = await ended(*unlucky)
-        assert all(isinstance(each, asyncio.CancelledError) for each in cancelled)
-        server.script, server.exam = [grades()], tells_right_from_wrong
+        assert all(isinstance(task, asyncio.CancelledError) for task in cancelled)
+        server.script = [grades()]
+        server.exam = tells_right_from_wrong
         calls[0].cancel()
         if where != "doubt":  # there the self-test, which hangs, goes on
             assert await ended(ask(judge)) == [YES]
@@ -217,23 +219,26 @@ async def test_doubts_before_a_test_has_ended_share_it_and_an_outage_clears_nobo
 
 
 async def test_who_waits_to_be_alone_is_passed_by_nobody() -> None:
-    slots, order = Slots(3), []
+    slots = Slots(3)
+    order = []
 
-    async def enter(name: str, taken: AbstractAsyncContextManager[None]) -> None:
-        async with taken:
+    async def enter(name: str, slot: AbstractAsyncContextManager[None]) -> None:
+        async with slot:
             order.append(name)
             await asyncio.sleep(0.01)
             order.append(name.upper())
 
     names = ["a", "b", "alone c", "d", "e", "alone f", "g"]
-    taken = [slots.take(alone="alone" in name) for name in names]
-    await ended(*map(enter, names, taken))
+    slot_contexts = [slots.take(alone="alone" in name) for name in names]
+    await ended(*map(enter, names, slot_contexts))
     rounds = [["a", "b"], ["alone c"], ["d", "e"], ["alone f"], ["g"]]
-    assert order == [each for names in rounds for each in (*names, *map(str.upper, names))]
+    assert order == [name for names in rounds for name in (*names, *map(str.upper, names))]
 
 
 async def test_as_many_calls_go_at_once_as_are_answered_in_good_time() -> None:
-    pace, may_end, failure = Pace(64, timeout_s=60), asyncio.Event(), ChatError("judge_failed", "")
+    pace = Pace(64, timeout_s=60)
+    may_end = asyncio.Event()
+    failure = ChatError("judge_failed", "")
     inside = 0
 
     async def call(error: ChatError | None = None) -> None:
@@ -266,7 +271,9 @@ async def test_as_many_calls_go_at_once_as_are_answered_in_good_time() -> None:
 @pytest.mark.parametrize("speed", [1, 5, 40])  # calls a second
 @pytest.mark.parametrize("graders", [1, 4])
 def test_growth_lets_no_call_of_a_busy_judge_run_out_of_time(speed: int, graders: int) -> None:
-    calls, underway, slowest = [8] * graders, [0] * graders, 0.0
+    calls = [8] * graders
+    underway = [0] * graders
+    slowest = 0.0
     line = deque[tuple[float, int]]()  # when a call began, and whose it is
     for number in range(300 * speed):
         now = number / speed

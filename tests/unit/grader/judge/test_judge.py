@@ -38,18 +38,20 @@ from tests.unit.grader.judge_server import (
 
 pytestmark = pytest.mark.anyio
 
-BEST, WORST = grades(), grades(right=False)
+BEST = grades()
+WORST = grades(right=False)
 REFUSED = replies(b"This model's maximum context length is 8192 tokens.", 400)
 CUT_OFF = replies(completion(None, "length", written=90))
-DEAD, DUMB = replies(b"engine died", 500), says(None)
+DEAD = replies(b"engine died", 500)
+DUMB = says(None)
 FAILED, JUDGE_REFUSED, NO_VERDICT = (
     Ungradable(reason=reason) for reason in ("judge_failed", "judge_refused", "no_verdict")
 )
 
 
 async def test_caps_and_weights_hold(server: ScriptedServer, tools: Tools) -> None:
-    found = {"analysis": "", "coverage": "all", "rigor": "broken", "consistency": "consistent"}
-    server.script = [says(json.dumps(found))]
+    actual = {"analysis": "", "coverage": "all", "rigor": "broken", "consistency": "consistent"}
+    server.script = [says(json.dumps(actual))]
     graded = await score(server, tools, rubric="checkpoints")
     assert graded == Graded(
         value=0.4,
@@ -110,18 +112,18 @@ async def test_samples_count_up_their_seeds_and_are_averaged(
 @pytest.mark.parametrize("num_verdicts", [4, 2, 1, 0])
 def test_half_of_the_samples_must_have_a_verdict(num_verdicts: int) -> None:
     answers: list[Answer] = [*[YES] * num_verdicts, *[NO_VERDICT] * (4 - num_verdicts)]
-    found = combine_verdicts(answers, lambda _: (1.0, {"solution": 1.0}), {})
+    actual = combine_verdicts(answers, lambda _: (1.0, {"solution": 1.0}), {})
     if num_verdicts < 2:
-        assert found == NO_VERDICT
+        assert actual == NO_VERDICT
     else:
-        assert isinstance(found, Graded)
-        assert found.breakdown == {"solution": 1.0, "samples": num_verdicts}
+        assert isinstance(actual, Graded)
+        assert actual.breakdown == {"solution": 1.0, "samples": num_verdicts}
 
 
 async def test_a_judge_s_words_are_the_comments(server: ScriptedServer, tools: Tools) -> None:
     words = "\ud800 The sum “1 + 1” is right. " * 100  # half a surrogate pair travels badly
-    said = json.dumps({"analysis": words, "solution": "complete"})
-    server.script = [says(said), says('{"analysis": " ", "solution": "complete"}')]
+    reply = json.dumps({"analysis": words, "solution": "complete"})
+    server.script = [says(reply), says('{"analysis": " ", "solution": "complete"}')]
     async with Judge(settings_for(server)) as judge:
         scores = [await verify(judge, tools, text) for text in ("It is 2.", "Two.")]
     expected = {"analysis": words.replace("\ud800", "?")[:1500]}
@@ -179,16 +181,16 @@ async def test_what_a_context_does_not_hold_is_left_out_and_the_response_is_whol
     server.script = [*script]
     task = a_task(prompt="p" * 3000, solution=f"({'r' * 8998})")
     async with Judge(settings_for(server)) as judge:
-        found = await verify(judge, tools, "s" * 9000, task)
+        actual = await verify(judge, tools, "s" * 9000, task)
     assert len(server.asked) == len(script)
-    told = server.asked[-1]["messages"][-1]["content"]
-    assert all(text in told for text in ("s" * 9000, "\n(r", "r)\n"))
+    prompt = server.asked[-1]["messages"][-1]["content"]
+    assert all(text in prompt for text in ("s" * 9000, "\n(r", "r)\n"))
     if left_out is None:
-        assert found == Ungradable(reason="over_judge_context")
+        assert actual == Ungradable(reason="over_judge_context")
     else:
-        assert isinstance(found, Graded)
-        assert found.breakdown == {"solution": 1, "samples": 1, **left_out}
-        assert told.count(" characters left out …]") == len(left_out)
+        assert isinstance(actual, Graded)
+        assert actual.breakdown == {"solution": 1, "samples": 1, **left_out}
+        assert prompt.count(" characters left out …]") == len(left_out)
 
 
 async def test_calls_and_tokens_are_counted(server: ScriptedServer, tools: Tools) -> None:
@@ -300,8 +302,8 @@ async def test_a_known_solution_is_graded_now_and_then_as_the_run_asks(
     fooled = counted("weir_judge_canaries_total", **labels)
     async with Judge(settings_for(server)) as judge, asyncio.timeout(60):
         asked = ModelJudge(temperature=0.1)
-        known = replace(tools, judge=judge)
-        scores = [await model_judge(TASK, f"{n}", asked, known) for n in range(4)]
+        judge_tools = replace(tools, judge=judge)
+        scores = [await model_judge(TASK, f"{n}", asked, judge_tools) for n in range(4)]
     assert scores == [PERFECT] * 4
     assert len(server.asked) == 6
     assert {body["temperature"] for body in server.asked} == {0.1}
@@ -316,9 +318,9 @@ async def test_a_refusal_is_loud_and_counted(
     with caplog.at_level(logging.ERROR):
         await score(server, tools)
     [record] = [each for each in caplog.records if each.message == "the judge refused a request"]
-    shown = record.__dict__["answer"]
-    assert "max_tokens is too large" in shown
-    assert len(shown) < 500
+    answer = record.__dict__["answer"]
+    assert "max_tokens is too large" in answer
+    assert len(answer) < 500
     assert counted("weir_judge_calls_total", outcome="refused") == refused + 1
 
 

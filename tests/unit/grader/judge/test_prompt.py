@@ -71,7 +71,8 @@ def told(**hostile: str) -> tuple[str, dict[str, str], str]:
     turns = rubric_messages(load_rubric("holistic"), task, texts["solution"])
     assert [turn["role"] for turn in turns] == ["system", "user"]
     system, user = (turn["content"] for turn in turns)
-    inside, beside = {}, user
+    inside = {}
+    beside = user
     for name, text in texts.items():
         mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
         lines = f"----- {mark} begins -----\n", f"\n----- {mark} ends -----"

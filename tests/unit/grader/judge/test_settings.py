@@ -14,19 +14,20 @@ GIVEN = {"WEIR_JUDGE_URL": "http://127.0.0.1:8000/v1/", "WEIR_JUDGE_MODEL": "gpt
 
 def test_without_a_url_there_is_no_judge_and_what_is_not_given_has_a_default() -> None:
     assert deployed_judges({}) == deployed_judges({**GIVEN, "WEIR_JUDGE_URL": ""}) == {}
-    url, model = "http://127.0.0.1:8000/v1", "gpt-oss-20b"
+    url = "http://127.0.0.1:8000/v1"
+    model = "gpt-oss-20b"
     assert deployed_judges(GIVEN) == {"": JudgeSettings(url, model)}
 
 
 def test_everything_can_be_given_and_the_key_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
     numbers = {"CONCURRENCY": "7", "TIMEOUT_S": "2.5"}
-    given = {f"WEIR_JUDGE_{name}": text for name, text in numbers.items()}
+    variables = {f"WEIR_JUDGE_{name}": text for name, text in numbers.items()}
     for name, value in (("", "secret"), ("_FILE", str(tmp_path / "key"))):
         key = {f"WEIR_JUDGE_API_KEY{name}": value}
-        settings = deployed_judges(GIVEN | given | key)[""]
-        found = (settings.api_key, settings.concurrency, settings.timeout_s)
-        assert found == ("secret", 7, 2.5)
+        settings = deployed_judges(GIVEN | variables | key)[""]
+        judges = (settings.api_key, settings.concurrency, settings.timeout_s)
+        assert judges == ("secret", 7, 2.5)
         assert "secret" not in repr(settings)
 
 
@@ -57,15 +58,17 @@ STRICT = '{"strict": {"url": "http://10.0.0.5:8000/v1/", "model": "big", "api_ke
 
 
 def test_more_judges_have_names_and_the_habits_of_the_first() -> None:
-    given = GIVEN | {"WEIR_JUDGE_API_KEY": "k0", "WEIR_JUDGE_TIMEOUT_S": "7"}
-    found = deployed_judges(given | {"WEIR_JUDGES": STRICT})
-    assert list(found) == ["", "strict"]
-    strict = found["strict"]
+    variables = GIVEN | {"WEIR_JUDGE_API_KEY": "k0", "WEIR_JUDGE_TIMEOUT_S": "7"}
+    judges = deployed_judges(variables | {"WEIR_JUDGES": STRICT})
+    assert list(judges) == ["", "strict"]
+    strict = judges["strict"]
     assert (strict.url, strict.model, strict.api_key) == ("http://10.0.0.5:8000/v1", "big", "k1")
-    assert strict.timeout_s == found[""].timeout_s == 7
-    plain = deployed_judges(given | {"WEIR_JUDGES": '{"big": {"url": "http://10.0.0.5:8000/v1"}}'})
+    assert strict.timeout_s == judges[""].timeout_s == 7
+    plain = deployed_judges(
+        variables | {"WEIR_JUDGES": '{"big": {"url": "http://10.0.0.5:8000/v1"}}'}
+    )
     assert (plain["big"].model, plain["big"].api_key) == ("big", None)  # no key of another server
-    assert list(deployed_judges(given)) == [""]
+    assert list(deployed_judges(variables)) == [""]
     assert list(deployed_judges({"WEIR_JUDGES": STRICT})) == ["strict"]
 
 

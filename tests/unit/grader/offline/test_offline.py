@@ -40,8 +40,8 @@ Grade = Callable[[bytes], tuple[int, Lines, list[str]]]
 Calibrate = Callable[[str], tuple[int, dict[str, dict[str, Any]], list[str]]]
 
 
-def a_line(response: str = r"So it is \boxed{42}.", answer: str = "42", **others: Any) -> str:
-    return json.dumps({"response": response, "answer": answer, **others})
+def a_line(response: str = r"So it is \boxed{42}.", answer: str = "42", **fields: Any) -> str:
+    return json.dumps({"response": response, "answer": answer, **fields})
 
 
 @pytest.fixture
@@ -58,8 +58,12 @@ def grade(
         path = tmp_path / "responses.jsonl"
         path.write_bytes(lines)
         status = command.main([*options, str(path)])
-        said = capfd.readouterr()
-        return status, [json.loads(line) for line in said.out.splitlines()], said.err.splitlines()
+        output = capfd.readouterr()
+        return (
+            status,
+            [json.loads(line) for line in output.out.splitlines()],
+            output.err.splitlines(),
+        )
 
     return graded
 
@@ -91,11 +95,13 @@ READ = [
 
 
 def test_every_line_gets_its_verdict_in_order_whatever_it_holds(grade: Grade) -> None:
-    status, found, errors = grade(("\ufeff" + "\r\n".join(line for line, *_ in READ)).encode())
+    status, reports, errors = grade(("\ufeff" + "\r\n".join(line for line, *_ in READ)).encode())
     assert (status, errors) == (0, [])
-    assert [[line["verdict"], line["reason"]] for line in found] == [said for _, *said in READ]
-    assert all(list(line) == ["verdict", "reason", "path", "ms"] for line in found)
-    assert all(isinstance(line["path"], str) and line["ms"] >= 0 for line in found)
+    assert [[line["verdict"], line["reason"]] for line in reports] == [
+        output for _, *output in READ
+    ]
+    assert all(list(line) == ["verdict", "reason", "path", "ms"] for line in reports)
+    assert all(isinstance(line["path"], str) and line["ms"] >= 0 for line in reports)
 
 
 UNREADABLE = {
@@ -114,9 +120,9 @@ UNREADABLE = {
 
 def test_a_line_that_cannot_be_read_has_its_place_and_a_message(grade: Grade) -> None:
     good = a_line().encode()
-    status, found, errors = grade(b"\n".join(b"%s\n%s" % (good, bad) for bad in UNREADABLE))
+    status, reports, errors = grade(b"\n".join(b"%s\n%s" % (good, bad) for bad in UNREADABLE))
     assert status == 2
-    given = [(line["verdict"], line["reason"]) for line in found]
+    given = [(line["verdict"], line["reason"]) for line in reports]
     assert given == [(True, None), (None, "unreadable_line")] * len(UNREADABLE)
     for number, (error, problem) in enumerate(zip(errors, UNREADABLE.values(), strict=True), 1):
         assert error.startswith(f"weir grade: line {2 * number}: {problem}")
@@ -129,10 +135,10 @@ def test_what_is_no_file_is_named(
     name: str, problem: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main([str(tmp_path / name)]) == 2
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"weir grade: {tmp_path}")
-    assert problem in said.err
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"weir grade: {tmp_path}")
+    assert problem in output.err
 
 
 def start(file: str | Path, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[bytes]:
@@ -215,13 +221,13 @@ def a_labelled(**changes: Any) -> str:
 
 
 def test_without_a_judge_the_others_are_reported(calibrate: Calibrate) -> None:
-    status, found, errors = calibrate(f"{a_labelled(more=1)}\n\n")
+    status, reports, errors = calibrate(f"{a_labelled(more=1)}\n\n")
     assert status == 0
     (error,) = errors
     assert "WEIR_JUDGE_URL" in error
-    labels = [(name, report["label"]) for name, report in found.items()]
+    labels = [(name, report["label"]) for name, report in reports.items()]
     assert labels == [("math_answer", "outcome"), ("equation_steps", "process")]
-    assert found["math_answer"]["all"]["same_level"] == 1
+    assert reports["math_answer"]["all"]["same_level"] == 1
 
 
 @pytest.mark.parametrize(
@@ -236,8 +242,8 @@ def test_without_a_judge_the_others_are_reported(calibrate: Calibrate) -> None:
 def test_a_file_that_is_not_labelled_is_refused_with_its_lines(
     lines: str, problem: str, calibrate: Calibrate
 ) -> None:
-    status, found, errors = calibrate(lines)
-    assert (status, found) == (2, {})
+    status, reports, errors = calibrate(lines)
+    assert (status, reports) == (2, {})
     assert errors[0].startswith(f"weir grade: {problem}")
 
 
@@ -257,9 +263,9 @@ TWO = f"{a_labelled()}\n{a_labelled(id='two', process=0, kind='filler')}\n"
 @pytest.mark.anyio
 @pytest.mark.usefixtures("judge")
 async def test_a_judge_is_measured_like_the_others(calibrate: Calibrate) -> None:
-    status, found, errors = await asyncio.to_thread(calibrate, TWO)
+    status, reports, errors = await asyncio.to_thread(calibrate, TWO)
     assert (status, errors) == (0, [])
-    judged = found["model_judge"]
+    judged = reports["model_judge"]
     assert (judged["label"], judged["all"]["n"], judged["all"]["same_level"]) == ("process", 2, 0.5)
     assert judged["confusion"] == {"1": {"1": 1}, "0": {"1": 1}}
 
@@ -272,8 +278,8 @@ async def test_a_judge_that_goes_down_ends_it_with_the_reason(
         await judge.go_away()
 
     judge.script = [go_away]
-    status, found, errors = await asyncio.to_thread(calibrate, TWO)
-    assert (status, list(found)) == (2, ["math_answer", "equation_steps"])
+    status, reports, errors = await asyncio.to_thread(calibrate, TWO)
+    assert (status, list(reports)) == (2, ["math_answer", "equation_steps"])
     (error,) = errors
     assert "cannot be reached" in error
     assert "WEIR_JUDGE_URL" in error
@@ -317,16 +323,16 @@ def test_kappa_is_that_of_the_textbook(pairs: Pairs, kappa: float | None) -> Non
 
 def test_a_summary_says_it_all_of_what_was_graded() -> None:
     right = cases([(1, 1), (0, 1), (0, 0), (0.5, 0.75)], kind="right")
-    found = summarize(right + cases([(1, None)], kind="empty"))
-    assert found["all"] == {"n": 5, "graded": 4, "same_level": 0.5, "kappa": 0.3333}
-    assert found["ungradable"] == {"no_verdict": 1}
-    assert found["confusion"] == {
+    summary = summarize(right + cases([(1, None)], kind="empty"))
+    assert summary["all"] == {"n": 5, "graded": 4, "same_level": 0.5, "kappa": 0.3333}
+    assert summary["ungradable"] == {"no_verdict": 1}
+    assert summary["confusion"] == {
         "1": {"1": 1, "ungradable": 1},
         "0": {"1": 1, "0": 1},
         "0.5": {"1": 1},
     }
-    assert found["right_outcome"]["n"] == 2
-    assert [(kind, each["same_level"]) for kind, each in found["kinds"].items()] == [
+    assert summary["right_outcome"]["n"] == 2
+    assert [(kind, each["same_level"]) for kind, each in summary["kinds"].items()] == [
         ("right", 0.5),
         ("empty", None),
     ]

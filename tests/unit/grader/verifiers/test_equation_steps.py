@@ -42,7 +42,7 @@ def a_derivation(verdicts: str, low: float, high: float, required: int = 3) -> D
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("derivation", "expected"),
     [
         (a_derivation("rrro", 1, 1), (1, None)),
         (a_derivation("rrw", 0.5, 0.5), (0.5, "wrong_equations")),
@@ -56,12 +56,12 @@ def a_derivation(verdicts: str, low: float, high: float, required: int = 3) -> D
     ],
 )
 def test_a_score_has_its_reason_and_what_cannot_be_judged_is_ungradable(
-    found: Derivation, expected: tuple[float, str | None] | str
+    derivation: Derivation, expected: tuple[float, str | None] | str
 ) -> None:
-    score = equation_steps.score(found)
+    score = equation_steps.score(derivation)
     if isinstance(score, Graded):
         assert (score.value, score.reason) == expected
-        assert score.breakdown["required"] == found.required
+        assert score.breakdown["required"] == derivation.required
     else:
         assert score.reason == expected
 
@@ -145,16 +145,16 @@ MARKED = [
 async def test_every_step_is_marked_where_it_stands(text: str, expected: list[str]) -> None:
     steps = [step for step in derive(text, "", "", "", 99).steps if step.verdict != UNREAD]
     score = equation_steps.score(Derivation(steps, [True] * len(steps), 1, 1, 1))
-    assert expected == marks_of(score, text)
+    assert expected == describe_marks(score, text)
 
 
 async def test_a_right_step_that_leads_nowhere_is_marked_as_not_used(tools: Tools) -> None:
     text = r"2+2=4. 1+1=2 \boxed{2}"
     score = await equation_steps.verify(a_task(), text, CHECK, tools)
-    assert marks_of(score, text) == ["unknown 2+2=4 (not used)", "right 1+1=2"]
+    assert describe_marks(score, text) == ["unknown 2+2=4 (not used)", "right 1+1=2"]
 
 
-def marks_of(score: Score, text: str) -> list[str]:
+def describe_marks(score: Score, text: str) -> list[str]:
     assert isinstance(score, Graded)
     return [
         f"{mark.verdict} {text[mark.start : mark.end]}" + (mark.note and f" ({mark.note})")

@@ -17,7 +17,8 @@ from tests.unit.grader.pools import failing_tools
 pytestmark = pytest.mark.anyio
 
 TASK = a_task(answer="Paris", metadata={"street": "straße", "empty": "", "list": [1, "é"]})
-RIGHT, WRONG = Graded(value=1), Graded(value=0, reason="wrong")
+RIGHT = Graded(value=1)
+WRONG = Graded(value=0, reason="wrong")
 TOO_SHORT, TOO_LONG = (Graded(value=0, reason=reason) for reason in ("too_short", "too_long"))
 STREET = {"reference": "{{item.metadata.street}}"}
 EMPTY = {"reference": "{{item.metadata.empty}}"}
@@ -97,7 +98,8 @@ def test_a_reference_without_the_words_that_a_metric_counts_says_nothing(
     assert similarity(metric, text, reference) == value
 
 
-ANSWER, HALF = "1 + 1 = 2", "x" * (MAX_CHARS // 2)
+ANSWER = "1 + 1 = 2"
+HALF = "x" * (MAX_CHARS // 2)
 OF_SOLUTION = {"reference": "{{item.solution}}", "evaluation_metric": "rouge_2"}
 OF_ANSWER = {
     "input": "{{item.answer}}",
