@@ -149,7 +149,7 @@ async def _send_through_weir(exchange: Exchange, graded: GradedGroup, attempt: i
     await exchange.hand_off(rollout, GRADED, graded)
     result = await _claim(exchange, GRADED, group.request.job_id)
     result.message()
-    assert await exchange.take_in(result, attempt)
+    assert await exchange.ingest(result, attempt)
 
 
 async def _claim(exchange: Exchange, stream: Stream, job_id: str) -> Delivery:

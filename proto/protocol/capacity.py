@@ -20,14 +20,14 @@ def responses_in_flight(recipe: Recipe) -> int:
     return recipe.groups_in_flight * recipe.rollout.group_size
 
 
-def tasks_of(evaluation: Evaluation, in_file: int) -> int:
+def count_tasks(evaluation: Evaluation, in_file: int) -> int:
     return min(in_file, evaluation.tasks or in_file)
 
 
 def evaluation_responses(recipe: Recipe, held_out: Mapping[str, int]) -> int:
     """Responses of the evaluations under way at once; ``held_out``: tasks of each, by its name."""
     return sum(
-        tasks_of(evaluation, held_out.get(name, 0)) * evaluation.samples
+        count_tasks(evaluation, held_out.get(name, 0)) * evaluation.samples
         for name, evaluation in recipe.evaluations.items()
     )
 

@@ -521,7 +521,7 @@ class Recipe(Table):
         if max_tokens >= self.model.max_context:
             raise ValueError("rollout.sampling.max_tokens must be below model.max_context")
         for name, evaluation in self.evaluations.items():
-            if self.sampling_of(evaluation).max_tokens >= self.model.max_context:
+            if self.sampling_for(evaluation).max_tokens >= self.model.max_context:
                 table = f"evaluation.others.{name}" if name else "evaluation"
                 raise ValueError(f"{table}.sampling.max_tokens must be below model.max_context")
         if (self.reward.overlong_buffer or 0) > max_tokens:
@@ -610,7 +610,7 @@ class Recipe(Table):
         others = {name: other.held_out for name, other in self.evaluation.others.items()}
         return {"": self.tasks.held_out or "", **others}
 
-    def sampling_of(self, evaluation: Evaluation) -> Sampling:
+    def sampling_for(self, evaluation: Evaluation) -> Sampling:
         return evaluation.sampling or self.rollout.sampling
 
 

@@ -96,7 +96,7 @@ CALLS = PREFIX + "calls"
 CALL_BODIES = PREFIX + "call_bodies"
 
 
-def requests_for(purpose: Purpose, in_environment: bool) -> Stream[RolloutRequest]:
+def request_stream(purpose: Purpose, in_environment: bool) -> Stream[RolloutRequest]:
     """The stream on which requests of this purpose are asked; evaluation is claimed first."""
     of_training, of_evaluation = (
         (EPISODES, EVAL_EPISODES) if in_environment else (REQUESTS, EVAL_REQUESTS)
@@ -121,7 +121,7 @@ def answers_key(gateway: str) -> str:
     return f"{PREFIX}answers:{gateway}"
 
 
-def under_way_key(job_id: str) -> str:
+def pending_key(job_id: str) -> str:
     """The set of keys of groups that were asked for and not yet taken in."""
     return f"{PREFIX}{job_id}:under_way"
 

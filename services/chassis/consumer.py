@@ -25,9 +25,9 @@ from protocol.exchange import (
     Disconnected,
     Exchange,
     Place,
-    Roster,
     Verdict,
-    replica_of,
+    WorkerRegistry,
+    replica_name,
 )
 from protocol.exchange.connection import Refused
 from protocol.frames import FrameError
@@ -107,7 +107,7 @@ def is_hopeless(workers: Sequence[str], max_tries: int, replicas: Set[str]) -> b
 
     They are if there are ``max_tries`` of them, on three replicas or on all that may claim it.
     """
-    tried_replicas = {replica_of(worker) for worker in workers}
+    tried_replicas = {replica_name(worker) for worker in workers}
     is_everywhere = len(tried_replicas) >= _MIN_REPLICAS or replicas <= tried_replicas
     return len(workers) >= max_tries and is_everywhere
 
@@ -120,7 +120,7 @@ async def work_forever(service: Service, consumer: Consumer) -> None:
         Exception: from the exchange, if it is away for too long or refuses a write.
     """
     deployment = service.deployment
-    roster = Roster(deployment.claim_idle_s, deployment.heartbeat_s)
+    roster = WorkerRegistry(deployment.claim_idle_s, deployment.heartbeat_s)
     worker = _Worker(service, consumer, roster)
     watching = asyncio.create_task(worker.watch_forever())
     claiming = asyncio.create_task(worker.claim_until_stopped())
@@ -141,7 +141,7 @@ async def work_forever(service: Service, consumer: Consumer) -> None:
 class _Worker(Generic[I, O]):
     service: Service
     consumer: Consumer[I, O]
-    roster: Roster
+    roster: WorkerRegistry
     job: ActiveJob | None = None
     paused: bool = False
     leases: dict[Place, Delivery[I]] = field(default_factory=dict)
@@ -259,7 +259,7 @@ class _Worker(Generic[I, O]):
             held=[entry for entry in leased if self.job and entry.job_id == self.job.job_id],
             may_claim=self._may_claim() and not self.service.stopping.is_set(),
         )
-        self.roster.look(pulse.lives, time.monotonic())
+        self.roster.look(pulse.beats, time.monotonic())
         self.service.position = self._position
         for delivery in leased:
             if delivery.place in pulse.lost and self.leases.get(delivery.place) is delivery:
@@ -300,7 +300,7 @@ class _Worker(Generic[I, O]):
 
     async def _expire_dead_workers(self, job_id: str) -> None:
         for worker, beats in list(self.roster.dead(self.exchange.me)):
-            num_entries = await self.exchange.bury(
+            num_entries = await self.exchange.expire_worker(
                 self.consumer.group, worker, beats, self.consumer.inputs, job_id
             )
             if num_entries > 0:
@@ -413,7 +413,7 @@ class _Worker(Generic[I, O]):
     async def _redeliver(self, delivery: Delivery[I], error: UnsupportedEntry) -> None:
         """Leave an entry to replicas that have not tried it; without any, it is unworkable."""
         replicas = self.roster.replicas
-        tried_replicas = {replica_of(worker) for worker in delivery.failures}
+        tried_replicas = {replica_name(worker) for worker in delivery.failures}
         tried_replicas.add(self.service.replica)
         knows_replicas = self.service.replica in replicas
         if knows_replicas and replicas <= tried_replicas:
@@ -466,7 +466,7 @@ class _Worker(Generic[I, O]):
         failed = [entry for entry in self.failed_in_a_row.values() if entry.job_id == job_id]
         # After this no further failure of this worker can be recorded.
         await self._release_all()
-        await self.exchange.pardon(job_id, failed)
+        await self.exchange.clear_failures(job_id, failed)
         event = JobEvent(
             id=f"broken:{self.exchange.me}",
             job_id=job_id,

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import h11
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
-from protocol.exchange import Disconnected, Exchange, connect, replica_of
+from protocol.exchange import Disconnected, Exchange, connect, replica_name
 from protocol.exchange.connection import Refused
 from protocol.exchange.server import server_problems
 from protocol.messages import Doing, Failure, JobEvent, Notice, Status
@@ -66,11 +66,11 @@ class Service:
     saves_work: bool = False
 
     def __post_init__(self) -> None:
-        self.exchange.shown = self.deployment.hide_paths
+        self.exchange.redact = self.deployment.hide_paths
 
     @property
     def replica(self) -> str:
-        return replica_of(self.exchange.me)
+        return replica_name(self.exchange.me)
 
     @property
     def display_name(self) -> str:

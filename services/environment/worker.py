@@ -162,7 +162,7 @@ class Worker:
         if now >= self.closed_until:
             self.backoff_s = min(2 * self.backoff_s or _MIN_BACKOFF_S, _MAX_BACKOFF_S)
             self.closed_until = now + self.backoff_s
-        self.service.readiness.set_fault(self.service.exchange.shown(message))
+        self.service.readiness.set_fault(self.service.exchange.redact(message))
 
     async def _report_branches(self, job: ActiveJob, finished: list[FinishedEpisode]) -> None:
         max_branches = max(len(episode.trace.branches) for episode in finished)

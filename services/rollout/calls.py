@@ -192,7 +192,7 @@ class Answering:
         ) as error:
             log.warning("a model is not served", extra={"model": served.name, "why": str(error)})
             words = f"model {served.name} cannot be served: {summarize_error(error).words}"
-            message = self.exchange.shown(words)
+            message = self.exchange.redact(words)
             code = "parity" if isinstance(error, ParityError) else "model_not_served"
             refusal = Refusal(status=500, code=code, message=message)
             for held in self.held:

@@ -62,9 +62,9 @@ async def take_over(exchange: Exchange, *inputs: Stream, job_id: str = "job") ->
     """Bury all other workers without any patience, and claim what is free."""
     group = str(inputs[0].group)
     pulse = await exchange.heartbeat(group, inputs, job_id)
-    for life, beats in pulse.lives.items():
+    for life, beats in pulse.beats.items():
         if life != exchange.me:
-            await exchange.bury(group, life, beats, inputs, job_id)
+            await exchange.expire_worker(group, life, beats, inputs, job_id)
     return [
         delivery
         for stream in inputs

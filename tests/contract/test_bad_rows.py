@@ -46,7 +46,7 @@ def frame(message: Any, **body: Any) -> dict[bytes, bytes]:
 async def job(exchanges: dict[str, Exchange]) -> None:
     """A job that the learner works on."""
     await exchanges["gateway"].submit(a_job_record())
-    await exchanges["learner"].hold_lease()
+    await exchanges["learner"].renew_lease()
     assert await exchanges["learner"].begin_attempt("job") == 1
     await exchanges["learner"].activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
 
@@ -123,7 +123,7 @@ async def test_heartbeats(server: Server, exchanges: dict[str, Exchange]) -> Non
         client.hset(streams.lives_key("rollout"), rollout.me, "x")
         await rollout.heartbeat("rollout", inputs, "job")
         pulse = await rollout.heartbeat("rollout", inputs, "job")
-        assert set(pulse.lives) == {rollout.me}
+        assert set(pulse.beats) == {rollout.me}
         assert [*client.hgetall(streams.lives_key("rollout"))] == [rollout.me.encode()]
     (again,) = await rollout.reclaim(REQUESTS, "job", count=1)
     assert again.message() == a_request()
@@ -152,7 +152,7 @@ async def test_entries(server: Server, exchanges: dict[str, Exchange]) -> None:
         client.xadd(ROLLOUTS.key("job"), {b"key": b"\xff"})
         client.xreadgroup("grader", "x", {ROLLOUTS.key("job"): ">"})
     await grader.heartbeat("grader")
-    await grader.bury("grader", "x", 0, (ROLLOUTS,), "job")
+    await grader.expire_worker("grader", "x", 0, (ROLLOUTS,), "job")
     assert await grader.reclaim(ROLLOUTS, "job", count=5, held=claimed) == []
     assert await exchanges["gateway"].backlog(ROLLOUTS, "job") == backlog.__class__(1, 1)
     with server.client("grader") as client:

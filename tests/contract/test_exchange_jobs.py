@@ -31,7 +31,7 @@ async def close(exchange: Exchange, attempt: int) -> None:
 
 WRITES_OF_AN_ATTEMPT: dict[str, Callable[[Exchange], Awaitable[object]]] = {
     "ask": lambda exchange: exchange.ask(a_request(number=9)),
-    "take in": lambda exchange: exchange.take_in(GRADED_ONE, 1),
+    "take in": lambda exchange: exchange.ingest(GRADED_ONE, 1),
     "announce": lambda exchange: exchange.announce(a_policy(3)),
     "update": lambda exchange: exchange.update_job("job", 1, step=5),
     "activate": lambda exchange: exchange.activate(active()),
@@ -68,7 +68,7 @@ async def test_an_ended_job_stays_as_it_is_unless_it_failed_and_is_revived(
     await exchange.revive("job")
     record = await record_of(exchange)
     assert (record.state, record.requested) == (JobState.SUCCEEDED, Requested.RUN)
-    assert await exchange.under_way("job") == set()
+    assert await exchange.pending_keys("job") == set()
 
 
 async def test_a_job_that_no_worker_could_read_does_not_become_active(exchange: Exchange) -> None:

@@ -44,7 +44,7 @@ async def drain(exchange: Exchange, count: int) -> set[str]:
                 asked, GRADED, asked.as_failed(FailureKind.DEATHS, "no matter why")
             )
         for graded in await claim_any(exchange, GRADED):
-            await exchange.take_in(graded, 1)
+            await exchange.ingest(graded, 1)
             taken_in.add(graded.key)
     return taken_in
 
@@ -74,7 +74,7 @@ async def test_a_server_killed_in_the_middle_of_traffic_loses_nothing(own_server
             own_server.start()
         await asking
         assert await draining == {f"train:{number}" for number in range(200)}
-        assert await learner.under_way("job") == set()
+        assert await learner.pending_keys("job") == set()
         for stream in (REQUESTS, GRADED):
             assert await learner.backlog(stream, "job") == Backlog(0, 0)
 
@@ -125,7 +125,7 @@ async def test_a_heartbeat_waits_for_no_large_write(server: Server) -> None:
         )
         await asyncio.sleep(0.2)
         async with asyncio.timeout(40):  # a write gives up after 60 s
-            assert (await worker.heartbeat("rollout")).lives == {"worker": 1}
+            assert (await worker.heartbeat("rollout")).beats == {"worker": 1}
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
 
@@ -216,14 +216,14 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Serv
         (held,) = await again(worker.reclaim(ROLLOUTS, "job", count=9))
         assert (held.failures, held.deaths) == ((worker.me,), ())
         assert not (await again(worker.heartbeat("grader", [ROLLOUTS], "job", held=[held]))).lost
-        assert await again(worker.bury("grader", "nobody", 0, [ROLLOUTS], "job")) == 0
+        assert await again(worker.expire_worker("grader", "nobody", 0, [ROLLOUTS], "job")) == 0
         await worker.hand_off(held, GRADED, a_graded_group())
         (graded,) = await worker.claim([GRADED], "job", count=9, wait_s=0)
-        await again(worker.take_in(graded, 1))
+        await again(worker.ingest(graded, 1))
         assert proxy.lost == 13
         record = await record_of(observer)
         assert (record.attempt, record.attempts_since_checkpoint) == (1, 1)
-        assert await observer.under_way("job") == set()
+        assert await observer.pending_keys("job") == set()
         with server.client() as client:
             assert client.xlen(POLICY.key("job")) == client.xlen(EVENTS.key("job")) == 1
         await again(worker.close_job(job, 1, state="succeeded"))
@@ -238,7 +238,7 @@ async def test_full_memory_makes_producers_wait(exchange: Exchange, server: Serv
         while not exchange.waiting_for_memory:
             await asyncio.sleep(0.02)
         assert await exchange.record_event(an_event())  # that there is no room can be told
-        assert await exchange.under_way("job") == set()
+        assert await exchange.pending_keys("job") == set()
         server.free_memory()
         assert await asking
 
@@ -261,8 +261,8 @@ async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
             await learner.announce(a_policy(attempt=2))
             (graded,) = await learner.claim([GRADED], "job", count=1, wait_s=0)
             (graded,) = await learner.adopt(GRADED, "job", count=1)
-            assert (await learner.heartbeat("rollout")).lives
-            assert await learner.take_in(graded, attempt + 1)
+            assert (await learner.heartbeat("rollout")).beats
+            assert await learner.ingest(graded, attempt + 1)
             await learner.request_state("job", Requested.CANCEL)
             await learner.close_job(job, attempt + 1, state="cancelled")
         assert learner.backpressure_seconds == 0

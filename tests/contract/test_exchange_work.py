@@ -35,7 +35,7 @@ async def test_a_group_is_asked_for_once_and_evaluation_is_claimed_first(
     for purpose in Purpose:
         assert await exchange.ask(a_request(number=1, purpose=purpose))
         assert not await exchange.ask(a_request(number=1, purpose=purpose))
-    assert await exchange.under_way("job") == {"train:1", "eval:1", "pretrain:1"}
+    assert await exchange.pending_keys("job") == {"train:1", "eval:1", "pretrain:1"}
     inputs = (EVAL_REQUESTS, REQUESTS)
     for keys in (["eval:1", "pretrain:1"], ["train:1"], []):
         claimed = await exchange.claim(inputs, "job", count=2, wait_s=0)
@@ -80,7 +80,7 @@ async def test_requests_are_taken_back_also_from_who_holds_them(
     assert await lost(exchange, *held) == {held[0].place}
     assert not await exchange.hand_off(held[0], ROLLOUTS, a_group())
     assert await exchange.backlog(REQUESTS, "job") == Backlog(entries=1, claimed=1)
-    assert await exchange.under_way("job") == {"train:2"}
+    assert await exchange.pending_keys("job") == {"train:2"}
     with server.client() as client:
         assert client.hlen(streams.faults_key("job")) == 0
 
@@ -107,10 +107,10 @@ async def test_work_moves_unchanged_and_leaves_nothing_behind(
     assert received.is_own.tobytes() == group.is_own.tobytes()
     await exchange.hand_off(result, GRADED, a_graded_group(group))
     (graded,) = await exchange.claim((GRADED,), "job", count=1, wait_s=0)
-    assert await exchange.under_way("job") == {"train:0"}
-    assert await exchange.take_in(graded, attempt)
-    assert not await exchange.take_in(graded, attempt)
-    assert await exchange.under_way("job") == set()
+    assert await exchange.pending_keys("job") == {"train:0"}
+    assert await exchange.ingest(graded, attempt)
+    assert not await exchange.ingest(graded, attempt)
+    assert await exchange.pending_keys("job") == set()
     assert await exchange.backlog(GRADED, "job") == NOTHING
 
 
@@ -138,14 +138,14 @@ async def test_a_worker_that_shows_life_cannot_be_buried_and_one_that_leaves_is_
     async with open_exchange("worker") as worker, open_exchange("heir") as heir:
         held = await claim_one(worker)
         for beats in range(3):
-            seen = (await heir.heartbeat("rollout", (REQUESTS,), "job")).lives["worker"]
+            seen = (await heir.heartbeat("rollout", (REQUESTS,), "job")).beats["worker"]
             assert seen == beats
             assert await lost(worker, held) == set()
-            assert await heir.bury("rollout", "worker", seen, (REQUESTS,), "job") == -1
+            assert await heir.expire_worker("rollout", "worker", seen, (REQUESTS,), "job") == -1
             assert await heir.reclaim(REQUESTS, "job", count=1) == []
         await worker.leave("rollout")
         pulse = await heir.heartbeat("rollout", may_claim=False)
-        assert pulse.lives == {"heir": -4}
+        assert pulse.beats == {"heir": -4}
 
 
 async def test_a_heartbeat_tells_what_was_lost_of_which_stream_and_takes_nothing_back(
@@ -185,7 +185,7 @@ async def test_consumers_of_past_lives_are_deleted_unless_entries_are_theirs(
             while (await heir.writer.info("clients"))["blocked_clients"] == 0:
                 await asyncio.sleep(0.01)
             pulse = await heir.heartbeat("rollout", (EVAL_REQUESTS, REQUESTS), "job")
-            assert pulse.lives == {"heir": 1, "dead": 0}
+            assert pulse.beats == {"heir": 1, "dead": 0}
             with server.client() as client:
                 consumers = client.xinfo_consumers(REQUESTS.key("job"), "rollout")
             assert {each["name"] for each in consumers} == {b"dead", b"released"}
@@ -232,7 +232,7 @@ async def test_a_failure_goes_to_another_replica_while_there_is_one(
         await good.release(delivery, "failures")
         (delivery,) = await restarted.reclaim(REQUESTS, "job", count=9, replicas=replicas)
         assert delivery.failures == (bad.me, good.me)
-        await bad.pardon("job", [delivery])
+        await bad.clear_failures("job", [delivery])
         await restarted.release(delivery, "failures")
         (delivery,) = await bad.reclaim(REQUESTS, "job", count=9, replicas={"bad-host-1"})
         assert delivery.failures == (good.me, restarted.me)
@@ -306,8 +306,8 @@ async def test_work_on_a_job_that_ended_is_quietly_nothing_also_for_who_waits_fo
         assert pulse.lost == {delivery.place}
         assert await exchange.reclaim(REQUESTS, job_id, count=1) == []
         assert await exchange.adopt(REQUESTS, job_id, count=1) == []
-        assert await exchange.bury("rollout", "nobody", 0, (REQUESTS,), job_id) == 0
+        assert await exchange.expire_worker("rollout", "nobody", 0, (REQUESTS,), job_id) == 0
         assert not await exchange.release(delivery, "failures")
         assert not await exchange.hand_off(delivery, ROLLOUTS, a_group())
         assert await exchange.backlog(REQUESTS, job_id) == NOTHING
-        assert await exchange.under_way(job_id) == set()
+        assert await exchange.pending_keys(job_id) == set()

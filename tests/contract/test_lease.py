@@ -89,7 +89,7 @@ async def test_the_next_life_in_the_same_replica_has_the_lease_at_once(open_lear
     killed = await open_learner("learner-a.b-1.7-aa")
     restarted = await open_learner("learner-a.b-1.8-bb")
     restarted.claim_idle_s = 3600
-    await killed.exchange.hold_lease()
+    await killed.exchange.renew_lease()
     running = restarted.start()
     await until(restarted.is_ready)
     await stop(restarted, running)
@@ -100,9 +100,9 @@ async def test_who_has_lost_the_lease_stops_and_begins_no_attempt(open_learner: 
     second = await open_learner("second")
     working = first.start()
     await until(first.is_ready)
-    lease = await second.exchange.hold_lease(await second.exchange.hold_lease())
+    lease = await second.exchange.renew_lease(await second.exchange.renew_lease())
     while lease.holder != "second":  # it has shown life in between
-        lease = await second.exchange.hold_lease(lease)
+        lease = await second.exchange.renew_lease(lease)
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(Fenced, match="second"):
             await working
@@ -116,10 +116,10 @@ async def test_a_lease_is_not_taken_from_a_holder_that_has_shown_life(
     open_exchange: OpenExchange,
 ) -> None:
     async with open_exchange("first") as first, open_exchange("second") as second:
-        assert (await first.hold_lease()).holder == "first"
-        lease = await second.hold_lease()
-        await first.hold_lease()
-        assert (await second.hold_lease(lease)).holder == "first"
+        assert (await first.renew_lease()).holder == "first"
+        lease = await second.renew_lease()
+        await first.renew_lease()
+        assert (await second.renew_lease(lease)).holder == "first"
         await second.release_lease()  # not its own
-        lease = await second.hold_lease()
-        assert (await second.hold_lease(lease)).holder == "second"
+        lease = await second.renew_lease()
+        assert (await second.renew_lease(lease)).holder == "second"

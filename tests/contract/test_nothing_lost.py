@@ -90,7 +90,7 @@ class World:
                 yield
                 for delivery in entries:
                     assert delivery.message().key == delivery.key
-                    if await exchange.take_in(delivery, attempt):
+                    if await exchange.ingest(delivery, attempt):
                         self.taken_in[delivery.key] += 1
                     yield
         except Fenced:
@@ -131,7 +131,7 @@ async def _run(server: Server, schedule: list[tuple[int, str]]) -> None:
             await _act(world, lives, index, event)
         await _drain(world, lives)
         assert world.taken_in == dict.fromkeys(world.keys(), 1)
-        assert await exchange.under_way(world.job_id) == set()
+        assert await exchange.pending_keys(world.job_id) == set()
         for stream in WORK_STREAMS:
             assert await exchange.backlog(stream, world.job_id) == Backlog(0, 0)
 
@@ -161,4 +161,4 @@ async def _drain(world: World, lives: list[Life | None]) -> None:
             return
         for index in range(5):
             await _act(world, lives, index, "step")
-    pytest.fail(f"stuck: {await world.exchange.under_way(world.job_id)}")
+    pytest.fail(f"stuck: {await world.exchange.pending_keys(world.job_id)}")

@@ -172,10 +172,10 @@ async def test_a_learner_that_has_lost_its_role_makes_no_other_job_active(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     await submit(exchange, "first", "second")
-    await exchange.hold_lease()
+    await exchange.renew_lease()
     attempt = await work_on(exchange, "first")
     async with open_exchange("learner-2") as heir:
-        await heir.hold_lease(await exchange.hold_lease())
+        await heir.renew_lease(await exchange.renew_lease())
         await work_on(heir, "second")
         with pytest.raises(Fenced, match="taken over"):
             await exchange.activate(ActiveJob(job_id="first", attempt=attempt, recipe=a_recipe()))

@@ -80,7 +80,7 @@ async def asked(exchange: Exchange) -> list[RolloutRequest]:
 def forget(server: Server, *keys: str) -> None:
     """As if these had been asked for too late to survive."""
     with server.client() as client:
-        client.srem(streams.under_way_key("job"), *keys)
+        client.srem(streams.pending_key("job"), *keys)
 
 
 async def test_nothing_is_written_where_nothing_is_lost(

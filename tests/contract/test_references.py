@@ -84,7 +84,7 @@ async def check(
     recipe = a_recipe(tasks=paths, reward=reward or {}, evaluation={"every": 1})
     if await exchange.job("job") is None:
         await exchange.submit(a_job_record("job", recipe=recipe))
-        await exchange.hold_lease()
+        await exchange.renew_lease()
     number = await exchange.begin_attempt("job")
     write_tasks(folder, tasks)
     write_tasks(folder, tuple((held_out or {}).get("", ())), "held_out")

@@ -10,7 +10,7 @@ import redis
 from protocol import streams
 from protocol.calls import Pieces
 from protocol.exchange import Delivery, Exchange
-from protocol.exchange.jobs import Sought
+from protocol.exchange.jobs import JobQuery
 from protocol.exchange.server import server_problems
 from protocol.messages import ActiveJob, FailureKind, JobRef, Requested, Trial, TrialResult
 from protocol.recipe import Purpose
@@ -48,7 +48,7 @@ class Services:
     async def begin(self) -> Delivery[JobRef]:
         """A job that the learner works on, with one request for training and one to evaluate."""
         await self.gateway.submit(a_job_record())
-        await self.learner.hold_lease()
+        await self.learner.renew_lease()
         job = await taken_up(self.learner)
         assert await self.learner.begin_attempt("job") == 1
         active = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
@@ -85,7 +85,7 @@ def services(exchanges: dict[str, Exchange]) -> Services:
                 ("DEL", streams.job_key("one")),
                 ("SET", streams.ACTIVE, "{}"),
                 ("HSET", streams.LEARNER, "holder", "me"),
-                ("SREM", streams.under_way_key("one"), "train:0"),
+                ("SREM", streams.pending_key("one"), "train:0"),
                 ("ZADD", "weir:job_index", "1", "one"),
                 ("EVAL", "redis.call('HSET', ARGV[1], 'step', '9')", "0", streams.job_key("one")),
                 ("CONFIG", "GET", "*"),
@@ -147,14 +147,14 @@ async def test_a_group_goes_its_way_and_a_failed_one_too(
         assert await worker.record_event(an_event(group))
         await worker.heartbeat(group)
         await worker.heartbeat(group, streams_in, "job")
-        await worker.bury(group, "another", 0, streams_in, "job")
+        await worker.expire_worker(group, "another", 0, streams_in, "job")
         await worker.queued(streams_in[0], "job")
     assert await s.rollout.newest_policy("job") == a_policy()
     assert await s.learner.statuses() == await s.gateway.statuses()
     evaluated, trained = await s.rollout.claim(inputs, "job", count=2, wait_s=0)
     await s.rollout.release(evaluated, "failures")
     (again,) = await s.rollout.reclaim(EVAL_REQUESTS, "job", count=1)
-    await s.rollout.pardon("job", [again])
+    await s.rollout.clear_failures("job", [again])
     assert await s.rollout.hand_off(
         again, FAILED, again.as_failed(FailureKind.UNWORKABLE, "no engine")
     )
@@ -166,9 +166,9 @@ async def test_a_group_goes_its_way_and_a_failed_one_too(
     for stream in WORK_STREAMS:
         await s.gateway.backlog(stream, "job")
     arrived = await s.learner.claim((GRADED, FAILED), "job", count=2, wait_s=0)
-    assert len(arrived) == len(await s.learner.under_way("job")) == 2
+    assert len(arrived) == len(await s.learner.pending_keys("job")) == 2
     for delivery in arrived:
-        assert await s.learner.take_in(delivery, 1)
+        assert await s.learner.ingest(delivery, 1)
     await s.learner.adopt(FAILED, "job", count=1)
     assert await s.learner.statuses()
     assert not {problem.setting for problem in await server_problems(s.learner)}
@@ -193,11 +193,11 @@ async def test_a_group_of_episodes_goes_the_same_way_and_a_failed_one_too(
     await worker.show_status(a_status("environment"))
     assert await worker.record_event(an_event("environment"))
     await worker.heartbeat("environment", inputs, "job")
-    await worker.bury("environment", "another", 0, inputs, "job")
+    await worker.expire_worker("environment", "another", 0, inputs, "job")
     evaluated, trained = await worker.claim(inputs, "job", count=2, wait_s=0)
     await worker.release(evaluated, "failures")
     (again,) = await worker.reclaim(streams.EVAL_EPISODES, "job", count=1)
-    await worker.pardon("job", [again])
+    await worker.clear_failures("job", [again])
     assert await worker.hand_off(
         again, FAILED, again.as_failed(FailureKind.UNWORKABLE, "no taskset")
     )
@@ -218,10 +218,10 @@ async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) 
     assert len(await gateway.events("job")) == len(await gateway.events_back("job")) == 1
     assert await gateway.starts() == await gateway.statuses() == {}
     await gateway.count_start("gateway")
-    await gateway.find_jobs(None, 10, Sought(name="x"))
+    await gateway.find_jobs(None, 10, JobQuery(name="x"))
     await gateway.changing(["job"])
     await gateway.count_states()
-    await gateway.jobs_that_name("file-1")
+    await gateway.find_mentions("file-1")
     await gateway.submitted_since(0.0, {})
     await gateway.request_state("job", Requested.PAUSE)
     assert await learner.pause_job("job", 1, None)

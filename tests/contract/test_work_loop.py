@@ -69,7 +69,7 @@ async def results(exchange: Exchange, count: int) -> dict[int, str]:
                 group = delivery.message()
                 assert group.number not in outcomes
                 outcomes[group.number] = str(group.failure)
-                assert await exchange.take_in(delivery, 1)
+                assert await exchange.ingest(delivery, 1)
     return outcomes
 
 
@@ -329,7 +329,7 @@ async def test_what_one_worker_is_unable_to_do_is_done_by_one_who_is_able(
         working(able, wait_and_answer),
         asyncio.timeout(60),
     ):
-        while (await exchange.heartbeat("rollout", may_claim=False)).lives.get("able", 0) <= 0:
+        while (await exchange.heartbeat("rollout", may_claim=False)).beats.get("able", 0) <= 0:
             await asyncio.sleep(0.01)
         async with working(other, refuse):
             outcomes = await results(exchange, 40)
@@ -368,7 +368,7 @@ async def test_a_worker_that_fails_by_itself_rests_and_says_why_until_a_group_su
     await begin(exchange, requests=3)  # too few for it to end
     async with open_exchange("worker-1.1") as worker, working(worker, fail) as service:
         async with asyncio.timeout(60):
-            while (await exchange.heartbeat("rollout")).lives.get("worker-1.1", 0) >= 0:
+            while (await exchange.heartbeat("rollout")).beats.get("worker-1.1", 0) >= 0:
                 await asyncio.sleep(0.01)
         service.readiness.set(True)  # as whatever else it needs is there
         status = StatusReporter(service).status()

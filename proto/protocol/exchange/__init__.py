@@ -1,10 +1,10 @@
 """The exchange: typed work streams over Redis or Valkey, where nothing is lost or done twice.
 
 Work moves by an exclusive *hand-off*: one script acknowledges and deletes the input and appends the
-result, so a result appears exactly once, whoever else was working on the same input. Whoever works
-shows life by a *heartbeat*, a number that grows. The others notice where it does not, each by its
-own clock (`Roster`), and *bury* that worker: what it held is free again. What the learner writes
-carries its *attempt*, and an older attempt is refused. Every write may be repeated without effect.
+result. So a result appears exactly once, even if several workers process the same input. A worker
+sends *heartbeats*, a number that grows. The other workers watch it, each by its own clock
+(`WorkerRegistry`). They *expire* a silent worker, which releases its entries. The learner's writes
+carry its *attempt*, and those of an older attempt are refused. Every write may be repeated.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from contextlib import asynccontextmanager
 
 from protocol.exchange.calls import Calls
 from protocol.exchange.connection import Disconnected, Fenced, open_clients
-from protocol.exchange.jobs import Jobs, Lease, Sought, UnreadableRecord
+from protocol.exchange.jobs import JobQuery, Jobs, Lease, UnreadableRecord
 from protocol.exchange.news import News
 from protocol.exchange.queue import (
     Backlog,
     Delivery,
+    Heartbeat,
     Place,
-    Pulse,
-    Roster,
     Verdict,
     Work,
-    replica_of,
+    WorkerRegistry,
+    replica_name,
 )
 
 __all__ = [
@@ -33,20 +33,20 @@ __all__ = [
     "Disconnected",
     "Exchange",
     "Fenced",
+    "Heartbeat",
+    "JobQuery",
     "Lease",
     "Place",
-    "Pulse",
-    "Roster",
-    "Sought",
     "UnreadableRecord",
     "Verdict",
+    "WorkerRegistry",
     "connect",
-    "replica_of",
+    "replica_name",
 ]
 
 
 class Exchange(Work, Jobs, News, Calls):
-    """All that crosses a process boundary, for one life of one process."""
+    """All messages between processes, for one run of one process."""
 
 
 @asynccontextmanager

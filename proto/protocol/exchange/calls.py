@@ -70,7 +70,7 @@ class Calls(Connection):
 
     async def send_pieces(self, gateway: str, pieces: Pieces) -> None:
         args = [pieces.model_dump_json(exclude_defaults=True), _KEPT_S]
-        await self.run("tell", [streams.answers_key(gateway)], args)
+        await self.run("push", [streams.answers_key(gateway)], args)
 
     async def pieces(self, wait_s: float) -> list[Pieces]:
         """What rollouts have sent to this gateway, in order; nothing if none has in ``wait_s``."""

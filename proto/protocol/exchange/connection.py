@@ -55,7 +55,7 @@ class Connection:
     writer: PatientRedis
     reader: PatientRedis
     pulse: PatientRedis  # for heartbeats and leases, and what is read before them
-    shown: Callable[[str], str] = str  # a text as people may see it: in events, errors, statuses
+    redact: Callable[[str], str] = str  # a text as people may see it: in events, errors, statuses
     backpressure_seconds: float = 0.0
     waiting_for_memory: int = 0  # writes
 

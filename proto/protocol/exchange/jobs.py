@@ -70,7 +70,7 @@ class Queue(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sought:
+class JobQuery:
     """Which jobs are sought; what is empty excludes none."""
 
     states: Sequence[JobState] = ()
@@ -111,7 +111,7 @@ class Sought:
         )
 
 
-ALL_JOBS = Sought()
+ALL_JOBS = JobQuery()
 
 
 class Jobs(Connection):
@@ -162,10 +162,10 @@ class Jobs(Connection):
         keys = [streams.job_key(job_id), streams.JOBS.key()]
         await self.produce("revive", keys, flat(encode(JobRef(job_id=job_id))))
 
-    async def hold_lease(self, instead_of: Lease | None = None) -> Lease:
+    async def renew_lease(self, instead_of: Lease | None = None) -> Lease:
         """Hold the lease on the learner's role if nobody does, or ``instead_of`` shows no life."""
         args = [self.me, *(instead_of or ("", ""))]
-        holder, beats = await self.run("hold_lease", [streams.LEARNER], args, client=self.pulse)
+        holder, beats = await self.run("renew_lease", [streams.LEARNER], args, client=self.pulse)
         return Lease(holder.decode(), int(beats))
 
     async def release_lease(self) -> None:
@@ -255,7 +255,7 @@ class Jobs(Connection):
         return dict(zip(job_ids, await self.run("records", keys, _CHANGING), strict=True))
 
     async def find_jobs(
-        self, after: str | None, count: int, sought: Sought = ALL_JOBS
+        self, after: str | None, count: int, sought: JobQuery = ALL_JOBS
     ) -> list[AnyRecord] | None:
         """Up to ``count`` jobs that are sought, newest first; None if no job is ``after``."""
         found: list[AnyRecord] = []
@@ -282,8 +282,8 @@ class Jobs(Connection):
             counts[JobState(name) if name in set(JobState) else JobState.FAILED] += count
         return counts
 
-    async def jobs_that_name(self, text: str) -> list[AnyRecord]:
-        found = await self.run("jobs_that_name", [streams.JOBS.key()], [RECORD, text])
+    async def find_mentions(self, text: str) -> list[AnyRecord]:
+        found = await self.run("find_mentions", [streams.JOBS.key()], [RECORD, text])
         return await self.records([job_id.decode() for job_id in found])
 
     async def submitted_since(self, moment: float, request: Mapping[str, object]) -> str | None:
@@ -310,7 +310,7 @@ class Jobs(Connection):
         news, first = streams.keys_of_events("%s"), 0
         while True:
             args = [RECORD, *news, first, first + _WEIGHED - 1]
-            flat = await self.run("weigh_jobs", [JOB_INDEX], args)
+            flat = await self.run("measure_jobs", [JOB_INDEX], args)
             for job_id, size in _pairs(flat):
                 yield job_id.decode(), size
             if len(flat) < 2 * _WEIGHED:
@@ -323,7 +323,7 @@ class Jobs(Connection):
             return None
         if isinstance(error, str):
             error = JobError(message=error)
-        return error.model_dump() | {"message": self.shown(error.message)}
+        return error.model_dump() | {"message": self.redact(error.message)}
 
     def _stored(self, values: dict[str, Any]) -> list[str]:
         if "error" in values:
@@ -341,7 +341,7 @@ class Jobs(Connection):
 
 def _keys_of_work(job_id: str) -> list[str]:
     work = [stream.key(job_id) for stream in (*streams.WORK_STREAMS, streams.POLICY)]
-    more = [streams.under_way_key(job_id), streams.faults_key(job_id), _attempt_token_key(job_id)]
+    more = [streams.pending_key(job_id), streams.faults_key(job_id), _attempt_token_key(job_id)]
     return work + more
 
 

@@ -38,7 +38,7 @@ class News(Connection):
 
     async def record_event(self, event: JobEvent) -> bool:
         """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept."""
-        event = event.model_copy(update={"message": self.shown(event.message)})
+        event = event.model_copy(update={"message": self.redact(event.message)})
         args = [MAX_EVENTS, event.id, *flat(encode(event))]
         return bool(await self.run("record_event", streams.keys_of_events(event.job_id), args))
 
@@ -85,7 +85,7 @@ class News(Connection):
 
     async def show_status(self, status: Status) -> None:
         """Say what this process is doing. This works when memory is full."""
-        args = [status.replica, self.shown(status.model_dump_json())]
+        args = [status.replica, self.redact(status.model_dump_json())]
         await self.run("show_status", [streams.STATUS], args, client=self.pulse)
 
     async def statuses(self) -> dict[str, Status]:
@@ -123,7 +123,7 @@ class News(Connection):
 
     async def answer_trial(self, trial: Trial, result: TrialResult) -> None:
         args = [result.model_dump_json(), _TRIAL_KEPT_S]
-        await self.run("tell", [streams.trial_key(trial.id)], args)
+        await self.run("push", [streams.trial_key(trial.id)], args)
 
     async def _popped(self, key: str, wait_s: float) -> tuple[bytes, ...]:
         popped = self.reader.blpop([key], timeout=block_ms(wait_s) / 1000)

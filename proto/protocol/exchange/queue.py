@@ -76,20 +76,21 @@ class Backlog:
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """What a heartbeat learns."""
 
-    lives: Mapping[str, int]  # beats by worker; below 0: it claims nothing; 0: it never showed life
+    # By worker; negative if it claims nothing, 0 if it never sent a heartbeat.
+    beats: Mapping[str, int]
     lost: frozenset[Place]  # entries that others have taken over
 
 
-def replica_of(life: str) -> str:
+def replica_name(life: str) -> str:
     """Where a worker runs: what its next life, after a restart, has in common with it."""
     return life.rpartition(".")[0] or life
 
 
 @dataclass
-class Roster:
+class WorkerRegistry:
     """Which workers live, as one observer has seen it by its own clock. Times are in seconds.
 
     The server's wall clock may jump, the server may hang or fail over, and the observer may be
@@ -120,7 +121,7 @@ class Roster:
             if silence + passed < _REPLICAS_KEPT * self.idle_s
         }
         willing = (life for life, beats in lives.items() if beats > 0 and not self.silence[life])
-        self._replicas |= dict.fromkeys(map(replica_of, willing), 0.0)
+        self._replicas |= dict.fromkeys(map(replica_name, willing), 0.0)
 
     def dead(self, me: str) -> Iterable[tuple[str, int]]:
         """The workers that have been silent for too long, with the beats last seen."""
@@ -143,8 +144,8 @@ class Work(Connection):
     async def ask(self, request: RolloutRequest) -> bool:
         """Ask for a group, unless it was asked for already. Waits while memory is full."""
         keys = [
-            streams.requests_for(request.purpose, request.in_environment).key(request.job_id),
-            streams.under_way_key(request.job_id),
+            streams.request_stream(request.purpose, request.in_environment).key(request.job_id),
+            streams.pending_key(request.job_id),
             streams.job_key(request.job_id),
         ]
         args = [request.attempt, request.key, *flat(encode(request))]
@@ -154,7 +155,7 @@ class Work(Connection):
         self, stream: Stream[RolloutRequest], job_id: str, attempt: int, kept: Iterable[str]
     ) -> None:
         """Withdraw all requests but those of the ``kept`` keys; a heartbeat tells the holders."""
-        keys = [stream.key(job_id), streams.under_way_key(job_id), streams.job_key(job_id)]
+        keys = [stream.key(job_id), streams.pending_key(job_id), streams.job_key(job_id)]
         args = [attempt, stream.group, stream.name, *kept]
         await self.run("withdraw", [*keys, streams.faults_key(job_id)], args)
 
@@ -186,10 +187,10 @@ class Work(Connection):
         claim it, in which it has not failed yet; one that was held through two deaths likewise.
         ``only_troubled`` claims nothing else that was released.
         """
-        others = sorted(set(replicas) - {replica_of(self.me)})
+        others = sorted(set(replicas) - {replica_name(self.me)})
         known = [d.entry_id for d in held if d.place[0] == stream.key(job_id)]
         keys = [stream.key(job_id), streams.faults_key(job_id)]
-        head = [stream.group, self.me, replica_of(self.me), stream.name, int(only_troubled)]
+        head = [stream.group, self.me, replica_name(self.me), stream.name, int(only_troubled)]
 
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
             ids = [*known, *(delivery.entry_id for delivery in claimed)]
@@ -219,7 +220,7 @@ class Work(Connection):
         *,
         held: Iterable[Delivery] = (),
         may_claim: bool = True,
-    ) -> Pulse:
+    ) -> Heartbeat:
         """Show life, and learn who else does; ``held`` are the entries claimed from the inputs."""
         index_of = {stream.key(job_id): number for number, stream in enumerate(inputs, start=1)}
         places = [delivery.place for delivery in held]
@@ -232,13 +233,13 @@ class Work(Connection):
         known = dict(readable(keys[0], _pairs(lives).items(), read_count))
         for life, beats in _pairs(lives).items() if len(known) < len(lives) // 2 else ():
             if _as_text(life) not in known:  # no worker writes that: what it holds is free again
-                await self.bury(group, life, beats, inputs, job_id)
-        return Pulse(
+                await self.expire_worker(group, life, beats, inputs, job_id)
+        return Heartbeat(
             known,
             frozenset((of_index[index], entry_id.decode()) for index, entry_id in lost),
         )
 
-    async def bury(
+    async def expire_worker(
         self,
         group: str,
         life: str | bytes,
@@ -252,7 +253,7 @@ class Work(Connection):
         """
         keys = [streams.lives_key(group), streams.faults_key(job_id)]
         args = [group, life, beats, *(stream.name for stream in inputs)]
-        return int(await self.run("bury", [*keys, *(s.key(job_id) for s in inputs)], args))
+        return int(await self.run("expire_worker", [*keys, *(s.key(job_id) for s in inputs)], args))
 
     async def leave(self, group: str) -> None:
         await self.run("leave", [streams.lives_key(group)], [self.me])
@@ -276,20 +277,20 @@ class Work(Connection):
         args = [delivery.stream.group, self.me, delivery.entry_id, delivery.stream.name, verdict]
         return int(await if_job_ended(-1, self.run("release", keys, args))) == 0
 
-    async def pardon(self, job_id: str, deliveries: Iterable[Delivery]) -> None:
+    async def clear_failures(self, job_id: str, deliveries: Iterable[Delivery]) -> None:
         """Take back that entries have failed here: this worker was at fault, and not they."""
         entries = [part for d in deliveries for part in (d.stream.name, d.entry_id)]
-        await self.run("pardon", [streams.faults_key(job_id)], [self.me, *entries])
+        await self.run("clear_failures", [streams.faults_key(job_id)], [self.me, *entries])
 
-    async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> bool:
+    async def ingest(self, delivery: Delivery[GradedGroup], attempt: int) -> bool:
         """Remove a graded group that is safely logged; False if it was gone already."""
         job_id, stream = delivery.job_id, delivery.stream
-        keys = [stream.key(job_id), streams.under_way_key(job_id), streams.job_key(job_id)]
+        keys = [stream.key(job_id), streams.pending_key(job_id), streams.job_key(job_id)]
         args = [attempt, delivery.stream.group, delivery.entry_id, delivery.key]
-        return bool(await self.run("take_in", keys, args))
+        return bool(await self.run("ingest", keys, args))
 
-    async def under_way(self, job_id: str) -> set[str]:
-        members = self.writer.smembers(streams.under_way_key(job_id))
+    async def pending_keys(self, job_id: str) -> set[str]:
+        members = self.writer.smembers(streams.pending_key(job_id))
         return {member.decode() for member in await cast(Awaitable[set[bytes]], members)}
 
     async def queued(self, stream: Stream, job_id: str) -> tuple[int, int]:

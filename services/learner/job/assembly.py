@@ -158,7 +158,7 @@ async def _replay(assembly: Assembly, evaluator: Evaluator) -> None:
     logged = await asyncio.to_thread(learning.intake.replay, progress.first_segment, positions)
     step = progress.step if progress.evaluating is None else progress.evaluating
     await evaluator.withdraw_others(learning.intake, step)
-    under_way = await attempt.exchange.under_way(attempt.job_id)
+    under_way = await attempt.exchange.pending_keys(attempt.job_id)
     open_keys = learning.intake.keys_waiting() | under_way
     for feeder in assembly.feeders:
         feeder.resume(positions[feeder.purpose], open_keys)

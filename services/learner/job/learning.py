@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from protocol.messages import Doing, FailureKind, GradedGroup
 from protocol.recipe import Purpose, Recipe
-from protocol.streams import requests_for
+from protocol.streams import request_stream
 
 from services.chassis.metrics import PHASES
 from services.chassis.renderer import PromptRenderer
@@ -130,7 +130,7 @@ class Learning:
         """Return the ledger of a purpose now: asked = trained + dropped + under way."""
         # Look this up first: the feeder sends requests meanwhile.
         requested = self._num_requested(purpose)
-        under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
+        under_way = await self.attempt.exchange.pending_keys(self.attempt.job_id)
         open_keys = under_way | self.intake.keys_waiting()
         return self.progress.ledgers[purpose].account(purpose, requested, open_keys)
 
@@ -140,9 +140,9 @@ class Learning:
         exchange = self.attempt.exchange
         ledger = self.progress.ledgers[purpose]
         requested = await feeder.stop()
-        under_way = await exchange.under_way(self.attempt.job_id)
+        under_way = await exchange.pending_keys(self.attempt.job_id)
         other_keys = [key for key in under_way if not key.startswith(f"{purpose}:")]
-        stream = requests_for(purpose, self.recipe.environment is not None)
+        stream = request_stream(purpose, self.recipe.environment is not None)
         await exchange.withdraw(stream, self.attempt.job_id, self.attempt.number, other_keys)
         self.intake.finish(purpose, range(ledger.position, requested))
         ledger.drop(SURPLUS, requested - ledger.position)

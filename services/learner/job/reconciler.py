@@ -65,7 +65,7 @@ class Reconciler:
         open_numbers = {
             purpose: requester.open_numbers for purpose, requester in self.requesters.items()
         }
-        under_way = await self.attempt.exchange.under_way(self.attempt.job_id)
+        under_way = await self.attempt.exchange.pending_keys(self.attempt.job_id)
         for purpose, numbers in open_numbers.items():
             received = self.intake.have(purpose, numbers)
             for number in numbers:

@@ -17,9 +17,9 @@ from protocol.exchange import (
     Exchange,
     Fenced,
     Lease,
-    Roster,
     UnreadableRecord,
-    replica_of,
+    WorkerRegistry,
+    replica_name,
 )
 from protocol.exchange.connection import Refused
 from protocol.messages import Doing, JobRef, JobState
@@ -107,7 +107,9 @@ class Role:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._roster = Roster(service.deployment.claim_idle_s, service.deployment.heartbeat_s)
+        self._roster = WorkerRegistry(
+            service.deployment.claim_idle_s, service.deployment.heartbeat_s
+        )
 
     async def acquire(self) -> bool:
         """Wait until this learner holds the lease; False if it is stopped before.
@@ -116,7 +118,7 @@ class Role:
         """
         expired: Lease | None = None
         while not self.service.stopping.is_set():
-            lease = await self.service.exchange.hold_lease(expired)
+            lease = await self.service.exchange.renew_lease(expired)
             if lease.holder == self.service.exchange.me:
                 return True
             expired = lease if self._is_expired(lease) else None
@@ -134,7 +136,7 @@ class Role:
         """
         while True:
             await asyncio.sleep(self.service.deployment.heartbeat_s)
-            lease = await self.service.exchange.hold_lease()
+            lease = await self.service.exchange.renew_lease()
             if lease.holder != self.service.exchange.me:
                 raise Fenced(f"the learner {lease.holder} has taken over")
 
@@ -145,4 +147,4 @@ class Role:
         """Whether its holder was an earlier process of this replica, or is silent for too long."""
         me = self.service.exchange.me
         self._roster.look({lease.holder: lease.beats}, time.monotonic())
-        return replica_of(lease.holder) == replica_of(me) or any(self._roster.dead(me))
+        return replica_name(lease.holder) == replica_name(me) or any(self._roster.dead(me))

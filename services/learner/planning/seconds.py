@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from protocol.capacity import tasks_of
+from protocol.capacity import count_tasks
 from protocol.recipe import Recipe, Rollout
 from protocol.rewards import AskedOfAJudge
 
@@ -272,9 +272,9 @@ class Estimate:
         """Yield the interval of each evaluation in steps, and the time to sample it."""
         recipe = self.recipe
         for name, evaluation in recipe.evaluations.items():
-            if tasks := tasks_of(evaluation, held_out.get(name, 0)):
+            if tasks := count_tasks(evaluation, held_out.get(name, 0)):
                 settings = {"groups_per_step": tasks, "dynamic_sampling": False}
-                sampling = recipe.sampling_of(evaluation)
+                sampling = recipe.sampling_for(evaluation)
                 changes = {
                     "training": recipe.training.model_copy(update=settings),
                     "rollout": Rollout(group_size=evaluation.samples, sampling=sampling),

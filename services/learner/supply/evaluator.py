@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from protocol.messages import RolloutRequest, Task, group_key
 from protocol.recipe import Evaluation, Purpose, Recipe
-from protocol.streams import requests_for
+from protocol.streams import request_stream
 
 from services.learner.attempt import Attempt
 from services.learner.supply.intake import Intake
@@ -81,7 +81,7 @@ class Evaluator:
             for number in numbers
             if not intake.has(Purpose.EVAL, number)
         ]
-        stream = requests_for(Purpose.EVAL, attempt.recipe.environment is not None)
+        stream = request_stream(Purpose.EVAL, attempt.recipe.environment is not None)
         await attempt.exchange.withdraw(stream, attempt.job_id, attempt.number, missing_keys)
 
     def request(self, number: int) -> RolloutRequest:
@@ -95,7 +95,7 @@ class Evaluator:
             step=self.step,
             task=self.held_out[name][number - numbers.start],
             group_size=evaluation.samples,
-            sampling=recipe.sampling_of(evaluation),
+            sampling=recipe.sampling_for(evaluation),
             min_version=self.step,
             version=self.step,
         )

@@ -90,7 +90,7 @@ class Intake:
         if new:
             await self._log(new.values())
         for delivery in deliveries:
-            await self.attempt.exchange.take_in(delivery, self.attempt.number)
+            await self.attempt.exchange.ingest(delivery, self.attempt.number)
         REPEATED.inc(len(deliveries) - len(new))
 
     async def window(self, purpose: Purpose, numbers: range) -> list[GradedGroup]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from protocol import STORED_VERSION, streams
-from protocol.exchange import Exchange, Sought
+from protocol.exchange import Exchange, JobQuery
 from protocol.exchange.jobs import JOB_INDEX
 from protocol.messages import JobRecord, JobState, Requested, Trial, TrialResult
 
@@ -139,7 +139,7 @@ async def test_a_search_looks_at_all_jobs_a_thousand_at_a_time(
         pipe.execute()
 
     async def found(after: str | None, limit: int, team: str = "maths") -> list[str] | None:
-        records = await exchange.find_jobs(after, limit, Sought(metadata={"team": team}))
+        records = await exchange.find_jobs(after, limit, JobQuery(metadata={"team": team}))
         return None if records is None else [record.id for record in records]
 
     assert await found(None, 10) == ["job-2499", "job-1400", "job-0000"]

@@ -142,12 +142,12 @@ def test_the_ledger_accounts_for_every_number() -> None:
 async def test_an_account_leaves_out_requests_that_come_meanwhile() -> None:
     feeder = SimpleNamespace(next_number=3)
 
-    async def under_way(_: str) -> set[str]:
+    async def pending_keys(_: str) -> set[str]:
         keys = {group_key(Purpose.TRAIN, number) for number in range(feeder.next_number)}
         feeder.next_number += 1
         return keys
 
-    attempt = SimpleNamespace(job_id="job", exchange=SimpleNamespace(under_way=under_way))
+    attempt = SimpleNamespace(job_id="job", exchange=SimpleNamespace(pending_keys=pending_keys))
     learning = Learning(
         **cast(Any, dict.fromkeys(["team", "control", "prompts", "versions", "scoring"])),
         attempt=cast(Any, attempt),

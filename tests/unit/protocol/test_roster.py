@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from protocol.exchange import Roster
+from protocol.exchange import WorkerRegistry
 
 IDLE_S, HEARTBEAT_S = 15.0, 1.0
 
 
-def watched(*looks: tuple[float, dict[str, int]]) -> Roster:
-    roster = Roster(IDLE_S, HEARTBEAT_S)
+def watched(*looks: tuple[float, dict[str, int]]) -> WorkerRegistry:
+    roster = WorkerRegistry(IDLE_S, HEARTBEAT_S)
     for now, lives in looks:
         roster.look(lives, now)
     return roster
 
 
-def dead(roster: Roster) -> list[str]:
+def dead(roster: WorkerRegistry) -> list[str]:
     return [life for life, _ in roster.dead("me")]
 
 

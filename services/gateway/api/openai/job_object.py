@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from protocol.exchange import Sought, UnreadableRecord
+from protocol.exchange import JobQuery, UnreadableRecord
 from protocol.messages import JobRecord, JobState, Requested
 
 from services.gateway.core.jobs.results import has_results
@@ -163,7 +163,7 @@ def _reinforcement_request(record: JobRecord) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class JobFilter(Sought):
+class JobFilter(JobQuery):
     """Filters for jobs. ``statuses`` has those of `job_status`; none excludes no job."""
 
     statuses: Sequence[str] = ()

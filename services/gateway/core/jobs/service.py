@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from protocol.exchange import Exchange, Sought, UnreadableRecord
+from protocol.exchange import Exchange, JobQuery, UnreadableRecord
 from protocol.messages import JobRecord, JobState, Requested
 from protocol.recipe import Recipe
 
@@ -142,7 +142,7 @@ class JobService:
         return _readable(await self.find(job_id))
 
     async def page(
-        self, after: str | None, limit: int, filters: Sought
+        self, after: str | None, limit: int, filters: JobQuery
     ) -> tuple[list[AnyJob], bool]:
         """Return up to ``limit`` jobs after ``after``, newest first, and whether more follow."""
         jobs = await await_exchange(self.exchange.find_jobs(after, limit + 1, filters))
@@ -178,7 +178,7 @@ class JobService:
         return await self.find(job_id)
 
     async def for_each(
-        self, filters: Sought | None, work: Callable[[str], Awaitable[T]]
+        self, filters: JobQuery | None, work: Callable[[str], Awaitable[T]]
     ) -> tuple[list[T], bool]:
         """Return the results of ``work`` on the newest 100 jobs, and whether more jobs remain."""
         if filters is None:
@@ -197,7 +197,7 @@ class JobService:
         """Delete a file; 409 if a job that has not ended reads it."""
         async with self._take_turn():
             await asyncio.to_thread(self.files.get, file_id)
-            for job in await await_exchange(self.exchange.jobs_that_name(f'"{file_id}"')):
+            for job in await await_exchange(self.exchange.find_mentions(f'"{file_id}"')):
                 # A job with an unreadable record may read the file.
                 if isinstance(job, UnreadableRecord) or file_id in job.recipe.task_files:
                     message = f"{file_id} is used by job {job.id}; cancel the job first"
@@ -209,7 +209,7 @@ class JobService:
         expired = await asyncio.to_thread(self.files.expired)
         async with self._take_turn():
             for file_id in expired:
-                if not await await_exchange(self.exchange.jobs_that_name(f'"{file_id}"')):
+                if not await await_exchange(self.exchange.find_mentions(f'"{file_id}"')):
                     await asyncio.to_thread(self.files.delete_expired, file_id)
 
     async def delete_model(self, job_id: str) -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from protocol.exchange import Backlog
 from protocol.messages import Doing, JobRecord, JobState, Phase, Requested, Status
 from protocol.recipe import Purpose
-from protocol.streams import requests_for
+from protocol.streams import request_stream
 
 _LONG_START_S = 600.0  # of an engine, of the models of the learner, or of the first weights
 _LONG_WORK_S = 300.0  # of a checkpoint, of responses that get tokens, and what else is no step
@@ -179,7 +179,7 @@ def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
     assert seen.job is not None
     in_environment = seen.job.recipe.environment is not None
     sampler, done = ("environment", "played") if in_environment else ("rollout", "sampled")
-    requests = requests_for(Purpose(key.partition(":")[0]), in_environment).short_name
+    requests = request_stream(Purpose(key.partition(":")[0]), in_environment).short_name
     for service, stream in (("grader", "rollouts"), (sampler, requests), ("rollout", requests)):
         if seen.streams[stream].entries > 0 and not seen.living(service):
             return _nobody(seen, service, words)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client import Gauge
-from protocol.exchange import Backlog, Exchange, Roster, UnreadableRecord
+from protocol.exchange import Backlog, Exchange, UnreadableRecord, WorkerRegistry
 from protocol.messages import JobEvent, JobRecord, JobState, Notice
 from protocol.streams import WORK_STREAMS
 
@@ -66,8 +66,8 @@ class Watchdog:
         self.exchange, self.every_s = exchange, every_s
         self.seen = Snapshot(dead_after_s=dead_after_s)
         self.places: dict[str, int] = {}  # in the queue, of jobs that can run; 1: the next one
-        self._roster = Roster(dead_after_s, every_s)
-        self._work = Roster(dead_after_s, every_s)
+        self._roster = WorkerRegistry(dead_after_s, every_s)
+        self._work = WorkerRegistry(dead_after_s, every_s)
         self._step: tuple[str, int] | None = None  # at which the time of steps was measured
         self._step_s: float | None = None
         self._first = _NOTHING  # of the job that the stack works on
