@@ -34,7 +34,7 @@ class CallClient:
     async def ask(self, *calls: Call) -> None:
         for call in calls:
             self.waiting[call.id] = call.tries
-            assert await self.exchange.ask_call(call, most=100)
+            assert await self.exchange.ask_call(call, limit=100)
 
     async def listen(self) -> None:
         await self.exchange.keep_calls(self.waiting)

@@ -185,7 +185,7 @@ async def test_calls_and_their_answers(server: Server, exchanges: dict[str, Exch
         for number, value in enumerate(GARBAGE):
             client.hset(streams.CALL_BODIES, f"bad-{number}", value)
             client.rpush(streams.CALLS, json.dumps([call.key, f"bad-{number}", 1]))
-        assert await gateway.ask_call(call, most=100)
+        assert await gateway.ask_call(call, limit=100)
         assert (await rollout.waiting_calls())[call.key] == len(GARBAGE) + 1
         assert await rollout.take_calls(call.key, 100) == [call]
         assert client.llen(streams.CALLS) == 0

@@ -31,15 +31,15 @@ def a_call(number: int, folder: str = "", tries: int = 0) -> Call:
 
 async def ask(gateway: Exchange, *calls: Call) -> None:
     for call in calls:
-        assert await gateway.ask_call(call, most=10)
+        assert await gateway.ask_call(call, limit=10)
     await gateway.keep_calls({call.id: call.tries for call in calls})
 
 
 async def test_each_call_is_taken_once_by_who_has_its_weights(open_exchange: OpenExchange) -> None:
     async with open_exchange("gateway-1") as gateway, open_exchange("rollout-1") as rollout:
         await ask(gateway, *(a_call(n, "/a" if n % 2 else "/b") for n in range(10)))
-        assert not await gateway.ask_call(a_call(10), most=10)
-        assert await gateway.ask_call(a_call(9, "/a"), most=10)  # it waits already
+        assert not await gateway.ask_call(a_call(10), limit=10)
+        assert await gateway.ask_call(a_call(9, "/a"), limit=10)  # it waits already
         taken = await asyncio.gather(*(rollout.take_calls("folder:/a", 2, 60) for _ in range(4)))
         assert sorted(call.id for calls in taken for call in calls) == [
             f"call-{n}" for n in range(1, 10, 2)

@@ -244,7 +244,7 @@ async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) 
 async def test_a_call_goes_to_a_rollout_and_its_answer_back(services: Services) -> None:
     gateway, rollout = services.gateway, services.rollout
     call = a_call(gateway=gateway.me)
-    assert await gateway.ask_call(call, most=1)
+    assert await gateway.ask_call(call, limit=1)
     assert await gateway.keep_calls({call.id: 0}) == {call.id}
     assert await rollout.waiting_calls() == {call.served.key: 1}
     assert await rollout.take_calls(call.served.key, 1) == [call]

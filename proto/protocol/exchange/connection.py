@@ -24,7 +24,7 @@ _MEMORY_FULL_PAUSE_S = 0.2
 _LONGEST_BLOCK_S = 20.0
 _LIMIT_S = 60.0  # of a command: then the server hangs, or has vanished without a word
 _LEAST_LIMIT_S = 5.0
-_PULSE_LIMIT_S = 10.0  # of a heartbeat and what goes with it, or of connecting: all are small
+_PULSE_LIMIT_S = 10.0  # of a heartbeat, a lease, a status or connecting: all are small
 
 MemoryFull = errors.OutOfMemoryError
 Disconnected = (errors.ConnectionError, errors.TimeoutError)  # for longer than the patience
@@ -51,10 +51,10 @@ class Memory(NamedTuple):
 class Connection:
     """A connection for one life of one process."""
 
-    me: str  # names that life alone: what an earlier one had claimed is not ours
+    me: str  # a name of this run only: an earlier run's leases are not ours
     writer: PatientRedis
     reader: PatientRedis
-    pulse: PatientRedis  # for heartbeats and leases, and what is read before them
+    pulse: PatientRedis  # for heartbeats and leases, and reads that precede them
     redact: Callable[[str], str] = str  # a text as people may see it: in events, errors, statuses
     backpressure_seconds: float = 0.0
     waiting_for_memory: int = 0  # writes
@@ -69,9 +69,9 @@ class Connection:
         await cast(Awaitable[bool], self.writer.ping())
 
     async def memory(self) -> Memory:
-        told = await self.writer.info("memory")
-        machine = told.get("total_system_memory")
-        return Memory(told["used_memory"], told["maxmemory"] or None, machine)
+        facts = await self.writer.info("memory")
+        machine = facts.get("total_system_memory")
+        return Memory(facts["used_memory"], facts["maxmemory"] or None, machine)
 
     async def run(
         self,
@@ -118,7 +118,8 @@ class PatientRedis(Redis):
     limit_s = 0.0  # of one command: waiting for a connection, sending, and reading the answer
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        waited_s, pause_s = 0.0, 0.02
+        waited_s = 0.0
+        pause_s = 0.02
         while True:
             began = time.monotonic()
             try:
@@ -142,7 +143,7 @@ class PatientRedis(Redis):
 
 
 async def if_job_ended(fallback: T, command: Awaitable[T]) -> T:
-    """What a command on a job's streams returns, or ``fallback`` if the job took them with it."""
+    """Return a command's reply, or ``fallback`` if the job's streams ended with the job."""
     try:
         return await command
     except errors.ResponseError as error:
@@ -184,7 +185,8 @@ async def open_clients(
     clients = [cast(PatientRedis, PatientRedis.from_pool(pool)) for pool in pools]
     writer, reader, pulse = clients
     for client in clients:
-        client.patience_s, client.limit_s = patience_s, _LIMIT_S
+        client.patience_s = patience_s
+        client.limit_s = _LIMIT_S
     pulse.limit_s = _PULSE_LIMIT_S
     try:
         yield writer, reader, pulse

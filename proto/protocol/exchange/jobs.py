@@ -35,7 +35,7 @@ _HELD_UP = streams.PREFIX + "held_up"  # the ids of jobs that wait for something
 class UnreadableRecord(Exception):
     """A job's record is damaged, or another release has written it; no other job is concerned.
 
-    Such a job cannot be worked on: its ``state`` is failed, or cancelled if the user wants that.
+    Such a job cannot run: its ``state`` is failed, or cancelled if the user asked for that.
     """
 
     def __init__(self, job_id: str, problem: str, stored: Mapping[bytes, bytes]) -> None:
@@ -71,7 +71,7 @@ class Queue(NamedTuple):
 
 @dataclass(frozen=True)
 class JobQuery:
-    """Which jobs are sought; what is empty excludes none."""
+    """A search for jobs; an empty field excludes none."""
 
     states: Sequence[JobState] = ()
     text: str = ""  # of the id, the recipe's name, the model or a label, in any case
@@ -93,14 +93,15 @@ class JobQuery:
         return [states, text, name, *model, *starmap(_pair, self.metadata.items())]
 
     def fits(self, record: AnyRecord) -> bool:
-        """Whether a job is sought; of one that cannot be read nobody knows."""
+        """Whether a job matches; an unreadable one matches only an empty query."""
         if self.is_empty:
             return True
         if not isinstance(record, JobRecord):
             return False
-        given = record.request.get("metadata")
-        labels = given if isinstance(given, dict) else {}
-        name, model = record.recipe.name, record.request.get("model")
+        metadata = record.request.get("metadata")
+        labels = metadata if isinstance(metadata, dict) else {}
+        name = record.recipe.name
+        model = record.request.get("model")
         texts = (record.id, name, str(model), *map(str, labels.values()))
         return (
             (not self.states or record.state in self.states)
@@ -142,17 +143,17 @@ class Jobs(Connection):
         return Queue(first.decode(), *([job_id.decode() for job_id in ids] for ids in lists))
 
     async def request_state(self, job_id: str, requested: Requested) -> None:
-        """Say what the user wants of a job, if there is such a job and it has not ended.
+        """Store the user's request for a job, if there is such a job and it has not ended.
 
         The learner obeys for the active job; any other is paused, queued again or cancelled at
-        once. Who has asked to cancel cannot change their mind. This works when memory is full.
+        once. A cancel request is final. This works when memory is full.
         """
         keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
         args = [json.dumps(requested), json.dumps(time.time()), job_id]
         await self.run("request_state", keys, args)
 
     async def requested_state(self, job_id: str) -> Requested | None:
-        """What the user wants of a job, None if there is none; ValueError if it is unreadable."""
+        """Return the user's request, None if there is no job; ValueError if unreadable."""
         value = self.pulse.hget(streams.job_key(job_id), "requested")
         wish = await cast(Awaitable[bytes | None], value)
         return None if wish is None else Requested(json.loads(wish))
@@ -243,8 +244,8 @@ class Jobs(Connection):
     async def records(self, job_ids: Sequence[str]) -> list[AnyRecord]:
         if not job_ids:
             return []
-        found = await self.run("records", [RECORD + job_id for job_id in job_ids], [])
-        pairs = zip(job_ids, found, strict=True)
+        rows = await self.run("records", [RECORD + job_id for job_id in job_ids], [])
+        pairs = zip(job_ids, rows, strict=True)
         return [_readable_or_not(job_id, flat) for job_id, flat in pairs if flat]
 
     async def changing(self, job_ids: Sequence[str]) -> dict[str, list[bytes | None]]:
@@ -255,23 +256,23 @@ class Jobs(Connection):
         return dict(zip(job_ids, await self.run("records", keys, _CHANGING), strict=True))
 
     async def find_jobs(
-        self, after: str | None, count: int, sought: JobQuery = ALL_JOBS
+        self, after: str | None, count: int, query: JobQuery = ALL_JOBS
     ) -> list[AnyRecord] | None:
         """Up to ``count`` jobs that are sought, newest first; None if no job is ``after``."""
-        found: list[AnyRecord] = []
+        matches: list[AnyRecord] = []
         place = after or ""
-        while len(found) < count:
-            look_at = count if sought.is_empty else _MOST_LOOKED_AT
-            args = [RECORD, place, count - len(found), look_at, *sought.args()]
+        while len(matches) < count:
+            look_at = count if query.is_empty else _MOST_LOOKED_AT
+            args = [RECORD, place, count - len(matches), look_at, *query.args()]
             reply = await self.run("find_jobs", [JOB_INDEX], args)
             if reply is None:
-                return found if place != (after or "") else None
+                return matches if place != (after or "") else None
             records = await self.records([job_id.decode() for job_id in reply[1]])
-            found += [record for record in records if sought.fits(record)]
+            matches += [record for record in records if query.fits(record)]
             place = reply[0].decode()
             if not place:
                 break
-        return found
+        return matches
 
     async def count_states(self) -> dict[JobState, int]:
         """How many jobs are in each state; one of another release counts as failed."""
@@ -283,8 +284,8 @@ class Jobs(Connection):
         return counts
 
     async def find_mentions(self, text: str) -> list[AnyRecord]:
-        found = await self.run("find_mentions", [streams.JOBS.key()], [RECORD, text])
-        return await self.records([job_id.decode() for job_id in found])
+        job_ids = await self.run("find_mentions", [streams.JOBS.key()], [RECORD, text])
+        return await self.records([job_id.decode() for job_id in job_ids])
 
     async def submitted_since(self, moment: float, request: Mapping[str, object]) -> str | None:
         """The id of the newest job that this request made since then and nobody cancelled."""
@@ -298,7 +299,8 @@ class Jobs(Connection):
 
     async def forget_oldest(self, most_bytes: int) -> list[str]:
         """Forget the oldest jobs that have ended and take more memory; returns their ids."""
-        total, doomed = 0, list[str]()
+        total = 0
+        doomed: list[str] = []
         async for job_id, size in self._weights():
             total += size
             if size and total > most_bytes:
@@ -307,7 +309,8 @@ class Jobs(Connection):
 
     async def _weights(self) -> AsyncIterator[tuple[str, int]]:
         """Every job, newest first, with the bytes that it takes in memory if it has ended."""
-        news, first = streams.keys_of_events("%s"), 0
+        news = streams.keys_of_events("%s")
+        first = 0
         while True:
             args = [RECORD, *news, first, first + _WEIGHED - 1]
             flat = await self.run("measure_jobs", [JOB_INDEX], args)
@@ -332,17 +335,17 @@ class Jobs(Connection):
 
     async def _next_job(self) -> Delivery[JobRef] | None:
         keys = [streams.JOBS.key(), streams.ACTIVE, _HELD_UP]
-        found = await self.run("next_job", keys, [RECORD])
-        if found is None:
+        entry = await self.run("next_job", keys, [RECORD])
+        if entry is None:
             return None
-        entry_id, job_id = found[0].decode(), found[1].decode()
+        entry_id, job_id = (part.decode() for part in entry)
         return Delivery(streams.JOBS, job_id, entry_id, job_id, {})
 
 
 def _keys_of_work(job_id: str) -> list[str]:
     work = [stream.key(job_id) for stream in (*streams.WORK_STREAMS, streams.POLICY)]
-    more = [streams.pending_key(job_id), streams.faults_key(job_id), _attempt_token_key(job_id)]
-    return work + more
+    work += [streams.pending_key(job_id), streams.faults_key(job_id), _attempt_token_key(job_id)]
+    return work
 
 
 def _attempt_token_key(job_id: str) -> str:
@@ -355,13 +358,14 @@ def _fields(values: Mapping[str, Any]) -> list[str]:
 
 
 def _readable_or_not(job_id: str, flat: Sequence[bytes]) -> AnyRecord:
-    stored, values = dict(_pairs(flat)), dict[str, Any]()
-    for name, value in stored.items():
-        told = name.decode(errors="backslashreplace")
+    stored = dict(_pairs(flat))
+    values: dict[str, Any] = {}
+    for key, value in stored.items():
+        name = key.decode(errors="backslashreplace")
         try:
-            values[told] = from_json(value)  # which refuses what could not be written again
+            values[name] = from_json(value)  # refuses values that cannot be written again
         except ValueError as error:
-            return UnreadableRecord(job_id, f"{told}: {error}", stored)
+            return UnreadableRecord(job_id, f"{name}: {error}", stored)
     version = values.pop("version", 1)
     if version != STORED_VERSION:
         problem = f"its version is {version}, and this release reads version {STORED_VERSION}"

@@ -16,28 +16,30 @@ from protocol.messages import JobEvent, PolicyVersion, Status, Trial, TrialResul
 
 MAX_EVENTS = 10_000
 _TRIAL_KEPT_S = 300
-_FURTHER_PAGE = 200  # entries at least that are read at once where some could not be read
+_MIN_FURTHER_PAGE = 200  # entries that are read at once after unreadable ones
 Row = tuple[bytes, dict[bytes, bytes]]
 
 
 class News(Connection):
-    """What is told to whoever listens; none of it is work.
+    """Messages for every listener; none of them is work.
 
-    A grader takes a trial at most once, and whoever asked may ask again: so a trial is no hand-off,
-    and all of it expires.
+    A grader takes a trial at most once, and the client may ask again: so a trial is no hand-off,
+    and its keys expire.
     """
 
     async def announce(self, policy: PolicyVersion) -> None:
-        """Tell every rollout about new weights, if the policy's attempt is the current one."""
+        """Announce new weights to every rollout, if the policy's attempt is the current one."""
         keys = [streams.POLICY.key(policy.job_id), streams.job_key(policy.job_id)]
         await self.run("announce", keys, [policy.attempt, *flat(encode(policy))])
 
     async def newest_policy(self, job_id: str) -> PolicyVersion | None:
         rows = await self.writer.xrevrange(streams.POLICY.key(job_id), count=1)
-        return decode(PolicyVersion, cast(dict[bytes, bytes], rows[0][1])) if rows else None
+        if not rows:
+            return None
+        return decode(PolicyVersion, cast(dict[bytes, bytes], rows[0][1]))
 
     async def record_event(self, event: JobEvent) -> bool:
-        """Record an event; False if one with its id is among the newest `MAX_EVENTS`, the kept."""
+        """Record an event; False if its id is among the newest `MAX_EVENTS`, which are kept."""
         event = event.model_copy(update={"message": self.redact(event.message)})
         args = [MAX_EVENTS, event.id, *flat(encode(event))]
         return bool(await self.run("record_event", streams.keys_of_events(event.job_id), args))
@@ -45,16 +47,16 @@ class News(Connection):
     async def events(
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None
     ) -> list[tuple[str, JobEvent]]:
-        """Events recorded after the entry id ``after``, oldest first, each with its entry id.
+        """Return events after the entry id ``after``, oldest first, each with its entry id.
 
-        One that this release cannot read is left out. Fewer than ``count`` are all there are.
+        Unreadable events are left out. Fewer than ``count`` are all there are.
         """
         key = streams.EVENTS.key(job_id)
         deadline = time.monotonic() + (wait_s or 0)
 
         async def read(place: str, size: int, may_wait: bool) -> list[Row]:
-            left_s = deadline - time.monotonic()
-            block = block_ms(left_s) if may_wait and left_s > 0 else None
+            remaining_s = deadline - time.monotonic()
+            block = block_ms(remaining_s) if may_wait and remaining_s > 0 else None
             reply = cast(Rows, await self.reader.xread({key: place}, count=size, block=block))
             return [row for rows in reply.values() for row in rows]
 
@@ -63,9 +65,9 @@ class News(Connection):
     async def events_back(
         self, job_id: str, *, before: str | None = None, count: int = 100
     ) -> list[tuple[str, JobEvent]]:
-        """Events recorded before the entry id ``before``, newest first; otherwise as `events`."""
+        """Return events before the entry id ``before``, newest first; otherwise as `events`."""
         if before is not None and not before.strip("0-"):
-            return []  # nothing is before the least id, and Redis does not take it for a bound
+            return []  # Redis takes no bound below the smallest id
 
         key = streams.EVENTS.key(job_id)
 
@@ -76,7 +78,7 @@ class News(Connection):
         return await _read_readable(key, read, before or "", count)
 
     async def count_start(self, service: str) -> None:
-        """Count a process that has started. Should the reply be lost, it may count twice."""
+        """Count a process that has started. If the reply is lost, it may count twice."""
         await self.run("count_start", [streams.STARTS], [service])
 
     async def starts(self) -> dict[str, int]:
@@ -84,28 +86,30 @@ class News(Connection):
         return dict(readable(streams.STARTS, (await stored).items(), read_count))
 
     async def show_status(self, status: Status) -> None:
-        """Say what this process is doing. This works when memory is full."""
+        """Store this process's status. This works when memory is full."""
         args = [status.replica, self.redact(status.model_dump_json())]
         await self.run("show_status", [streams.STATUS], args, client=self.pulse)
 
     async def statuses(self) -> dict[str, Status]:
-        """What each process said last, by replica; what this release cannot read is left out.
+        """Return the last status of each process, by replica.
 
-        What no release writes is deleted.
+        A status of another release is left out. A row that no release writes is deleted.
         """
         stored = await cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STATUS))
-        statuses = dict(readable(streams.STATUS, stored.items(), _status))
-        if len(statuses) < len(stored) and (strays := [*filter(_is_stray, stored.items())]):
-            names = [name for name, _ in strays]
-            await cast(Awaitable[int], self.pulse.hdel(streams.STATUS, *names))
+        statuses = dict(readable(streams.STATUS, stored.items(), _read_status))
+        strays = []
+        if len(statuses) < len(stored):
+            strays = [row[0] for row in stored.items() if _is_stray(row)]
+        if strays:
+            await cast(Awaitable[int], self.pulse.hdel(streams.STATUS, *strays))
         return statuses
 
     async def forget_status(self, replica: str) -> None:
         await cast(Awaitable[int], self.pulse.hdel(streams.STATUS, replica))
 
-    async def ask_trial(self, trial: Trial, most: int) -> bool:
-        """Ask for a trial, unless ``most`` wait already; False if so."""
-        args = [trial.model_dump_json(), most, _TRIAL_KEPT_S]
+    async def ask_trial(self, trial: Trial, limit: int) -> bool:
+        """Queue a trial; False if ``limit`` trials wait already."""
+        args = [trial.model_dump_json(), limit, _TRIAL_KEPT_S]
         return bool(await self.produce("ask_trial", [streams.TRIALS], args))
 
     async def withdraw_trial(self, trial: Trial) -> bool:
@@ -113,44 +117,45 @@ class News(Connection):
         return bool(await cast(Awaitable[int], removed))
 
     async def trial_result(self, trial_id: str, wait_s: float) -> TrialResult | None:
-        """The result, None if there is none within ``wait_s``, at most 20 s."""
-        texts = await self._popped(streams.trial_key(trial_id), wait_s)
+        """Return the result, None if there is none within ``wait_s``, at most 20 s."""
+        texts = await self._pop(streams.trial_key(trial_id), wait_s)
         return next(readable(streams.TRIALS, texts, TrialResult.model_validate_json), None)
 
     async def take_trial(self, wait_s: float) -> Trial | None:
-        texts = await self._popped(streams.TRIALS, wait_s)
+        texts = await self._pop(streams.TRIALS, wait_s)
         return next(readable(streams.TRIALS, texts, Trial.model_validate_json), None)
 
     async def answer_trial(self, trial: Trial, result: TrialResult) -> None:
         args = [result.model_dump_json(), _TRIAL_KEPT_S]
         await self.run("push", [streams.trial_key(trial.id)], args)
 
-    async def _popped(self, key: str, wait_s: float) -> tuple[bytes, ...]:
+    async def _pop(self, key: str, wait_s: float) -> tuple[bytes, ...]:
         popped = self.reader.blpop([key], timeout=block_ms(wait_s) / 1000)
-        found = await cast(Awaitable[tuple[bytes, bytes] | None], popped)
-        return () if found is None else (found[1],)
+        reply = await cast(Awaitable[tuple[bytes, bytes] | None], popped)
+        return () if reply is None else (reply[1],)
 
 
 async def _read_readable(
     key: str, read: Callable[[str, int, bool], Awaitable[list[Row]]], place: str, count: int
 ) -> list[tuple[str, JobEvent]]:
-    """Up to ``count`` events from a place on, however many between them cannot be read."""
-    found: list[tuple[str, JobEvent]] = []
+    """Return up to ``count`` events from a place on, however many between them are unreadable."""
+    events: list[tuple[str, JobEvent]] = []
     size = count
-    while len(found) < count:
-        rows = await read(place, size, not found)
-        found += readable(key, rows, _event)
-        if not rows or (found and len(rows) < size):
+    while len(events) < count:
+        rows = await read(place, size, not events)
+        events += readable(key, rows, _read_event)
+        if not rows or (events and len(rows) < size):
             break
-        place, size = rows[-1][0].decode(), max(count, _FURTHER_PAGE)
-    return found[:count]
+        place = rows[-1][0].decode()
+        size = max(count, _MIN_FURTHER_PAGE)
+    return events[:count]
 
 
-def _event(row: Row) -> tuple[str, JobEvent]:
+def _read_event(row: Row) -> tuple[str, JobEvent]:
     return row[0].decode(), decode(JobEvent, row[1])
 
 
-def _status(row: tuple[bytes, bytes]) -> tuple[str, Status]:
+def _read_status(row: tuple[bytes, bytes]) -> tuple[str, Status]:
     status = Status.model_validate_json(row[1])
     if status.replica.encode() != row[0]:
         raise ValueError(f"a status of {status.replica} in the place of another replica's")
@@ -160,5 +165,5 @@ def _status(row: tuple[bytes, bytes]) -> tuple[str, Status]:
 def _is_stray(row: tuple[bytes, bytes]) -> bool:
     try:
         return from_json(row[1])["replica"].encode() != row[0]
-    except Exception:  # as whoever has written it likes
+    except Exception:  # any bytes may be there
         return True

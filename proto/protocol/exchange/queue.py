@@ -26,7 +26,7 @@ _REPLICAS_KEPT = 4  # a replica is remembered for so many times the silence of a
 
 @dataclass(frozen=True, eq=False)
 class Delivery(Generic[M]):
-    """One claimed entry: what it carries, and what happened to it before."""
+    """One claimed entry, with the workers that died or failed with it before."""
 
     stream: Stream[M]
     job_id: str
@@ -42,11 +42,11 @@ class Delivery(Generic[M]):
         return (self.stream.key(self.job_id), self.entry_id)
 
     def message(self) -> M:
-        """What the entry carries; a `FrameError` if that is no frame of the stream's type."""
+        """Decode the entry; a `FrameError` if it is no frame of the stream's type."""
         return decode(self.stream.carries, self.fields)
 
     def purpose_and_number(self) -> tuple[Purpose, int]:
-        """What the group was asked for, readable even if the frame is not."""
+        """Read the group's purpose and number, even if the frame is unreadable."""
         purpose, number = self.key.split(":")
         return Purpose(purpose), int(number)
 
@@ -63,7 +63,7 @@ class Delivery(Generic[M]):
 
 @dataclass(frozen=True)
 class Backlog:
-    """How much lies in a stream, how much of it is claimed and being worked on, what is oldest."""
+    """Entries of a stream, the claimed ones among them, and the oldest."""
 
     entries: int
     claimed: int
@@ -77,7 +77,7 @@ class Backlog:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a heartbeat learns."""
+    """The reply to a heartbeat."""
 
     # By worker; negative if it claims nothing, 0 if it never sent a heartbeat.
     beats: Mapping[str, int]
@@ -187,19 +187,19 @@ class Work(Connection):
         claim it, in which it has not failed yet; one that was held through two deaths likewise.
         ``only_troubled`` claims nothing else that was released.
         """
-        others = sorted(set(replicas) - {replica_name(self.me)})
-        known = [d.entry_id for d in held if d.place[0] == stream.key(job_id)]
+        other_replicas = sorted(set(replicas) - {replica_name(self.me)})
+        own_ids = [d.entry_id for d in held if d.place[0] == stream.key(job_id)]
         keys = [stream.key(job_id), streams.faults_key(job_id)]
         head = [stream.group, self.me, replica_name(self.me), stream.name, int(only_troubled)]
 
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
-            ids = [*known, *(delivery.entry_id for delivery in claimed)]
+            ids = [*own_ids, *(delivery.entry_id for delivery in claimed)]
             row: Any = await if_job_ended(
-                None, self.run("reclaim", keys, [*head, len(others), *others, *ids])
+                None, self.run("reclaim", keys, [*head, len(other_replicas), *other_replicas, *ids])
             )
             return row and _delivery(stream, job_id, row[0], _pairs(row[1]), *row[2:])
 
-        return await self._up_to(count, next_one)
+        return await self._claim_each(count, next_one)
 
     async def adopt(self, stream: Stream[M], job_id: str, *, count: int) -> list[Delivery[M]]:
         """Claim up to ``count`` that anyone has claimed, for a lone reader that works on none."""
@@ -210,7 +210,7 @@ class Work(Connection):
             row = await if_job_ended(None, self.run("adopt", [key], [stream.group, self.me, after]))
             return row and _delivery(stream, job_id, row[0], _pairs(row[1]))
 
-        return await self._up_to(count, next_one)
+        return await self._claim_each(count, next_one)
 
     async def heartbeat(
         self,
@@ -230,12 +230,12 @@ class Work(Connection):
         keys = [streams.lives_key(group), streams.faults_key(job_id), *index_of]
         lives, lost = await self.run("heartbeat", keys, args, client=self.pulse)
         of_index = {str(number).encode(): key for key, number in index_of.items()}
-        known = dict(readable(keys[0], _pairs(lives).items(), read_count))
-        for life, beats in _pairs(lives).items() if len(known) < len(lives) // 2 else ():
-            if _as_text(life) not in known:  # no worker writes that: what it holds is free again
+        workers = dict(readable(keys[0], _pairs(lives).items(), read_count))
+        for life, beats in _pairs(lives).items() if len(workers) < len(lives) // 2 else ():
+            if _as_text(life) not in workers:  # no worker writes such a row: release its entries
                 await self.expire_worker(group, life, beats, inputs, job_id)
         return Heartbeat(
-            known,
+            workers,
             frozenset((of_index[index], entry_id.decode()) for index, entry_id in lost),
         )
 
@@ -247,7 +247,7 @@ class Work(Connection):
         inputs: Sequence[Stream] = (),
         job_id: str = "",
     ) -> int:
-        """Release what a worker held, whose death then counts against each entry.
+        """Release the entries of a dead worker; its death counts against each of them.
 
         Returns how many there were, -1 if the worker has shown more than these beats.
         """
@@ -284,8 +284,8 @@ class Work(Connection):
 
     async def ingest(self, delivery: Delivery[GradedGroup], attempt: int) -> bool:
         """Remove a graded group that is safely logged; False if it was gone already."""
-        job_id, stream = delivery.job_id, delivery.stream
-        keys = [stream.key(job_id), streams.pending_key(job_id), streams.job_key(job_id)]
+        job_id = delivery.job_id
+        keys = [delivery.stream.key(job_id), streams.pending_key(job_id), streams.job_key(job_id)]
         args = [attempt, delivery.stream.group, delivery.entry_id, delivery.key]
         return bool(await self.run("ingest", keys, args))
 
@@ -299,8 +299,8 @@ class Work(Connection):
         return waiting, claimed
 
     async def backlog(self, stream: Stream, job_id: str = "") -> Backlog:
-        keys, args = [stream.key(job_id)], [str(stream.group)]
-        length, claimed, age_ms, key = await self.run("backlog", keys, args)
+        reply = await self.run("backlog", [stream.key(job_id)], [str(stream.group)])
+        length, claimed, age_ms, key = reply
         return Backlog(length, claimed, age_ms / 1000, _as_text(key))
 
     async def _claim(
@@ -312,12 +312,12 @@ class Work(Connection):
                     return claimed[0]
             return None
 
-        claimed = await self._up_to(count, next_one)
+        claimed = await self._claim_each(count, next_one)
         if claimed or wait_s <= 0:
             return claimed
         return await self._named(await self._read(inputs, job_id, block_ms(wait_s)))
 
-    async def _up_to(
+    async def _claim_each(
         self,
         count: int,
         next_one: Callable[[Sequence[Delivery[M]]], Awaitable[Delivery[M] | None]],
@@ -334,13 +334,17 @@ class Work(Connection):
         return claimed
 
     async def _named(self, deliveries: Sequence[Delivery[M]]) -> list[Delivery[M]]:
-        """Those of groups; another one, for which nobody waits, is deleted."""
-        for each in (each for each in deliveries if not each.names_group):
-            key, group = each.place[0], str(each.stream.group)
-            name_bad_row(key, f"entry {each.entry_id} is of no group: {each.key!r}")
-            await cast(Awaitable[int], self.writer.xack(key, group, each.entry_id))
-            await cast(Awaitable[int], self.writer.xdel(key, each.entry_id))
-        return [each for each in deliveries if each.names_group]
+        """Return the deliveries that name a group; delete the others, which no learner awaits."""
+        named: list[Delivery[M]] = []
+        for delivery in deliveries:
+            if delivery.names_group:
+                named.append(delivery)
+                continue
+            key, entry_id = delivery.place
+            name_bad_row(key, f"entry {entry_id} is of no group: {delivery.key!r}")
+            await cast(Awaitable[int], self.writer.xack(key, str(delivery.stream.group), entry_id))
+            await cast(Awaitable[int], self.writer.xdel(key, entry_id))
+        return named
 
     async def _read(
         self, inputs: Sequence[Stream[M]], job_id: str, block_ms: int | None

@@ -14,7 +14,7 @@ _named: set[str] = set()  # keys of which people have heard
 
 
 def readable(key: str, rows: Iterable[R], read: Callable[[R], T]) -> Iterator[T]:
-    """Yield what can be read of the rows of a key; the first that is left out is logged."""
+    """Yield the readable rows of a key; the first unreadable one is logged."""
     for row in rows:
         try:
             value = read(row)

@@ -1,4 +1,4 @@
-"""Whether the server keeps what it has acknowledged: its settings and its clock."""
+"""Whether the server keeps acknowledged writes: its settings and its clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ServerProblem(NamedTuple):
 
 
 async def server_problems(exchange: Connection) -> list[ServerProblem]:
-    """What is wrong with the server, or cannot be checked; nothing if all is well."""
+    """Return the server's problems, and settings that cannot be checked."""
     problems: list[ServerProblem] = []
     for setting, check in _CHECKS.items():
         try:
@@ -67,12 +67,13 @@ async def _about_fsync(exchange: Connection) -> str | None:
 async def _about_clock(exchange: Connection) -> str | None:
     before = time.time()
     seconds, microseconds = await cast(Awaitable[tuple[int, int]], exchange.writer.time())
-    there, after = seconds + microseconds / 1e6, time.time()
-    if before - _MAX_CLOCK_ERROR_S < there < after + _MAX_CLOCK_ERROR_S:
+    server_time = seconds + microseconds / 1e6
+    after = time.time()
+    if before - _MAX_CLOCK_ERROR_S < server_time < after + _MAX_CLOCK_ERROR_S:
         return None
     return (
-        f"the server's clock is {there - after:+.0f} s off this machine's, so are times of jobs "
-        "and events; synchronize both by NTP"
+        f"the server's clock is {server_time - after:+.0f} s off this machine's, so are times of "
+        "jobs and events; synchronize both by NTP"
     )
 
 

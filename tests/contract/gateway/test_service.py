@@ -172,7 +172,7 @@ async def test_a_grader_that_ends_meanwhile_and_too_many_that_wait_are_503(
         assert await other.take_trial(wait_s=60) == trial
     await refusal(asked, code="no_grader")
     for _ in range(32):
-        await exchange.ask_trial(a_trial(), most=32)
+        await exchange.ask_trial(a_trial(), limit=32)
     await refusal(run_trial(exchange, trial), code="no_grader")
 
 

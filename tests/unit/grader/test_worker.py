@@ -233,6 +233,6 @@ async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few
             result = await exchange.trial_result(trial.id, wait_s=60)
             assert result is not None
             assert result.outcome == Graded(value=1)
-        assert await exchange.ask_trial(trials[-1], most=10)  # there is room again
+        assert await exchange.ask_trial(trials[-1], limit=10)  # there is room again
         assert await exchange.trial_result(trials[-1].id, wait_s=60) is not None
         trying.cancel()
