@@ -117,7 +117,7 @@ class Refusal(Message):
 
 
 class Piece(Message):
-    """What came since the last piece of a try."""
+    """The tokens since the last piece of a try."""
 
     call_id: str
     tries: int

@@ -40,7 +40,8 @@ def worst_case_bytes(recipe: Recipe, held_out: Mapping[str, int]) -> int:
 
 def worst_case_in_words(recipe: Recipe, held_out: Mapping[str, int]) -> str:
     """The arithmetic of `worst_case_bytes`, with the names of the settings."""
-    staleness, per_step = recipe.training.max_staleness, recipe.training.groups_per_step
+    staleness = recipe.training.max_staleness
+    per_step = recipe.training.groups_per_step
     groups = f"(max_staleness {staleness} + 1) x groups_per_step {per_step}"
     if recipe.training.dynamic_sampling:
         refill = recipe.groups_in_flight / ((staleness + 1) * per_step)

@@ -81,7 +81,8 @@ def _difference(before: Path, after: Path) -> tuple[Words, Words] | None:
     size = after.stat().st_size
     if size % 2 or before.stat().st_size != size:
         return None
-    old, new = _words(before), _words(after)
+    old = _words(before)
+    new = _words(after)
     changed = old != new
     changed[::_FARTHEST] = True
     if 2 * np.count_nonzero(changed) >= new.size:

@@ -173,7 +173,8 @@ class Episode(Message):
         return self
 
 
-OPENS_THINKING, CLOSES_THINKING = "<think>", "</think>"
+OPENS_THINKING = "<think>"
+CLOSES_THINKING = "</think>"
 
 
 class Response(Message):
@@ -250,7 +251,8 @@ class RolloutGroup(Message):
     @model_validator(mode="after")
     def _spans_cover_each_response(self) -> Self:
         for index, response in enumerate(self.responses):
-            edge, length = 0, int(self.lengths[index])
+            edge = 0
+            length = int(self.lengths[index])
             for span in response.spans:
                 if span.start != edge or span.end < span.start:
                     raise ValueError(f"responses[{index}].spans leave a gap at token {edge}")

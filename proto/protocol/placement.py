@@ -298,7 +298,8 @@ def _item(word: str) -> Bundle | None:
         named = _GPUS.fullmatch(part)
         if named is None:
             return None
-        node, first = named["node"] or node, int(named["first"])
+        node = named["node"] or node
+        first = int(named["first"])
         several = range(first, int(named["last"] or first) + 1)
         if not several:
             return None

@@ -546,7 +546,8 @@ class Recipe(Table):
 
     @model_validator(mode="after")
     def _advantage_has_what_it_needs(self) -> Self:
-        name, reward = self.algorithm.advantage, self.reward
+        name = self.algorithm.advantage
+        reward = self.reward
         formula = _FORMULAS["advantage"].get(name, Formula())
         if formula.needs_process and not reward.process:
             raise ValueError(f"algorithm.advantage = {name!r} needs reward.process, a verifier")

@@ -1,4 +1,4 @@
-"""The policy in action: samples the groups that the learner asks for, under the newest weights."""
+"""The rollout service samples the learner's groups with the newest weights."""
 
 import os
 

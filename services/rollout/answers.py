@@ -21,7 +21,8 @@ from services.rollout.samples import SamplingError, spread
 
 def parameters_of(call: Call, max_tokens: int) -> SamplingParams:
     """How the rest of a response is sampled, behind the tokens of earlier tries."""
-    given, done = call.sampling, len(call.so_far)
+    given = call.sampling
+    done = len(call.so_far)
     return SamplingParams(
         temperature=given.temperature,
         top_p=given.top_p,
@@ -44,14 +45,15 @@ def parameters_of(call: Call, max_tokens: int) -> SamplingParams:
 
 
 class Answer:
-    """Reads the tokens of one response: their text is what is certain, up to a stop text.
+    """Reads the tokens of one response: their certain text, up to a stop text.
 
     Text that could begin a stop text is kept back, and so is a part of a character. Both are told
     with later tokens, also in a later try: how much is told depends on the tokens alone.
     """
 
     def __init__(self, call: Call, prompt_ids: Sequence[int], tokenizer: Any) -> None:
-        self.call, self.prompt_ids = call, prompt_ids
+        self.call = call
+        self.prompt_ids = prompt_ids
         self._tokenizer = tokenizer
         least = call.sampling.min_tokens
         sampling = SamplingParams(stop=list(call.sampling.stop), min_tokens=least, max_tokens=None)
@@ -71,8 +73,9 @@ class Answer:
         return self._text.num_output_tokens() - len(self.call.so_far)
 
     def piece(self, output: CompletionOutput) -> Piece:
-        """What came, but for the spans of weights; it is the last if it has a finish reason."""
-        before, reason = self.num_tokens, output.finish_reason
+        """Return the new tokens without spans of weights; the last piece has a finish reason."""
+        before = self.num_tokens
+        reason = output.finish_reason
         if reason not in {None, *FinishReason}:
             raise SamplingError(f"vLLM ended a response with {reason!r}")
         stop = self._text.update(list(output.token_ids), reason == FinishReason.STOP)

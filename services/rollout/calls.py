@@ -146,7 +146,9 @@ class Answering:
             self._next = wanted, time.monotonic()
 
     async def _take(self) -> None:
-        wanted, key, job = self._next[0], self.follower.answers, self.follower.active
+        wanted = self._next[0]
+        key = self.follower.answers
+        job = self.follower.active
         if not wanted:
             return
         if job is not None and self.follower.serves(job):
@@ -160,7 +162,8 @@ class Answering:
 
     async def _take_work(self, job_id: str) -> None:
         """Calls of the job's own episodes, which may have all places."""
-        engine, (place, replicas) = self.follower.engine, self.service.position
+        engine = self.follower.engine
+        (place, replicas) = self.service.position
         for key in self.follower.demand.calls_taken(job_id, place, replicas):
             room = engine.places - len(self.held) if engine and not engine.sleeps else 0
             if (count := min(room, math.ceil(self._waiting.get(key, 0) / replicas))) > 0:
@@ -282,7 +285,8 @@ class Answering:
             self.held = [held for held in self.held if held not in over]
             for held in sent:
                 held.piece = None
-            ids, self._told[gateway] = tuple(held.call.id for held in own), now
+            ids = tuple(held.call.id for held in own)
+            self._told[gateway] = now
             told = {"rollout": self.service.display_name, "doing": self._doing, "held": ids}
             await self.exchange.send_pieces(gateway, Pieces(**told, pieces=pieces))
 
@@ -374,7 +378,8 @@ def tokens_left(call: Call, num_prompt_tokens: int, max_context: int) -> int:
     Raises:
         CallRefused: if the context leaves fewer than the call asks for, or none.
     """
-    asked, left = call.sampling.max_tokens, max_context - num_prompt_tokens
+    asked = call.sampling.max_tokens
+    left = max_context - num_prompt_tokens
     if asked is not None and call.terms is not None:
         asked = max(1, min(asked, left))
     if left < (asked or 1):

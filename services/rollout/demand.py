@@ -85,7 +85,8 @@ class Demand:
 
     def may_begin(self, request: Asked) -> bool:
         """Whether a request may be answered now, and does not keep others from their version."""
-        serving, wanted = self.serving, self.wanted
+        serving = self.serving
+        wanted = self.wanted
         if serving is None or serving.job_id != request.job_id:
             return False
         waits = None if self.may_switch else wanted

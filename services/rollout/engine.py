@@ -278,9 +278,11 @@ class Engine:
             EngineDied: if the engine's processes are gone.
         """
         answer = Answer(call, prompt_ids, self.tokenizer)
-        began_under, name = self.label, f"call-{next(self._numbers)}"
+        began_under = self.label
+        name = f"call-{next(self._numbers)}"
         with _errors_named():
-            ids, parameters = [*prompt_ids, *call.so_far], parameters_of(call, max_tokens)
+            ids = [*prompt_ids, *call.so_far]
+            parameters = parameters_of(call, max_tokens)
             # What a job asks for goes first, and takes KV blocks of calls where there are none.
             of_client = call.terms is None
             async with self._outputs(ids, parameters, name, int(of_client)) as outputs:
@@ -414,7 +416,8 @@ class Engine:
     def _sample(self, output: CompletionOutput, began_under: str) -> Sample:
         if output.finish_reason not in set(FinishReason):
             raise SamplingError(f"vLLM ended a response with {output.finish_reason!r}")
-        token_ids, logprobs = list(output.token_ids), output.logprobs
+        token_ids = list(output.token_ids)
+        logprobs = output.logprobs
         if not isinstance(logprobs, FlatLogprobs) or logprobs.token_ids != token_ids:
             raise SamplingError("vLLM returned log-probs that are not those of the sampled tokens")
         return Sample(

@@ -39,7 +39,8 @@ class Fetcher:
     """Finds the folders of versions; its own copy is in memory, too, and goes with the process."""
 
     def __init__(self, disk: Path, memory: Path) -> None:
-        self.disk, self.memory = disk, memory
+        self.disk = disk
+        self.memory = memory
         self._copy: Path | None = None
         self._last_link = ""  # that the copy was made of
         self._is_of_all = False  # rather than of an older copy and the links since
@@ -66,7 +67,8 @@ class Fetcher:
             yield self._bring(policy.links)
             self._num_removed = 0
         except (WeightsError, OSError) as error:
-            was_made, self._last_link = self._last_link != "", ""
+            was_made = self._last_link != ""
+            self._last_link = ""
             if type(error) is WeightsError or (isinstance(error, WeightsGone) and was_made):
                 self._doubt(policy.links[0])
             raise

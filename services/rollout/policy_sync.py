@@ -89,7 +89,8 @@ def serving_of(served: Served, last: Serving | None = None) -> Serving:
         WeightsError: if the folder is sealed, and damaged.
         OSError: if there is no model in it.
     """
-    folder, settings = Path(served.folder), EngineSettings.from_environment(served.model)
+    folder = Path(served.folder)
+    settings = EngineSettings.from_environment(served.model)
     if (folder / weights.MANIFEST).exists():
         weights.verify(folder)
     probes = folder / PROBES
@@ -185,7 +186,8 @@ class PolicyFollower:
         """The key of the calls that the engine answers now: none while its weights change."""
         if self.active is None:
             return self.at_hand.key if self.at_hand is not None else ""
-        job_id, serving = self.active.job_id, self.serving
+        job_id = self.active.job_id
+        serving = self.serving
         return f"job:{job_id}" if serving and serving.policy.job_id == job_id else ""
 
     def may_answer(self, key: str) -> bool:
@@ -205,7 +207,8 @@ class PolicyFollower:
             WeightsError: if the folder is damaged.
             OSError: if they cannot be read.
         """
-        self.coming, during = served, self.service.activity.during
+        self.coming = served
+        during = self.service.activity.during
         try:
             serving = await asyncio.to_thread(
                 serving_of, served, self.serving or self._started_with
@@ -219,7 +222,8 @@ class PolicyFollower:
             self.coming = None
 
     async def _have(self, served: Served, serving: Serving) -> None:
-        folder, base = Path(served.folder), Path(served.base) if served.base else None
+        folder = Path(served.folder)
+        base = Path(served.base) if served.base else None
         started = self._started_with
         if self.engine is None or started is None:
             await self._start(folder, serving, base)
@@ -234,7 +238,9 @@ class PolicyFollower:
             SYNC_FAILURES.labels("parity").inc()
             raise ParityError(self.service.activity.parity[-1])
         async with self._changed:
-            self.at_hand, self._last_job, self._refused = served, "", None
+            self.at_hand = served
+            self._last_job = ""
+            self._refused = None
             self._changed.notify_all()
 
     async def engine_that_answers(self, key: str) -> Engine:
@@ -284,7 +290,8 @@ class PolicyFollower:
 
         Waits for: the learner to want the GPU, then to give it back. Unblocked by: the learner.
         """
-        turns, asleep = Turns(self.service), ExitStack()
+        turns = Turns(self.service)
+        asleep = ExitStack()
         if not turns.is_shared:
             return
         await self._gpu.acquire()
@@ -314,7 +321,8 @@ class PolicyFollower:
             if self.engine is None:
                 self.service.readiness.set(False, "no policy has been announced")
             return _POLL_S
-        self.demand.newest, self.demand.last_version = newest, job.recipe.training.steps
+        self.demand.newest = newest
+        self.demand.last_version = job.recipe.training.steps
         async with self._changed:  # what is wanted may have changed, too
             self._changed.notify_all()
         wanted = self.demand.wanted or newest
@@ -324,7 +332,8 @@ class PolicyFollower:
 
     def _has_taken(self, policy: PolicyVersion) -> bool:
         """Whether it is served, or refused, whatever else it tells by now, and wherever it lies."""
-        taken, rest = self.serving.policy if self.serving else self._refused, _MAY_DIFFER
+        taken = self.serving.policy if self.serving else self._refused
+        rest = _MAY_DIFFER
         return bool(taken) and taken.model_dump(exclude=rest) == policy.model_dump(exclude=rest)
 
     async def _try_to_take(self, newest: PolicyVersion, job: ActiveJob) -> float:
@@ -335,7 +344,8 @@ class PolicyFollower:
             with loading, ExitStack() as lease:
                 # First: a base that is damaged says nothing of the adapter's links.
                 base = await asyncio.to_thread(lease.enter_context, self._base_of(newest))
-                began, fetched = time.monotonic(), self._fetcher.fetched(newest)
+                began = time.monotonic()
+                fetched = self._fetcher.fetched(newest)
                 folder = await asyncio.to_thread(lease.enter_context, fetched)
                 seconds = {"fetch": time.monotonic() - began}
                 await self._take(folder, base, newest, job, seconds)
@@ -456,7 +466,9 @@ class PolicyFollower:
     async def _refuse(self, policy: PolicyVersion) -> None:
         """Sample nothing, and let nothing go that these weights have sampled."""
         async with self._changed:
-            self.serving, self._refused, self.demand.serving = None, policy, None
+            self.serving = None
+            self._refused = policy
+            self.demand.serving = None
             self._changed.notify_all()
         SYNC_FAILURES.labels("parity").inc()
         why = f"the engine does not answer as version {policy.number} of the policy"
@@ -471,7 +483,8 @@ class PolicyFollower:
         SYNCS.inc()
         POLICY_VERSION.set(serving.policy.number)
         async with self._changed:
-            self.serving, self._last_job = serving, serving.policy.job_id
+            self.serving = serving
+            self._last_job = serving.policy.job_id
             self._refused = None
             self._changed.notify_all()
         self.service.readiness.set(True)

@@ -1,4 +1,4 @@
-"""The worker: a request comes in, the group that was asked for goes out."""
+"""The worker samples a group for each request."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ RESPONSE_TOKENS = Histogram(
 
 
 async def sample_groups(service: Service) -> None:
-    """The rollout service: follow the policy, and sample what is asked for."""
+    """Run the rollout service: follow the policy, and sample the requested groups."""
     PHASES.name("sleeping", "loading", "sampling", idle="idle")
     async with PromptRenderer() as prompts:  # it starts while there is no engine to start
         await _sample_groups(service, PolicyFollower(service, partial(Engine.start, prompts)))
 
 
 async def _sample_groups(service: Service, follower: PolicyFollower) -> None:
-    worker, answering = GroupSampler(follower), Answering(follower)
+    worker = GroupSampler(follower)
+    answering = Answering(follower)
     service.activity.moved = lambda: follower.engine.progress if follower.engine else 0
     service.activity.at_once = lambda: answering.of_episodes
     stage = Consumer(
@@ -84,7 +85,7 @@ class GroupSampler:
         return engine.room(job.recipe.rollout.group_size, claimed) if engine else 0
 
     async def sample_group(self, job: ActiveJob, request: RolloutRequest) -> RolloutGroup:
-        """Sample what a request asks for.
+        """Sample the group of a request.
 
         Raises:
             PromptError: if the task cannot be a prompt of this model.
