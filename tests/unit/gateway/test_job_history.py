@@ -4,7 +4,7 @@ from typing import Any
 
 from protocol.messages import JobState
 
-from services.gateway.core.watch.job_metrics import JobHistory, families
+from services.gateway.core.watch.job_metrics import JobHistory, build_families
 from tests.builders import a_job_record, an_event
 
 LEDGER = {"asked": 9, "trained": 6, "under_way": 1, "dropped": {"no_signal": 2}}
@@ -25,7 +25,7 @@ def build_history(*rows: Row, **record: Any) -> JobHistory:
 def metric(history: JobHistory, name: str, *labels: str, now: float = 0.0) -> float | None:
     values = [
         sample.value
-        for family in families([history], now)
+        for family in build_families([history], now)
         for sample in family.samples
         if sample.name == f"weir_job_{name}" and tuple(sample.labels.values())[2:] == labels
     ]
