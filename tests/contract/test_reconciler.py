@@ -161,7 +161,7 @@ async def test_a_learner_that_redis_has_forgotten_is_fenced(
 ) -> None:
     with server.client() as client:
         client.hset(streams.job_key("job"), "attempt", "0")
-        client.delete(streams.under_way_key("job"))
+        client.delete(streams.pending_key("job"))
     parts.interval_s = 0.01
     with pytest.raises(Fenced):
         await parts.reconcile_until(asyncio.sleep(60))

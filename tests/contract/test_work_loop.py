@@ -97,7 +97,7 @@ async def wait_until_claiming(exchange: Exchange, worker: str, beats: int = 1) -
     async with asyncio.timeout(60):
         while outcomes < beats:
             await asyncio.sleep(0.01)
-            outcomes = (await exchange.heartbeat("rollout", may_claim=False)).lives.get(worker, 0)
+            outcomes = (await exchange.heartbeat("rollout", may_claim=False)).beats.get(worker, 0)
     return outcomes
 
 

@@ -18,7 +18,7 @@ def build_history(*rows: Row, **record: Any) -> JobHistory:
         field = "data" if isinstance(content, dict) else "begins"
         changes: dict[str, Any] = {"created_at": created_at, field: content}
         event = an_event(event_id, **changes)
-        history.see(event)
+        history.add(event)
     return history
 
 

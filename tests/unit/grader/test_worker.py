@@ -218,7 +218,7 @@ async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few
         service = cast(Service, SimpleNamespace(exchange=exchange))
         trying = asyncio.create_task(answer_trials_forever(service, tools))
         for trial in trials:
-            assert await exchange.ask_trial(trial, most=10)
+            assert await exchange.ask_trial(trial, limit=10)
         await until(lambda: blocking.under_way == MAX_TRIALS)
         with valkey.client() as client:  # all expire
             keys = cast(list[bytes], client.keys("weir:trial*"))

@@ -194,13 +194,14 @@ def _busy_learner(snapshot: Snapshot, learner: Status) -> Blocker:
     return Blocker(edge, describe_process(learner), timeout_s)
 
 
-def _of_group(seen: Snapshot, learner: Status, key: str) -> Blocked:
-    """The learner waits for a group: somebody has it, or it lies in a stream."""
-    more = len(learner.waits_for) - 1
-    words = f"{learner.name} waits for group {key}" + (f" and {more} more" if more else "")
-    assert seen.job is not None
-    in_environment = seen.job.recipe.environment is not None
-    sampler, done = ("environment", "played") if in_environment else ("rollout", "sampled")
+def _missing_group(snapshot: Snapshot, job: JobRecord, learner: Status) -> Blocker:
+    """The learner waits for a group, which a process has, or which is in a stream."""
+    key, *other_keys = learner.waits_for
+    reason = f"{learner.name} waits for group {key}"
+    if other_keys:
+        reason += f" and {len(other_keys)} more"
+    in_environment = job.recipe.environment is not None
+    sampler = "environment" if in_environment else "rollout"
     requests = request_stream(Purpose(key.partition(":")[0]), in_environment).short_name
     for service, stream in (("grader", "rollouts"), (sampler, requests), ("rollout", requests)):
         if snapshot.streams[stream].entries > 0 and not snapshot.living(service):

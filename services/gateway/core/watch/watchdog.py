@@ -62,13 +62,16 @@ class Watchdog:
     A process is dead ``dead_after_s`` after its last heartbeat, by the watchdog's own clock.
     """
 
-    def __init__(self, exchange: Exchange, dead_after_s: float, every_s: float = _EVERY_S) -> None:
-        self.exchange, self.every_s = exchange, every_s
-        self.seen = Snapshot(dead_after_s=dead_after_s)
-        self.places: dict[str, int] = {}  # in the queue, of jobs that can run; 1: the next one
-        self._roster = WorkerRegistry(dead_after_s, every_s)
+    def __init__(
+        self, exchange: Exchange, dead_after_s: float, every_s: float = LOOK_EVERY_S
+    ) -> None:
+        self.exchange = exchange
+        self.every_s = every_s
+        self.snapshot = Snapshot(dead_after_s=dead_after_s)
+        self.queue_places: dict[str, int] = {}  # of jobs that can run; 1: the next one
+        self._heartbeats = WorkerRegistry(dead_after_s, every_s)
         self._work = WorkerRegistry(dead_after_s, every_s)
-        self._step: tuple[str, int] | None = None  # at which the time of steps was measured
+        self._measured_step: tuple[str, int] | None = None  # the job and step of ``_step_s``
         self._step_s: float | None = None
         self._progress = _MOVING  # of the active job
         self._mark: Hashable = None
