@@ -29,8 +29,8 @@ from services.gateway.core.calls.session_store import SessionStore
 from services.gateway.core.files.store import MAX_FILE_BYTES, FileStore
 from services.gateway.core.jobs.service import JobService
 from services.gateway.core.jobs.submission import load_defaults
+from services.gateway.core.watch.descriptions import describe_activity
 from services.gateway.core.watch.fleet import tidy_forever, watch_forever
-from services.gateway.core.watch.stalls import words_of
 from services.gateway.core.watch.watchdog import Watchdog
 
 NUM_THREADS = 32  # a few large requests would occupy the six threads that two cores have by default
@@ -72,8 +72,8 @@ class Gateway:
         app.state.watchdog = watchdog
 
         def rollouts() -> list[str]:
-            living = (process.status for process in watchdog.seen.living("rollout"))
-            return [f"{status.name} {words_of(status)}" for status in living]
+            living = (process.status for process in watchdog.snapshot.living("rollout"))
+            return [f"{status.name} {describe_activity(status)}" for status in living]
 
         pending_calls = PendingCalls(service.exchange, service.deployment.claim_idle_s, rollouts)
         for router in ROUTERS:

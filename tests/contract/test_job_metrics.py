@@ -13,7 +13,7 @@ from protocol.messages import JobState, Requested
 from protocol.streams import REQUESTS
 
 from services.chassis.deployment import Deployment
-from services.gateway.core.watch.fleet import KEPT_JOBS, Fleet
+from services.gateway.core.watch.fleet import MAX_EXPORTED_JOBS, Fleet
 from tests.builders import a_job_record, a_request
 from tests.contract.attempts import Learner, answering
 from tests.contract.valkey_server import Server
@@ -33,7 +33,7 @@ async def exported(exchange: Exchange, data_dir: Path) -> Series:
     fleet, registry = a_fleet(exchange, data_dir), CollectorRegistry()
     registry.register(fleet)
     await fleet.measure()
-    await fleet.look_for_checkpoints()
+    await fleet.find_checkpoints()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in registry.collect()
@@ -81,12 +81,12 @@ async def test_old_jobs_that_have_ended_go_and_those_that_have_begun_stay(
     exchange: Exchange, tmp_path: Path
 ) -> None:
     await exchange.submit(a_job_record("waiting", created_at=0.0, state=JobState.PAUSED, attempt=1))
-    for number in range(1, KEPT_JOBS + 3):
+    for number in range(1, MAX_EXPORTED_JOBS + 3):
         ended = a_job_record(f"job-{number}", created_at=number, state=JobState.CANCELLED)
         await exchange.submit(ended)
     series = await exported(exchange, tmp_path)
     told = {dict(labels)["job"] for name, labels in series if name == "weir_job_state"}
-    assert told == {"waiting", *(f"job-{number}" for number in range(3, KEPT_JOBS + 3))}
+    assert told == {"waiting", *(f"job-{number}" for number in range(3, MAX_EXPORTED_JOBS + 3))}
 
 
 async def test_a_record_is_read_again_when_it_has_changed_and_only_then(

@@ -69,7 +69,7 @@ async def test_a_job_without_a_rollout_says_so_once_and_that_it_moves_again(
     ):
         await until(is_stalled)
         assert exported() == {Edge.NO_ROLLOUT}
-        assert "train:0" in dog.why(await learner.record())["because"]
+        assert "train:0" in dog.progress_object(await learner.record())["because"]
         await asyncio.sleep(3 * LOOK_S)
         stalls = await told(exchange, "stall:")
         assert len(stalls) == len(set(stalls))
@@ -110,7 +110,7 @@ async def test_a_grader_that_claims_and_releases_and_fails_each_time_is_a_stall_
                 await asyncio.sleep(LOOK_S)
     assert (
         "grader-host fails at every group: no process"
-        in dog.why(await record_of(exchange))["because"]
+        in dog.progress_object(await record_of(exchange))["because"]
     )
 
 
@@ -161,7 +161,7 @@ async def test_a_process_stands_still_while_its_work_does_whether_or_not_it_show
         teller.service.activity.moved = lambda moved=moved: moved
         await exchange.show_status(teller.status())
         await dog.look(100.0 + 2 * look)
-        found.append(dog.seen.processes[0].still_s)
+        found.append(dog.snapshot.processes[0].still_s)
     assert found == [0, 2, 4, 0, 2]
 
 

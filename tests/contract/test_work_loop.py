@@ -19,7 +19,7 @@ from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 from services.chassis.consumer import Consumer, limit_in_flight, work_forever
 from services.chassis.faults import UnsupportedEntry, Unworkable, WorkerBroken, WorkerFault
 from services.chassis.service import Service, StatusReporter
-from services.gateway.core.watch.stalls import words_of
+from services.gateway.core.watch.descriptions import describe_activity
 from tests.builders import a_failed_group, a_recipe, a_request
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import DEPLOYMENT, take_over
@@ -367,7 +367,7 @@ async def test_a_worker_that_fails_by_itself_rests_and_says_why_until_a_group_su
         service.readiness.set(True)  # as whatever else it needs is there
         status = StatusReporter(service).status()
         assert (status.ready, status.why) == (False, "no process can be forked")
-        assert words_of(status) == "fails at every group: no process can be forked"
+        assert describe_activity(status) == "fails at every group: no process can be forked"
         is_mended.set()
         assert set((await results(exchange, 3)).values()) == {"deaths: done"}
         assert service.readiness.ready

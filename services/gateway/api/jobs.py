@@ -110,10 +110,10 @@ async def submit_job(
 def _add_estimate(job: AnyJob, request: Request) -> Json:
     watchdog = request.app.state.watchdog
     fields = job_object(job)
-    fields["estimated_finish"] = watchdog.estimated_finish(job)
+    fields["estimated_finish"] = watchdog.estimate_finish(job)
     place = None
     if fields["status"] == "queued":
-        place = watchdog.places.get(job.id)
+        place = watchdog.queue_places.get(job.id)
     fields["weir"] = {**fields["weir"], "place": place}
     return fields
 
@@ -216,7 +216,7 @@ async def list_events(
 @router.get("/{job_id}/why")
 async def get_why(job_id: str, request: Request, jobs: Jobs) -> Json:
     """Whether a job moves, the reason if it waits, and the state of every process and stream."""
-    return request.app.state.watchdog.why(await jobs.find(job_id))
+    return request.app.state.watchdog.progress_object(await jobs.find(job_id))
 
 
 @router.get("/{job_id}/checkpoints")

@@ -116,7 +116,7 @@ def part(selector: str) -> Callable[[Page], Locator]:
 
 WISHES = {
     "the job that runs": Wish((), part(".jobs tbody tr"), "long-run"),
-    "why it stands": Wish((link("long-run"),), part(".why"), "no learner is there"),
+    "why it stands": Wish((link("long-run"),), part(".why"), "no learner is running"),
     "what it answered wrongly at step 100": Wish(
         (link("long-run"), link("Samples"), choose("Correct", "no"), write("Step", "100")),
         *(part(".samples tbody tr"), "100"),

@@ -4,7 +4,7 @@ from typing import Any
 
 from protocol.messages import JobState
 
-from services.gateway.core.watch.job_metrics import JobHistory, families
+from services.gateway.core.watch.job_metrics import JobHistory, build_families
 from tests.builders import a_job_record, an_event
 
 LEDGER = {"asked": 9, "trained": 6, "under_way": 1, "dropped": {"no_signal": 2}}
@@ -15,14 +15,14 @@ def a_history(*events: tuple[str, float, Any], **record: Any) -> JobHistory:
     history = JobHistory(a_job_record(**record), is_current=True)
     for event_id, created_at, data in events:
         more = {"data": data} if isinstance(data, dict) else {"begins": data}
-        history.see(an_event(event_id, created_at=created_at, **more))
+        history.add(an_event(event_id, created_at=created_at, **more))
     return history
 
 
 def told(history: JobHistory, name: str, *labels: str, now: float = 0.0) -> float | None:
     found = [
         sample.value
-        for family in families([history], now)
+        for family in build_families([history], now)
         for sample in family.samples
         if (sample.name, tuple(sample.labels.values())[2:]) == (name, labels)
     ]

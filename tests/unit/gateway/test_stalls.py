@@ -14,12 +14,12 @@ from protocol.streams import WORK_STREAMS
 from services.gateway.core.watch.stalls import (
     Edge,
     Process,
+    Progress,
     Snapshot,
-    Why,
-    mark_of,
-    what_blocks,
-    why_first,
-    why_not_first,
+    active_progress,
+    find_blocker,
+    progress_mark,
+    waiting_progress,
 )
 from services.gateway.core.watch.watchdog import Watchdog
 from tests.builders import a_job_record, a_recipe, a_status
@@ -95,19 +95,20 @@ ANSWERS = a_process("rollout", "answers_calls", at_once=8, still_s=9.0, for_s=3.
 FEW = a_process("rollout", "answers_calls", at_once=1, still_s=9.0, for_s=3.0)
 AWAY: Any = None  # the exchange, of which nothing is asked
 AGAIN = a_job_record(state="running", attempts_since_checkpoint=4)
+WAITING = a_snapshot(LEARNER, requests=Backlog(4, 2))
 
 STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     "a rollout loads weights": (
         asked(LOADING, IDLE_GRADER, claimed=1), Edge.LOADING, "rollout-1 has it", USUAL_S),
     "no learner was ever there": (
-        a_snapshot(ROLLOUT, IDLE_GRADER), Edge.NO_LEARNER, "no learner is there", CERTAIN_S),
-    "a learner that ended by itself starts anew": (
-        a_learner("starts", silent_s=20.0), Edge.NO_LEARNER, "learner starts anew", 60.0),
+        a_snapshot(ROLLOUT, IDLE_GRADER), Edge.NO_LEARNER, "no learner is running", CERTAIN_S),
+    "a learner that ended by itself restarts": (
+        a_learner("starts", silent_s=20.0), Edge.NO_LEARNER, "learner restarts", 60.0),
     "a learner that is killed again and again": (
         a_snapshot(LEARNER, job=AGAIN), Edge.NO_LEARNER, "4 attempts", CERTAIN_S),
-    "no rollout": (asked(IDLE_GRADER), Edge.NO_ROLLOUT, "no rollout is there", CERTAIN_S),
+    "no rollout": (asked(IDLE_GRADER), Edge.NO_ROLLOUT, "no rollout is running", CERTAIN_S),
     "the only rollout is frozen with the group": (
-        asked(IDLE_GRADER, FROZEN, claimed=1), Edge.NO_ROLLOUT, "no rollout lives", CERTAIN_S),
+        asked(IDLE_GRADER, FROZEN, claimed=1), Edge.NO_ROLLOUT, "no rollout is alive", CERTAIN_S),
     "one of two rollouts is frozen with the group": (
         asked(FROZEN, IDLE, claimed=1), Edge.SAMPLING, "rollout-0 has it", CERTAIN_S),
     "an engine starts": (
@@ -120,7 +121,7 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         asked(a_process("rollout", **DAMAGED)), Edge.LOADING, "no such file", CERTAIN_S),
     "the first weights of an engine": (
         asked(a_process("rollout", "loads_version", ready=False)), Edge.LOADING, "loads", 600.0),
-    "no grader": (sampled(ROLLOUT), Edge.NO_GRADER, "no grader is there", CERTAIN_S),
+    "no grader": (sampled(ROLLOUT), Edge.NO_GRADER, "no grader is running", CERTAIN_S),
     "the judge is down": (
         sampled(a_process("grader", **NO_JUDGE)), Edge.JUDGE, "grader-0: HTTP 503", CERTAIN_S),
     "the judge goes down under a group": (
@@ -152,7 +153,7 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     "no environment worker": (
         played(ROLLOUT, claimed=0), Edge.NO_ENVIRONMENT, "WEIR_ENVIRONMENTS=1", CERTAIN_S),
     "episodes without a rollout": (
-        played(PLAYS), Edge.NO_ROLLOUT, "no rollout is there", CERTAIN_S),
+        played(PLAYS), Edge.NO_ROLLOUT, "no rollout is running", CERTAIN_S),
     "episodes wait for their environment": (
         played(PLAYS, FEW), Edge.ENVIRONMENT,
         "it plays 16 episodes, 95 s; rollout-0 answers 1 call, 3 s", LONG_S),
@@ -171,7 +172,7 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         played(SHUT, IDLE), Edge.ENVIRONMENT, "the gateway does not answer, 40 s", CERTAIN_S),
     "the only environment worker is frozen with the group": (
         played(a_process("environment", "plays_episodes", silent_s=20.0, holds=HELD), IDLE),
-        *(Edge.NO_ENVIRONMENT, "no environment worker lives", CERTAIN_S)),
+        *(Edge.NO_ENVIRONMENT, "no environment worker is alive", CERTAIN_S)),
     "a collective hangs": (
         a_learner("trains_step", number=17, step_s=100.0), Edge.TRAINING, "trains step 17", 300.0),
     "the first step compiles": (
@@ -181,7 +182,7 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     "a large model is loaded": (
         a_learner("loads_the_model"), Edge.STARTING, "loads the model", 600.0),
     "the learner is frozen": (
-        a_learner("trains_step", silent_s=20.0), Edge.NO_LEARNER, "no learner lives", CERTAIN_S),
+        a_learner("trains_step", silent_s=20.0), Edge.NO_LEARNER, "no learner is alive", CERTAIN_S),
     "a slow disk takes a checkpoint": (
         a_learner("writes_a_checkpoint", for_s=900.0), Edge.LEARNER, "writes a checkpoint", 300.0),
     "Redis is full": (
@@ -192,12 +193,12 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
 @pytest.mark.parametrize("name", STALLS)
 def test_every_stall_has_its_edge_and_is_one_after_as_long_as_it_may_take(name: str) -> None:
     seen, edge, named, patience_s = STALLS[name]
-    blocked = what_blocks(seen)
-    assert (blocked.edge, blocked.patience_s) == (edge, patience_s)
-    assert named in blocked.because
-    before, after = why_first(seen, patience_s - 0.1), why_first(seen, patience_s + 0.1)
-    assert (before.moving, before.edge) == (True, None)
-    assert (after.moving, after.edge, after.because) == (False, edge, blocked.because)
+    blocked = find_blocker(seen)
+    assert (blocked.edge, blocked.timeout_s) == (edge, patience_s)
+    assert named in blocked.reason
+    before, after = active_progress(seen, patience_s - 0.1), active_progress(seen, patience_s + 0.1)
+    assert (before.is_moving, before.edge) == (True, None)
+    assert (after.is_moving, after.edge, after.reason) == (False, edge, blocked.reason)
 
 
 GRADERS_FROZEN = a_process("grader", "grades_groups", silent_s=26.0)
@@ -223,13 +224,13 @@ BY_THEMSELVES: Mapping[str, tuple[Snapshot, Edge | None]] = {
 @pytest.mark.parametrize("name", BY_THEMSELVES)
 def test_what_is_known_to_stand_still_is_a_stall_though_others_move(name: str) -> None:
     seen, edge = BY_THEMSELVES[name]
-    why = why_first(seen, still_s=1.0)
-    assert (why.edge, why.moving) == (edge, edge is None)
+    why = active_progress(seen, still_s=1.0)
+    assert (why.edge, why.is_moving) == (edge, edge is None)
     assert edge is None or why.still_s > 25.0
 
 
 def test_the_words_say_who_waits_for_what_since_when_and_who_has_it() -> None:
-    assert what_blocks(STALLS["a rollout loads weights"][0]).because == (
+    assert find_blocker(STALLS["a rollout loads weights"][0]).reason == (
         "learner waits for group train:412; rollout-1 has it, 95 s; it loads version 17, 40 s"
     )
 
@@ -247,46 +248,53 @@ def test_a_dead_process_is_listed_unless_a_living_one_has_its_place() -> None:
 
 def test_a_paused_job_is_no_stall_and_says_who_must_act() -> None:
     by_user = a_snapshot(job=a_job_record(state="paused", requested="pause"))
-    assert why_first(by_user, 9999).edge is None
-    assert "weir resume" in str(why_first(by_user, 9999).because)
+    assert active_progress(by_user, 9999).edge is None
+    assert "weir resume" in str(active_progress(by_user, 9999).reason)
     by_machine = a_snapshot(job=a_job_record(state="paused", error={"message": "no disk"}))
-    assert "goes on by itself" in str(why_first(by_machine, 9999).because)
+    assert "resumes by itself" in str(active_progress(by_machine, 9999).reason)
 
 
 def test_a_job_that_is_not_first_names_the_job_before_it_and_who_must_act() -> None:
     running, stalled = a_snapshot(LEARNER, IDLE, IDLE_GRADER), asked(IDLE_GRADER)
 
-    def told(seen: Snapshot, still_s: float = 1.0, **values: Any) -> Why:
-        return why_not_first(a_job_record("other", **values), seen.job, why_first(seen, still_s))
+    def told(seen: Snapshot, still_s: float = 1.0, **values: Any) -> Progress:
+        return waiting_progress(
+            a_job_record("other", **values), seen.job, active_progress(seen, still_s)
+        )
 
     waits = "it waits for job job, which is running at step 5/2"
-    assert told(running).because == waits
-    assert str(told(stalled, 99.0).because).startswith(f"{waits}: learner waits for group")
-    assert why_not_first(a_job_record(), None, why_first(running, 1.0)).moving
+    assert told(running).reason == waits
+    assert str(told(stalled, 99.0).reason).startswith(f"{waits}: learner waits for group")
+    assert waiting_progress(a_job_record(), None, active_progress(running, 1.0)).is_moving
     by_user = told(running, state="paused", requested="pause", error={"message": "80% failed"})
-    assert (by_user.moving, by_user.edge) == (False, None)
-    assert "80% failed; `weir resume`" in str(by_user.because)
+    assert (by_user.is_moving, by_user.edge) == (False, None)
+    assert "80% failed; `weir resume`" in str(by_user.reason)
     by_machine = told(running, state="paused", error={"message": "no disk"})
-    assert "tried again after job job" in str(by_machine.because)
+    assert "retried after job job" in str(by_machine.reason)
 
 
-def test_a_moment_differs_from_the_next_when_work_moves_and_not_when_somebody_is_born() -> None:
-    before = a_snapshot(LEARNER, requests=Backlog(4, 2))
-    assert mark_of(before) == mark_of(a_snapshot(LEARNER, ROLLOUT, requests=Backlog(4, 2)))
-    assert mark_of(before) != mark_of(a_snapshot(LEARNER, requests=Backlog(4, 3)))
-    assert mark_of(before) != mark_of(a_snapshot(waiting_learner("train:413")))
-    assert mark_of(a_learner("trains_step", number=1)) != mark_of(
-        a_learner("trains_step", number=2)
-    )
-    one_life = a_snapshot(LEARNER, job=AGAIN, requests=Backlog(4, 2))
-    assert mark_of(one_life) == mark_of(a_snapshot(job=AGAIN))  # it is killed again and again
+@pytest.mark.parametrize(
+    ("before", "after", "has_moved"),
+    [
+        (WAITING, a_snapshot(LEARNER, ROLLOUT, requests=Backlog(4, 2)), False),
+        (WAITING, a_snapshot(LEARNER, requests=Backlog(4, 3)), True),
+        (WAITING, a_snapshot(waiting_learner("train:413"), requests=Backlog(4, 2)), True),
+        (a_learner("trains_step", number=1), a_learner("trains_step", number=2), True),
+        # It is killed again and again.
+        (a_snapshot(LEARNER, job=AGAIN, requests=Backlog(4, 2)), a_snapshot(job=AGAIN), False),
+    ],
+)
+def test_work_that_moves_is_progress_and_a_new_process_is_none(
+    before: Snapshot, after: Snapshot, has_moved: bool
+) -> None:
+    assert (progress_mark(before) != progress_mark(after)) is has_moved
 
 
 def test_a_job_that_runs_is_estimated_to_finish_when_its_median_step_says() -> None:
     watchdog, running = Watchdog(AWAY, 15.0), a_job_record(state="running", step=1)
-    assert watchdog.estimated_finish(running) is None
-    watchdog.seen = a_snapshot(job=running, step_s=1e9)  # one step is left
-    assert watchdog.estimated_finish(running) == pytest.approx(time.time() + 1e9, abs=60)
-    assert watchdog.estimated_finish(a_job_record(id="another", state="queued")) is None
-    watchdog.seen = a_snapshot(job=running, step_s=None)
-    assert watchdog.estimated_finish(running) is None
+    assert watchdog.estimate_finish(running) is None
+    watchdog.snapshot = a_snapshot(job=running, step_s=1e9)  # one step is left
+    assert watchdog.estimate_finish(running) == pytest.approx(time.time() + 1e9, abs=60)
+    assert watchdog.estimate_finish(a_job_record(id="another", state="queued")) is None
+    watchdog.snapshot = a_snapshot(job=running, step_s=None)
+    assert watchdog.estimate_finish(running) is None

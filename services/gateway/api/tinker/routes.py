@@ -285,7 +285,7 @@ async def retrieve_future(body: JsonBody, jobs: Jobs, request: Request) -> Respo
     state = request.app.state
     if ":" not in request_id:
         return await until_disconnect(request, state.samples.retrieve(request_id))
-    operation = retrieve_operation(request_id, jobs, state.watchdog.places)
+    operation = retrieve_operation(request_id, jobs, state.watchdog.queue_places)
     return await until_disconnect(request, operation)
 
 

@@ -6,12 +6,11 @@ Records and events stay, so a gateway exports the same after its own restart.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily as Counter
@@ -31,105 +30,86 @@ from protocol.messages import (
 )
 from protocol.recipe import Purpose
 
-# Values of a metric: one, or by its label beyond the job's, or by its two labels.
+# The values of a metric: one, or by its label beyond the job's, or by its two labels.
 Values = float | Mapping[str, float] | Mapping[tuple[str, ...], float] | None
 Ledger = dict[tuple[str, ...], float]
 
-_KEPT_STEPS = 51  # of which the median is taken
-# A step measures them only if the learner's own version sampled some of it; the last ones stay,
-# or an alert would never have them for long enough.
-_OF_SOME_STEPS = ("parity_max", "parity_mean", "probe_gap")
-_MOST = 2.0**63  # a number that somebody has made up is no metric
+NUM_STEP_TIMES = 51  # the median is taken of this many
+# A step measures these only if the learner's own version sampled some of it. The last values stay:
+# an alert would never last long enough otherwise.
+_MEASURED_NOW_AND_THEN = ("parity_max", "parity_mean", "probe_gap")
+_MAX_VALUE = 2.0**63  # a client may report any number
 _NONE_DROPPED = dict.fromkeys(("no_signal", "surplus", *FailureKind), 0)
-_IN_RESULT = {
+_RESULT_NAMES = {
     Purpose.TRAIN: "groups",
     Purpose.EVAL: "evaluation_groups",
     Purpose.PRETRAIN: "pretraining_groups",
 }
 _TOTALS = ("tokens", "samples", "empty_steps", "groups_without_signal", "exposed_grading_seconds")
-_JOB = ("job", "recipe")
-_FAMILIES = (
-    Gauge("weir_job_state", "1 for the state that a job is in", labels=[*_JOB, "state"]),
-    Gauge("weir_job_step", "Training steps made", labels=_JOB),
-    Gauge("weir_job_steps", "Training steps wanted", labels=_JOB),
-    Counter("weir_job_attempts_total", "Lives of the learner that worked on it", labels=_JOB),
-    Gauge(
-        "weir_job_groups",
+# The help text of each metric, and its labels beyond the job's.
+_METRICS: dict[str, tuple[str, ...]] = {
+    "weir_job_state": ("1 for the state that a job is in", "state"),
+    "weir_job_step": ("Training steps made",),
+    "weir_job_steps": ("Training steps wanted",),
+    "weir_job_attempts_total": ("Attempts of the learner",),
+    "weir_job_groups": (
         "The ledger: asked = trained + dropped + under_way",
-        labels=[*_JOB, "purpose", "state"],
+        "purpose",
+        "state",
     ),
-    Gauge(
-        "weir_job_groups_dropped",
-        "Groups dropped, by reason",
-        labels=[*_JOB, "purpose", "reason"],
-    ),
-    Gauge("weir_job_metric", "Every number of the last step", labels=[*_JOB, "name"]),
-    Gauge(
-        "weir_job_pretrain_metric",
-        "Every number of the critic's last step alone",
-        labels=[*_JOB, "name"],
-    ),
-    Gauge("weir_job_evaluation", "Every number of the last evaluation", labels=[*_JOB, "name"]),
-    Gauge(
-        "weir_job_best_evaluation",
+    "weir_job_groups_dropped": ("Groups dropped, by reason", "purpose", "reason"),
+    "weir_job_metric": ("Every number of the last step", "name"),
+    "weir_job_pretrain_metric": ("Every number of the critic's last step alone", "name"),
+    "weir_job_evaluation": ("Every number of the last evaluation", "name"),
+    "weir_job_best_evaluation": (
         "Every number of the evaluation with the highest accuracy so far",
-        labels=[*_JOB, "name"],
+        "name",
     ),
-    Counter("weir_job_tokens_total", "Response tokens trained on", labels=_JOB),
-    Counter("weir_job_samples_total", "Responses trained on", labels=_JOB),
-    Counter("weir_job_empty_steps_total", "Steps that made no update", labels=_JOB),
-    Counter(
-        "weir_job_groups_without_signal_total",
+    "weir_job_tokens_total": ("Response tokens trained on",),
+    "weir_job_samples_total": ("Responses trained on",),
+    "weir_job_empty_steps_total": ("Steps that made no update",),
+    "weir_job_groups_without_signal_total": (
         "Groups whose responses all have advantage 0, trained on or dropped for it",
-        labels=_JOB,
     ),
-    Counter(
-        "weir_job_exposed_grading_seconds_total",
+    "weir_job_exposed_grading_seconds_total": (
         "Time that the learner waited for groups while they were graded",
-        labels=_JOB,
     ),
-    Counter(
-        "weir_job_phase_seconds_total", "Where the learner's time went", labels=[*_JOB, "phase"]
+    "weir_job_phase_seconds_total": ("Where the learner's time went", "phase"),
+    "weir_job_progress_timestamp_seconds": (
+        "When the last step, evaluation, attempt or resumption was reported",
     ),
-    Gauge(
-        "weir_job_progress_timestamp_seconds",
-        "When the last step, evaluation, attempt or resumption was told",
-        labels=_JOB,
-    ),
-    Gauge("weir_job_step_seconds_median", "Median of the last 50 steps' times", labels=_JOB),
-    Gauge("weir_job_evaluation_seconds_max", "The longest evaluation so far", labels=_JOB),
-    Gauge("weir_job_checkpoint_step", "The step of the newest checkpoint", labels=_JOB),
-    Gauge("weir_job_checkpoint_every_steps", "Steps between two checkpoints", labels=_JOB),
-    Gauge(
-        "weir_job_checkpoint_age_seconds",
+    "weir_job_step_seconds_median": ("Median of the last 50 steps' times",),
+    "weir_job_evaluation_seconds_max": ("The longest evaluation so far",),
+    "weir_job_checkpoint_step": ("The step of the newest checkpoint",),
+    "weir_job_checkpoint_every_steps": ("Steps between two checkpoints",),
+    "weir_job_checkpoint_age_seconds": (
         "Age of the newest checkpoint; before the first, time since the job began",
-        labels=_JOB,
     ),
-)
+}
 
 
 @dataclass
 class JobHistory:
-    """A job's record, and what its events add up to, each taken in once and in order."""
+    """A job's record, and the sums of its events, each added once and in order."""
 
     record: JobRecord
-    place: str = "0"  # in the stream of events: all up to here have been taken in
-    is_current: bool = False  # it has been read to its end once; before, its numbers are old
-    is_done: bool = False  # the job has ended, and its events were read to their end since
-    checkpoint: tuple[int, float] | None = None  # the newest one's step, and when it was written
+    position: str = "0"  # of the last event added, in the stream
+    is_current: bool = False  # all events have been added once; before, the numbers are old
+    is_done: bool = False  # the job has ended, and all its events have been added
+    checkpoint: tuple[int, float] | None = None  # the newest one's step and time
     metric: dict[str, float] = field(default_factory=dict)
     pretrain_metric: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
-    best_evaluation: dict[str, float] = field(default_factory=dict)  # of the highest accuracy
+    best_evaluation: dict[str, float] = field(default_factory=dict)  # with the highest accuracy
     other_evaluations: dict[str, float] = field(default_factory=dict)  # by "name/number"
-    accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # ledgers, by purpose
+    ledgers: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by purpose
     totals: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     progress_at: float | None = None
-    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_STEP_TIMES))
     evaluation_seconds_max: float = 0.0
 
-    def see(self, event: JobEvent) -> None:
+    def add(self, event: JobEvent) -> None:
         since_s = event.created_at - (self.progress_at or event.created_at)
         if event.type == "metrics" or event.begins:
             self.progress_at = event.created_at
@@ -149,46 +129,49 @@ class JobHistory:
                 pass
 
     def _add_step(self, step: StepMetrics) -> None:
-        measured = {name: self.metric[name] for name in _OF_SOME_STEPS if name in self.metric}
-        self.metric = measured | {"step": step.step} | _numbers(step.metrics)
+        names = self.metric.keys() & {*_MEASURED_NOW_AND_THEN}
+        measured = {name: self.metric[name] for name in names}
+        self.metric = {**measured, "step": step.step, **_numbers(step.metrics)}
         if "seconds" in self.metric:
             self.step_seconds.append(self.metric["seconds"])
         self._add_work(Purpose.TRAIN, step)
 
     def _add_evaluation(self, event: EvaluationMetrics, since_s: float) -> None:
         self.evaluation = _result_numbers(event.evaluation)
-        known = [e for e in (self.best_evaluation, self.evaluation) if "accuracy" in e]
-        self.best_evaluation = max(known, key=itemgetter("accuracy"), default={})
+        best = self.best_evaluation.get("accuracy", -math.inf)
+        if self.evaluation.get("accuracy", -math.inf) > best:
+            self.best_evaluation = self.evaluation
         seconds = max(since_s, self.evaluation.get("seconds", 0.0))
         self.evaluation_seconds_max = max(self.evaluation_seconds_max, seconds)
         if event.groups is not None:
-            self.accounts[Purpose.EVAL] = event.groups
+            self.ledgers[Purpose.EVAL] = event.groups
 
     def _add_work(self, purpose: Purpose, step: StepMetrics | PretrainMetrics) -> None:
         if step.groups is not None:
-            self.accounts[purpose] = step.groups
-        _raise_to(self.totals, step.totals)
-        _raise_to(self.phases, step.phase_seconds_total)
+            self.ledgers[purpose] = step.groups
+        _raise_counters(self.totals, step.totals)
+        _raise_counters(self.phases, step.phase_seconds_total)
 
     @property
     def median_step_s(self) -> float | None:
-        """The median time of the last steps, once there are three: the first takes long."""
+        """The median time of the last steps, of three or more since the first takes long."""
         return statistics.median(self.step_seconds) if len(self.step_seconds) > 2 else None
 
     def values(self, now: float) -> dict[str, Values]:
-        """Each metric at a moment, in seconds since 1970."""
-        record, training = self.record, self.record.recipe.training
-        of_record: dict[str, Values] = {
+        """Return the values of each metric at a moment, in seconds since 1970."""
+        record = self.record
+        training = record.recipe.training
+        values: dict[str, Values] = {
             "weir_job_state": {state: record.state is state for state in JobState},
             "weir_job_steps": None if record.recipe.client else training.steps,
             "weir_job_checkpoint_every_steps": training.checkpoint_every,
             "weir_job_attempts_total": record.attempt,
         }
         if not self.is_current:
-            return of_record
-        groups, dropped = self._ledgers()
-        checkpoint, at = self.checkpoint or (None, record.started_at)
-        return of_record | {
+            return values
+        groups, dropped = self._count_groups()
+        checkpoint_step, saved_at = self.checkpoint or (None, record.started_at)
+        return values | {
             "weir_job_step": max(record.step, int(self.metric.get("step", 0))),
             "weir_job_groups": groups,
             "weir_job_groups_dropped": dropped,
@@ -201,38 +184,43 @@ class JobHistory:
             "weir_job_progress_timestamp_seconds": self.progress_at,
             "weir_job_step_seconds_median": self.median_step_s,
             "weir_job_evaluation_seconds_max": self.evaluation_seconds_max,
-            "weir_job_checkpoint_step": checkpoint,
-            "weir_job_checkpoint_age_seconds": None if at is None else max(0.0, now - at),
+            "weir_job_checkpoint_step": checkpoint_step,
+            "weir_job_checkpoint_age_seconds": saved_at and max(0.0, now - saved_at),
         }
 
-    def _ledgers(self) -> tuple[Ledger, Ledger]:
-        """Groups by purpose and state, and those dropped by purpose and reason."""
+    def _count_groups(self) -> tuple[Ledger, Ledger]:
+        """Return groups by purpose and state, and those dropped by purpose and reason."""
         groups: Ledger = {}
         reasons: Ledger = {}
-        for purpose, name in _IN_RESULT.items():
-            final = self.record.result.get(name)
-            account: Any = final if final is not None else self.accounts.get(purpose)
-            if account is not None:
-                dropped = _NONE_DROPPED | _numbers(account.get("dropped"))
+        for purpose, name in _RESULT_NAMES.items():
+            ledger: Any = self.record.result.get(name, self.ledgers.get(purpose))
+            if ledger is not None:
+                dropped = _NONE_DROPPED | _numbers(ledger.get("dropped"))
                 for state in ("asked", "trained", "under_way"):
-                    groups[purpose, state] = _numbers(account).get(state, 0)
+                    groups[purpose, state] = _numbers(ledger).get(state, 0)
                 groups[purpose, "dropped"] = sum(dropped.values())
                 reasons |= {(purpose, reason): count for reason, count in dropped.items()}
         return groups, reasons
 
 
-def families(histories: Iterable[JobHistory], now: float) -> Iterable[Metric]:
-    """The metrics of jobs at a moment, in seconds since 1970."""
-    found = {family.name: family for family in deepcopy(_FAMILIES)}
+def build_families(histories: Iterable[JobHistory], now: float) -> Iterable[Metric]:
+    """Return the metrics of jobs at a moment, in seconds since 1970."""
+    families = {
+        name: (Counter if name.endswith("_total") else Gauge)(
+            name, text, labels=["job", "recipe", *labels]
+        )
+        for name, (text, *labels) in _METRICS.items()
+    }
     for history in histories:
         job = (history.record.id, history.record.recipe.name)
         for name, values in history.values(now).items():
-            for labels, value in _by_labels(values):
-                found[name.removesuffix("_total")].add_metric([*job, *labels], value)
-    return found.values()
+            for labels, value in _iterate(values):
+                families[name].add_metric([*job, *labels], value)
+    return families.values()
 
 
-def _by_labels(values: Values) -> Iterator[tuple[tuple[str, ...], float]]:
+def _iterate(values: Values) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield each value with its labels beyond the job's."""
     if isinstance(values, Mapping):
         for labels, value in values.items():
             yield (labels if isinstance(labels, tuple) else (labels,)), value
@@ -244,17 +232,19 @@ def _result_numbers(result: EvaluationResult) -> dict[str, float]:
     return {"step": result.step} | _numbers(result.metrics)
 
 
-def _numbers(data: Any) -> dict[str, float]:
-    """The numbers among the values; what was not measured, or is not finite, is not there."""
-    pairs = data.items() if isinstance(data, Mapping) else ()
+def _numbers(values: Any) -> dict[str, float]:
+    """Return the finite numbers among some values."""
+    pairs = values.items() if isinstance(values, Mapping) else ()
     return {
         name: float(value)
         for name, value in pairs
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) < _MAX_VALUE
     }
 
 
-def _raise_to(counters: dict[str, float], told: Any) -> None:
-    """Counters never fall: a step that is made again is told with a little less of them."""
-    for name, value in _numbers(told).items():
+def _raise_counters(counters: dict[str, float], values: Any) -> None:
+    """Raise counters to newer values; a step that is repeated may report less."""
+    for name, value in _numbers(values).items():
         counters[name] = max(value, counters.get(name, 0.0))
