@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.chassis.prompts import PromptError
 from services.chassis.renderer import PromptRenderer
-from services.gateway.core.samples.decoding import pieces
+from services.gateway.core.samples.decoding import decode
 from services.learner.training.folders import module_weights, write_folder
 from services.learner.training.model_check import SAFELY, UnsupportedModel
 from services.learner.training.models import read_model
@@ -100,7 +100,7 @@ def test_a_response_and_its_tokens_make_the_same_text(folder: Path, tokenizer: A
     ids = [*tokenizer(TEXT, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
     assert text_of_response(tokenizer, ids, is_stopped=True) == TEXT
     assert text_of_response(tokenizer, ids, is_stopped=False) == TEXT + tokenizer.eos_token
-    shown = pieces(str(folder / "tokenizer.json"), 0, ids, skip_special_tokens=False)
+    shown = decode(str(folder / "tokenizer.json"), 0, ids, skip_special_tokens=False)
     assert (len(shown), "".join(shown)) == (len(ids), TEXT + tokenizer.eos_token)
 
 

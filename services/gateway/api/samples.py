@@ -1,4 +1,4 @@
-"""The routes of a job's samples. They read files, in threads."""
+"""The routes of a job's samples, which read files in threads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from services.gateway.core.samples.store import RANKS, Order, Row, SampleFilter,
 from services.gateway.errors import Problem
 
 FOLDER = "samples"  # below the job's
-_OPEN_STORES = 4  # of jobs, each with tables in memory
-_LOOKED_AT = 100  # responses at once whose text is searched
-_PATIENCE_S = 1.0  # a search that takes longer answers what it has
-_UNSHOWN = ("number", "place", "file")
+MAX_OPEN_STORES = 4  # of jobs, each with tables in memory
+NUM_SEARCHED = 100  # responses between two looks at the clock
+SEARCH_TIMEOUT_S = 1.0  # a longer search returns the matches so far
+NUM_DECODERS = 2
+_INTERNAL_FIELDS = ("number", "place", "file")
 
 samples = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}/samples", tags=["samples"])
 
@@ -34,46 +35,46 @@ class SampleQuery(SampleFilter):
     limit: int = Field(default=20, ge=1, le=1000)
 
 
-@lru_cache(maxsize=_OPEN_STORES)
+@lru_cache(maxsize=MAX_OPEN_STORES)
 def open_store(job_dir: Path) -> Store:
-    """The samples of a job; the tables of those last asked for stay in memory."""
     return Store(job_dir / FOLDER)
 
 
-async def _store(job_id: str, request: Request) -> Store:
+async def _find_store(job_id: str, request: Request) -> Store:
     jobs: JobService = request.app.state.jobs
-    return open_store(jobs.service.deployment.job_dir((await jobs.find(job_id)).id))
+    job = await jobs.find(job_id)
+    return open_store(jobs.service.deployment.job_dir(job.id))
 
 
-JobStore = Annotated[Store, Depends(_store)]
+JobStore = Annotated[Store, Depends(_find_store)]
 
 
 @samples.get("")
 def list_samples(query: Annotated[SampleQuery, Query()], store: JobStore) -> Response:
-    """A job's responses and what became of them; ``after=last_id`` goes on."""
+    """List a job's responses and their fates; ``after=last_id`` continues the list."""
     return Response(page_json(store, query), media_type="application/json")
 
 
 @samples.get("/{key}")
 async def get_sample_group(key: str, store: JobStore, request: Request) -> Response:
-    """One group, with the text and the numbers of every token."""
+    """Return a group, with the text and the numbers of every token."""
     state = request.app.state
     if not hasattr(state, "decoders"):
-        state.decoders = Pool(2)
+        state.decoders = Pool(NUM_DECODERS)
     content = await group_json(store, key, state.decoders)
     return Response(content, media_type="application/json")
 
 
-def page_json(store: Store, query: SampleQuery, patience_s: float = _PATIENCE_S) -> bytes:
-    """A list of samples as JSON.
+def page_json(store: Store, query: SampleQuery, timeout_s: float = SEARCH_TIMEOUT_S) -> bytes:
+    """Return a page of samples as JSON.
 
     Raises:
-        Problem: 400 if the cursor is not one of this list.
+        Problem: 400 if the cursor is from another list.
     """
-    summary = store.look()
-    after = None if query.after is None else _place(query.after, query.order)
-    found, last, has_more = _take(store, query, after, patience_s)
-    data = [_shown(row) for row in store.with_texts(found)]
+    summary = store.refresh()
+    after = None if query.after is None else _parse_cursor(query.after, query.order)
+    rows, last, has_more = _select_page(store, query, after, timeout_s)
+    data = [_sample_object(row) for row in store.add_texts(rows)]
     page = {
         "object": "list",
         "data": data,
@@ -85,30 +86,36 @@ def page_json(store: Store, query: SampleQuery, patience_s: float = _PATIENCE_S)
     return to_json(page, inf_nan_mode="null")
 
 
-def _take(
-    store: Store, query: SampleQuery, after: Sequence[float] | None, patience_s: float
+def _select_page(
+    store: Store, query: SampleQuery, after: Sequence[float] | None, timeout_s: float
 ) -> tuple[list[Row], Sequence[float] | None, bool]:
-    """Up to ``limit`` rows, the place of the last one looked at, and whether others are left.
-
-    Stops early where looking for a text takes long.
-    """
-    if query.text is None:
-        rows = store.select(query, query.order, after, query.limit + 1)
-        found, has_more = rows[: query.limit], len(rows) > query.limit
-        return found, found[-1]["place"] if found else None, has_more
-    found: list[Row] = []
-    last, deadline = None, time.monotonic() + patience_s
-    while rows := store.select(query, query.order, last or after, _LOOKED_AT):
-        are_all, room = len(rows) < _LOOKED_AT, query.limit - len(found)
-        holding = store.holding(rows, query.text)[:room]
-        found += holding
-        last = (holding if len(holding) == room else rows)[-1]["place"]
-        if are_all or len(found) == query.limit or time.monotonic() > deadline:
-            return found, last, not are_all or last != rows[-1]["place"]
-    return found, last, False
+    """Return up to ``limit`` rows, the place of the last row read, and whether rows remain."""
+    if query.text is not None:
+        return _search_page(store, query, query.text, after, timeout_s)
+    rows = store.select(query, query.order, after, query.limit + 1)
+    page = rows[: query.limit]
+    return page, page[-1]["place"] if page else None, len(rows) > query.limit
 
 
-def _place(cursor: str, order: Order) -> list[float]:
+def _search_page(
+    store: Store, query: SampleQuery, text: str, after: Sequence[float] | None, timeout_s: float
+) -> tuple[list[Row], Sequence[float] | None, bool]:
+    page: list[Row] = []
+    last: Sequence[float] | None = None
+    deadline = time.monotonic() + timeout_s
+    while rows := store.select(query, query.order, last or after, NUM_SEARCHED):
+        room = query.limit - len(page)
+        matches = store.search(rows, text)[:room]
+        page += matches
+        is_full = len(matches) == room
+        last = (matches if is_full else rows)[-1]["place"]
+        has_more = len(rows) == NUM_SEARCHED or last != rows[-1]["place"]
+        if is_full or not has_more or time.monotonic() > deadline:
+            return page, last, has_more
+    return page, last, False
+
+
+def _parse_cursor(cursor: str, order: Order) -> list[float]:
     name, *numbers = cursor.split(",")
     try:
         place = [float(number) for number in numbers]
@@ -120,7 +127,7 @@ def _place(cursor: str, order: Order) -> list[float]:
     return place
 
 
-def _shown(row: Row) -> Row:
+def _sample_object(row: Row) -> Row:
     sample_id = row["key"] if row["index"] is None else f"{row['key']}/{row['index']}"
-    shown = {name: value for name, value in row.items() if name not in _UNSHOWN}
-    return {"id": sample_id, "object": "fine_tuning.job.sample", **shown}
+    fields = {name: value for name, value in row.items() if name not in _INTERNAL_FIELDS}
+    return {"id": sample_id, "object": "fine_tuning.job.sample", **fields}

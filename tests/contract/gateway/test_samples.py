@@ -72,7 +72,7 @@ def test_the_command_lists_samples_page_by_page_and_shows_a_group(
     know(tmp_path, stack.url)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WEIR_URL", raising=False)
-    monkeypatch.setattr(verbs, "_PAGE", 4)
+    monkeypatch.setattr(verbs, "_SAMPLES_PER_PAGE", 4)
 
     def printed(*arguments: str) -> list[str]:
         assert main(["samples", job_id, *arguments]) == 0

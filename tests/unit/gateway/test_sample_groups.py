@@ -17,7 +17,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from services.gateway.core.samples.decoding import pieces
+from services.gateway.core.samples.decoding import decode
 from services.gateway.core.samples.group import group_json, token_texts
 from services.gateway.core.samples.store import Store
 from services.learner.durable.sample_rows import Row
@@ -53,7 +53,7 @@ def file(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def texts_of(file: str, ids: list[int], text: str) -> list[str]:
-    return token_texts(pieces(file, 0, ids, True), len(ids), text)
+    return token_texts(decode(file, 0, ids, True), len(ids), text)
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -28,8 +28,8 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "samples")
 
 
-def page(store: Store, patience_s: float = 60.0, **query: Any) -> dict[str, Any]:
-    return json.loads(page_json(store, SampleQuery(**query), patience_s))
+def page(store: Store, timeout_s: float = 60.0, **query: Any) -> dict[str, Any]:
+    return json.loads(page_json(store, SampleQuery(**query), timeout_s))
 
 
 def listed(store: Store, **query: Any) -> list[str]:
@@ -149,7 +149,7 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
 def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "_LOOKED_AT", 1)
+    monkeypatch.setattr(routes, "NUM_SEARCHED", 1)
     texts = ["hay", "hay", "the needle", "hay"]
     groups = [a_sample(number, RIGHT, texts=[text]) for number, text in enumerate(texts)]
     write_samples(store.folder, *groups)
@@ -172,7 +172,7 @@ def test_a_cursor_of_another_list_is_refused_by_name(filled: Store, after: str) 
 
 
 def keys(store: Store) -> list[str]:
-    store.look()
+    store.refresh()
     rows = store.select(SampleFilter(), Order.OLDEST, None, 1000)
     return [f"{row['attempt']}.{row['key']}/{row['index']}" for row in rows]
 
@@ -185,7 +185,7 @@ def test_the_whole_store_is_counted_and_a_group_that_failed_is_a_row(store: Stor
         a_failed_sample(8),
     )
     assert keys(store) == ["1.train:7/0", "1.train:7/1", "1.train:8/None"]
-    assert store.look() == {
+    assert store.refresh() == {
         "groups": 2,
         "responses": 2,
         "first_step": 4,
@@ -202,7 +202,7 @@ def test_files_that_come_change_and_go_are_noticed_and_no_other_is_read_again(
     first, _ = write_samples(store.folder, a_sample(0, a_response()), a_sample(1, a_response()))
     assert keys(store) == ["1.train:0/0", "1.train:1/0"]
     taken_in: list[str] = []
-    monkeypatch.setattr(store, "_take_in", lambda names: taken_in.extend(names) or set())
+    monkeypatch.setattr(store, "_read", lambda names: taken_in.extend(names) or set())
     write_samples(store.folder, a_sample(1), a_sample(2))
     first.unlink()
     assert keys(store) == []
@@ -219,9 +219,9 @@ def test_a_step_that_is_made_again_supersedes_what_earlier_attempts_left_from_th
         write_samples(store.folder, *groups)
     write_samples(store.folder, a_sample(3, a_response(), purpose="eval"))
     assert keys(store) == ["1.train:0/0", "9.train:1/0", "10.train:2/0", "1.eval:3/0"]
-    assert store.group("train:2")[0]["text"] == "by 10"
+    assert store.read_group("train:2")[0]["text"] == "by 10"
     with pytest.raises(Problem) as refused:
-        store.group("train:3")
+        store.read_group("train:3")
     assert refused.value.status_code == 404
 
 
@@ -235,14 +235,14 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(store: Store, part: st
     shown = keys(store)
     assert "1.train:1/0" in shown
     with pytest.raises(Problem) as refused:
-        store.group("train:0")
+        store.read_group("train:0")
     assert (refused.value.status_code, refused.value.code) == (404, "damaged")
     assert bad.name in str(refused.value)
     if len(shown) == 1:
-        assert [bad.name in words for words in store.look()["damaged"]] == [True]
+        assert [bad.name in words for words in store.refresh()["damaged"]] == [True]
     bad.unlink()
-    assert store.look()["damaged"] == []
-    assert store.group("train:1")[0]["index"] == 0
+    assert store.refresh()["damaged"] == []
+    assert store.read_group("train:1")[0]["index"] == 0
     assert good.exists()
 
 
@@ -253,7 +253,7 @@ def test_queries_read_the_folder_of_the_job_alone(store: Store, tmp_path: Path) 
             store._database.execute(query)
     hostile = "x' OR 1=1; DROP TABLE samples --"
     write_samples(store.folder, a_sample(0, a_response()))
-    store.look()
+    store.refresh()
     for name in ("task", "key", "fate"):
         wanted = SampleFilter.model_validate({name: hostile})
         assert store.select(wanted, Order.OLDEST, None, 10) == []

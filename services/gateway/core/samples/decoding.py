@@ -1,4 +1,4 @@
-"""From tokens to text by a client's tokenizer, in a process with limits: see `group_json`."""
+"""Decode tokens with a client's tokenizer, in a process with limits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import lru_cache
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-_MAX_OPEN = 64  # tokens in a row that end within a character; decoding them takes quadratic time
+MAX_OPEN_TOKENS = 64  # in a row that end within a character: decoding them is quadratic
 
 
-def pieces(
+def decode(
     path: str, changed_ns: int, token_ids: Sequence[int], skip_special_tokens: bool
 ) -> list[str]:
-    """The text of each token; nothing if they cannot be told apart.
+    """Return the text of each token; empty if the tokenizer cannot separate them.
 
     A token that ends within a character has none, and the next one the whole character.
     """
@@ -25,10 +25,10 @@ def pieces(
     for token_id in token_ids:
         try:
             piece = stream.step(tokenizer, token_id)
-        except Exception:  # of no narrower type: the tokenizer cannot go on from these tokens
+        except Exception:  # the tokenizer raises no narrower type
             return []
         num_open = 0 if piece else num_open + 1
-        if num_open > _MAX_OPEN:
+        if num_open > MAX_OPEN_TOKENS:
             return []
         texts.append(piece or "")
     return texts

@@ -1,14 +1,14 @@
-"""A job's sample store as tables of DuckDB.
+"""A job's sample store as a table of DuckDB.
 
-What lists show and filter by is held in memory, and grows with the files; texts and tokens are read
-when they are asked for. DuckDB may read the job's folder and nothing else.
+The columns of lists and filters are in memory, and grow with the files. Texts and tokens are read
+on request. DuckDB can read the job's folder and nothing else.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,8 +28,10 @@ from services.gateway.errors import Problem, not_found
 
 Row = dict[str, Any]
 log = logging.getLogger(__name__)
+MAX_FILES_PER_QUERY = 100
+MAX_SEARCHES = 200  # of one text in one file, whose results stay in memory
+MAX_CHARS = 200  # of a text in a list
 _LIMITS = {"threads": 2, "memory_limit": "512MB", "temp_directory": ""}
-_FILES_AT_ONCE = 100
 _COLUMNS = {
     **dict.fromkeys(("key", "purpose", "task_id", "fate", "failure"), "VARCHAR"),
     **dict.fromkeys(("index", "number", "step", "attempt", "length"), "BIGINT"),
@@ -37,24 +39,21 @@ _COLUMNS = {
     **dict.fromkeys(("advantage", "surprise", "parity_gap"), "DOUBLE"),
     **dict.fromkeys(("truncated", "graded"), "BOOLEAN"),
 }
-_MADE = {
-    "advantage": "coalesce(advantage, token_advantage)",  # of a critic the mean over tokens
+_EXPRESSIONS = {
+    "advantage": "coalesce(advantage, token_advantage)",  # with a critic, the mean over tokens
     "graded": "grade IS NOT NULL",
 }
-_SELECTED = ", ".join(_MADE.get(name, name) for name in _COLUMNS)
+_SELECTED = ", ".join(_EXPRESSIONS.get(name, name) for name in _COLUMNS)
 _PURPOSE = f"list_position({[purpose.value for purpose in Purpose]}, purpose) - 1"
 _PLACE = ("step", _PURPOSE, "number", "coalesce(index, 0)")
-_SHOWN_CHARS = 200
 _TASK = "json_extract(request, '$.task')"
 _TEXTS = (
     f"left(coalesce(prompt, json_extract_string({_TASK}, '$.prompt'), "
-    f"json_extract_string({_TASK}, '$.messages[#-1].content')), {_SHOWN_CHARS}), "
-    f"left(text, {_SHOWN_CHARS})"
+    f"json_extract_string({_TASK}, '$.messages[#-1].content')), {MAX_CHARS}), "
+    f"left(text, {MAX_CHARS})"
 )
-_FOUND_KEPT = 200  # files that a text was looked for in
-# DuckDB's own, and that of a message which quotes bytes that are no text.
-_UNREADABLE = (duckdb.Error, UnicodeDecodeError)
-_PASSING = (duckdb.IOException, duckdb.OutOfMemoryException)  # perhaps: the file is read again
+_UNREADABLE = (duckdb.Error, UnicodeDecodeError)  # the second: a message quotes raw bytes
+_TEMPORARY = (duckdb.IOException, duckdb.OutOfMemoryException)  # perhaps: the file is read again
 
 
 class Order(StrEnum):
@@ -66,7 +65,8 @@ class Order(StrEnum):
     PARITY = "parity"
 
 
-RANKS = {  # what each order sorts by, most important first; null in the first one: not in it
+# The expressions that each order sorts by. Rows with null in the first one are left out.
+RANKS = {
     Order.OLDEST: _PLACE,
     Order.NEWEST: ("0 - step", f"0 - ({_PURPOSE})", "0 - number", "coalesce(index, 0)"),
     Order.WRONG: (f"CASE WHEN accuracy < {RIGHT} THEN surprise END", *_PLACE),
@@ -74,7 +74,8 @@ RANKS = {  # what each order sorts by, most important first; null in the first o
     Order.SURPRISING: ("0 - surprise", *_PLACE),
     Order.PARITY: ("0 - parity_gap", *_PLACE),
 }
-_ANSWERS = {  # to each filter; null where there is no answer
+# The expression that each filter compares; null matches nothing.
+_FILTERS = {
     **{name: name for name in ("step", "purpose", "key", "fate", "truncated")},
     "task": "task_id",
     "correct": f"accuracy >= {RIGHT}",
@@ -84,7 +85,7 @@ _ANSWERS = {  # to each filter; null where there is no answer
 
 
 class SampleFilter(BaseModel):
-    """Which samples are wanted; one that a filter cannot be answered for is not."""
+    """Filters for samples. A sample without a value for a filter does not match."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -104,10 +105,10 @@ class Store:
     """The samples of one job. Its methods read files, and may be called from any thread."""
 
     folder: Path
-    damaged: dict[str, str] = field(default_factory=dict)  # why, by the file's name
-    _known: dict[StepFile, tuple[int, int, int]] = field(default_factory=dict)
-    _found: dict[tuple[str, str], frozenset[tuple[str, int]]] = field(default_factory=dict)
-    _turn: threading.Lock = field(default_factory=threading.Lock)
+    damaged: dict[str, str] = field(default_factory=dict)  # the reason, by the file's name
+    _identities: dict[StepFile, tuple[int, int, int]] = field(default_factory=dict)
+    _searches: dict[tuple[str, str], frozenset[tuple[str, int]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _summary: Row | None = None
 
     @cached_property
@@ -120,37 +121,46 @@ class Store:
         database.execute(f"CREATE TABLE samples ({columns}, file VARCHAR)")
         return database
 
-    def look(self) -> Row:
-        """Take in what has come and forget what has gone; returns counts of the whole store."""
-        with self._turn:
-            found = {file: at for file in step_files(self.folder) if (at := self._identity(file))}
-            gone = [file for file, at in self._known.items() if found.get(file) != at]
-            if gone:
-                self._found = {}
-            for file in gone:
-                self._database.execute("DELETE FROM samples WHERE file = ?", [file.name])
-                self.damaged.pop(file.name, None)
-                del self._known[file]
-            new = [file for file in found if file not in self._known]
-            for first in range(0, len(new), _FILES_AT_ONCE):
-                files = new[first : first + _FILES_AT_ONCE]
-                passing = self._take_in([file.name for file in files])
-                self._known |= {file: found[file] for file in files if file.name not in passing}
-            if new or gone or self._summary is None:
-                self._summary = self._counted()
+    def refresh(self) -> Row:
+        """Read new files and forget removed ones; returns counts of the whole store."""
+        with self._lock:
+            identities = {file: self._identity(file) for file in step_files(self.folder)}
+            current = {file: identity for file, identity in identities.items() if identity}
+            old = [
+                file for file, identity in self._identities.items() if current.get(file) != identity
+            ]
+            for file in old:
+                self._forget(file)
+            new = [file for file in current if file not in self._identities]
+            for start in range(0, len(new), MAX_FILES_PER_QUERY):
+                files = new[start : start + MAX_FILES_PER_QUERY]
+                unread = self._read([file.name for file in files])
+                self._identities |= {
+                    file: current[file] for file in files if file.name not in unread
+                }
+            if new or old or self._summary is None:
+                self._summary = self._count()
             return self._summary
 
+    def _forget(self, file: StepFile) -> None:
+        self._searches = {}
+        self._database.execute("DELETE FROM samples WHERE file = ?", [file.name])
+        self.damaged.pop(file.name, None)
+        del self._identities[file]
+
     def select(
-        self, wanted: SampleFilter, order: Order, after: Sequence[float] | None, limit: int
+        self, sample_filter: SampleFilter, order: Order, after: Sequence[float] | None, limit: int
     ) -> list[Row]:
-        """The first rows that are wanted, each with its ``place`` in the order and its ``file``.
+        """Return the first matching rows, each with its ``place`` in the order and its ``file``.
 
         Args:
-            after: the place that they come after.
+            after: the place before the first row.
         """
-        given = wanted.model_dump(include=set(SampleFilter.model_fields), exclude_none=True)
-        conditions = ["place[1] IS NOT NULL", *(f"({_ANSWERS[name]}) = ?" for name in given)]
-        values: list[Any] = list(given.values())
+        filters = sample_filter.model_dump(
+            include=set(SampleFilter.model_fields), exclude_none=True
+        )
+        conditions = ["place[1] IS NOT NULL", *(f"({_FILTERS[name]}) = ?" for name in filters)]
+        values: list[Any] = list(filters.values())
         if after is not None:
             conditions.append("place > ?::DOUBLE[]")
             values.append(list(after))
@@ -163,116 +173,125 @@ class Store:
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def holding(self, rows: Sequence[Row], text: str) -> list[Row]:
-        """Those whose response holds a text, in any case; not those that are gone or damaged."""
+    def search(self, rows: Sequence[Row], text: str) -> list[Row]:
+        """Return the rows with a response that contains a text, in any case."""
         files = {row["file"] for row in rows}
-        found = {place for file in files for place in self._places(file, text.casefold())}
-        return [row for row in rows if (row["key"], row["index"]) in found]
+        matches = {match for file in files for match in self._search_file(file, text.casefold())}
+        return [row for row in rows if (row["key"], row["index"]) in matches]
 
-    def with_texts(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows with ``prompt`` and ``text``, the first 200 characters of what they hold."""
-        wanted: dict[str, set[str]] = {}
-        for row in rows:
-            wanted.setdefault(row["file"], set()).add(row["key"])
-        texts: dict[tuple[str, int | None], Row] = {}
-        for file, keys in wanted.items():
-            with suppress(*_UNREADABLE):  # it has just gone; what is damaged is told
-                query = (
-                    f"SELECT key, index, {_TEXTS} FROM read_parquet(?) WHERE list_contains(?, key)"
-                )
-                found = self._database.cursor().execute(query, [self._path(file), sorted(keys)])
-                for key, index, prompt, text in found.fetchall():
-                    texts[key, index] = {"prompt": prompt, "text": text}
-        nothing = {"prompt": None, "text": None}
-        return [row | texts.get((row["key"], row["index"]), nothing) for row in rows]
-
-    def _places(self, file: str, wanted: str) -> frozenset[tuple[str, int]]:
-        """The key and index of each response of a file that holds a text."""
-        if (places := self._found.get((file, wanted))) is None:
+    def _search_file(self, file: str, text: str) -> frozenset[tuple[str, int]]:
+        """Return the key and index of each response of a file that contains a text."""
+        matches = self._searches.get((file, text))
+        if matches is None:
             query = "SELECT key, index, text FROM read_parquet(?) WHERE text IS NOT NULL"
             try:
-                texts = self._database.cursor().execute(query, [self._path(file)]).fetchall()
-            except _UNREADABLE:
+                rows = self._database.cursor().execute(query, [self._path(file)]).fetchall()
+            except _UNREADABLE:  # removed or damaged
                 return frozenset()
-            while len(self._found) >= _FOUND_KEPT:
-                self._found.pop(next(iter(self._found)), None)
-            holding = ((key, index) for key, index, text in texts if wanted in text.casefold())
-            self._found[file, wanted] = places = frozenset(holding)
-        return places
+            while len(self._searches) >= MAX_SEARCHES:
+                self._searches.pop(next(iter(self._searches)), None)
+            matches = frozenset(
+                (key, index) for key, index, response in rows if text in response.casefold()
+            )
+            self._searches[file, text] = matches
+        return matches
 
-    def group(self, key: str) -> list[Row]:
-        """Everything about a group, in order: a row per response, or one if it failed.
+    def add_texts(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows with the first characters of their ``prompt`` and ``text``."""
+        keys_by_file = defaultdict[str, set[str]](set)
+        for row in rows:
+            keys_by_file[row["file"]].add(row["key"])
+        query = f"SELECT key, index, {_TEXTS} FROM read_parquet(?) WHERE list_contains(?, key)"
+        texts: dict[tuple[str, int | None], tuple[Any, Any]] = {}
+        for file, keys in keys_by_file.items():
+            with suppress(*_UNREADABLE):  # a damaged file is in the summary
+                cursor = self._database.cursor().execute(query, [self._path(file), sorted(keys)])
+                for key, index, *prompt_and_text in cursor.fetchall():
+                    texts[key, index] = tuple(prompt_and_text)
+        complete: list[Row] = []
+        for row in rows:
+            prompt, text = texts.get((row["key"], row["index"]), (None, None))
+            complete.append({**row, "prompt": prompt, "text": text})
+        return complete
+
+    def read_group(self, key: str) -> list[Row]:
+        """Return all columns of a group: a row per response, or one row if it failed.
 
         Raises:
-            Problem: 404 if there is none, also if its file is damaged.
+            Problem: 404 if there is none, or if its file is damaged.
         """
-        self.look()
+        self.refresh()
         cursor = self._database.cursor()
         query = "SELECT file FROM samples WHERE key = ? LIMIT 1"
-        if (place := cursor.execute(query, [key]).fetchone()) is None:
+        match = cursor.execute(query, [key]).fetchone()
+        if match is None:
             raise self._missing(key, "; ".join(self.damaged.values()))
+        file = match[0]
         query = "SELECT * FROM read_parquet(?) WHERE key = ? ORDER BY index"
         try:
-            columns = cursor.execute(query, [self._path(place[0]), key]).fetchnumpy()
+            columns = cursor.execute(query, [self._path(file), key]).fetchnumpy()
         except _UNREADABLE as error:
-            raise self._missing(key, self._why(place[0], error)) from error
+            raise self._missing(key, self._describe_damage(file, error)) from error
         return [
-            {name: _plain(values[place]) for name, values in columns.items()}
-            for place in range(len(columns["key"]))
+            {name: _to_plain(values[index]) for name, values in columns.items()}
+            for index in range(len(columns["key"]))
         ]
 
-    def _take_in(self, names: Sequence[str]) -> set[str]:
-        """Read files together, or one by one if that fails; those that are damaged are told.
+    def _read(self, names: Sequence[str]) -> set[str]:
+        """Read files together, or one by one if one is damaged.
 
         Returns:
-            The names of those to be read again, as where no more files could be opened.
+            The names of files to read again, since they may become readable.
         """
         query = f"INSERT INTO samples SELECT {_SELECTED}, parse_filename(filename) "
+        paths = [self._path(name) for name in names]
         try:
-            self._database.execute(
-                query + "FROM read_parquet(?)", [[self._path(name) for name in names]]
-            )
+            self._database.execute(f"{query}FROM read_parquet(?)", [paths])
         except _UNREADABLE as error:
-            if len(names) > 1:
-                return {name for each in names for name in self._take_in([each])}
-            if why := self._why(names[0], error):
-                if self.damaged.get(names[0]) != why:
-                    log.warning("samples left out", extra={"why": why})
-                self.damaged[names[0]] = why
-                if isinstance(error, _PASSING):
-                    return set(names)
-            return set()
+            if len(names) == 1:
+                return self._note_damage(names[0], error)
+            return {unread for name in names for unread in self._read([name])}
         for name in names:
             self.damaged.pop(name, None)
         return set()
 
-    def _counted(self) -> Row:
+    def _note_damage(self, name: str, error: Exception) -> set[str]:
+        reason = self._describe_damage(name, error)
+        if not reason:
+            return set()
+        if self.damaged.get(name) != reason:
+            log.warning("samples left out", extra={"why": reason})
+        self.damaged[name] = reason
+        return {name} if isinstance(error, _TEMPORARY) else set()
+
+    def _count(self) -> Row:
         query = "SELECT count(DISTINCT key), count(index), min(step), max(step) FROM samples"
         counts = self._database.execute(query).fetchall()[0]
         names = ("groups", "responses", "first_step", "last_step")
         return {
             **dict(zip(names, counts, strict=True)),
-            **{f"{name}s": self._groups_by(name) for name in ("fate", "purpose")},
+            "fates": self._count_groups("fate"),
+            "purposes": self._count_groups("purpose"),
             "damaged": list(self.damaged.values()),
         }
 
-    def _groups_by(self, name: str) -> Counter[str]:
-        query = f"SELECT {name}, count(DISTINCT key) FROM samples GROUP BY {name}"
-        return Counter(dict(self._database.execute(query).fetchall()))
+    def _count_groups(self, column: str) -> dict[str, int]:
+        query = f"SELECT {column}, count(DISTINCT key) FROM samples GROUP BY {column}"
+        return dict(self._database.execute(query).fetchall())
 
     def _identity(self, file: StepFile) -> tuple[int, int, int] | None:
-        """Which file it is that has the name; none if it has just gone."""
+        """Return a value that a replaced file does not share; None if it has been removed."""
         try:
-            found = (self.folder / file.name).stat()
+            stat = (self.folder / file.name).stat()
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
     def _path(self, name: str) -> str:
         return str(self.folder / name)
 
-    def _why(self, name: str, error: Exception) -> str:
-        """What is wrong with a file; nothing if it has gone."""
+    def _describe_damage(self, name: str, error: Exception) -> str:
+        """Describe the fault of a file; empty if it has been removed."""
         if not (self.folder / name).exists():
             return ""
         return f"{name} cannot be read: {str(error).splitlines()[0]}"
@@ -284,8 +303,8 @@ class Store:
         return Problem(404, message, param="key", code="damaged")
 
 
-def _plain(value: Any) -> Any:
-    """A value of a column: an array of NumPy if it is a list, None if it is null."""
+def _to_plain(value: Any) -> Any:
+    """Return an array of NumPy for a list, None for null."""
     if value is np.ma.masked:
         return None
     return value.item() if isinstance(value, np.generic) else value
