@@ -10,6 +10,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,46 +47,65 @@ _RESULT_NAMES = {
     Purpose.PRETRAIN: "pretraining_groups",
 }
 _TOTALS = ("tokens", "samples", "empty_steps", "groups_without_signal", "exposed_grading_seconds")
-# The help text of each metric, and its labels beyond the job's.
-_METRICS: dict[str, tuple[str, ...]] = {
-    "weir_job_state": ("1 for the state that a job is in", "state"),
-    "weir_job_step": ("Training steps made",),
-    "weir_job_steps": ("Training steps wanted",),
-    "weir_job_attempts_total": ("Attempts of the learner",),
-    "weir_job_groups": (
+_JOB = ("job", "recipe")
+_FAMILIES = (
+    Gauge("weir_job_state", "1 for the state that a job is in", labels=[*_JOB, "state"]),
+    Gauge("weir_job_step", "Training steps made", labels=_JOB),
+    Gauge("weir_job_steps", "Training steps wanted", labels=_JOB),
+    Counter("weir_job_attempts_total", "Attempts of the learner", labels=_JOB),
+    Gauge(
+        "weir_job_groups",
         "The ledger: asked = trained + dropped + under_way",
-        "purpose",
-        "state",
+        labels=[*_JOB, "purpose", "state"],
     ),
-    "weir_job_groups_dropped": ("Groups dropped, by reason", "purpose", "reason"),
-    "weir_job_metric": ("Every number of the last step", "name"),
-    "weir_job_pretrain_metric": ("Every number of the critic's last step alone", "name"),
-    "weir_job_evaluation": ("Every number of the last evaluation", "name"),
-    "weir_job_best_evaluation": (
+    Gauge(
+        "weir_job_groups_dropped",
+        "Groups dropped, by reason",
+        labels=[*_JOB, "purpose", "reason"],
+    ),
+    Gauge("weir_job_metric", "Every number of the last step", labels=[*_JOB, "name"]),
+    Gauge(
+        "weir_job_pretrain_metric",
+        "Every number of the critic's last step alone",
+        labels=[*_JOB, "name"],
+    ),
+    Gauge("weir_job_evaluation", "Every number of the last evaluation", labels=[*_JOB, "name"]),
+    Gauge(
+        "weir_job_best_evaluation",
         "Every number of the evaluation with the highest accuracy so far",
-        "name",
+        labels=[*_JOB, "name"],
     ),
-    "weir_job_tokens_total": ("Response tokens trained on",),
-    "weir_job_samples_total": ("Responses trained on",),
-    "weir_job_empty_steps_total": ("Steps that made no update",),
-    "weir_job_groups_without_signal_total": (
+    Counter("weir_job_tokens_total", "Response tokens trained on", labels=_JOB),
+    Counter("weir_job_samples_total", "Responses trained on", labels=_JOB),
+    Counter("weir_job_empty_steps_total", "Steps that made no update", labels=_JOB),
+    Counter(
+        "weir_job_groups_without_signal_total",
         "Groups whose responses all have advantage 0, trained on or dropped for it",
+        labels=_JOB,
     ),
-    "weir_job_exposed_grading_seconds_total": (
+    Counter(
+        "weir_job_exposed_grading_seconds_total",
         "Time that the learner waited for groups while they were graded",
+        labels=_JOB,
     ),
-    "weir_job_phase_seconds_total": ("Where the learner's time went", "phase"),
-    "weir_job_progress_timestamp_seconds": (
+    Counter(
+        "weir_job_phase_seconds_total", "Where the learner's time went", labels=[*_JOB, "phase"]
+    ),
+    Gauge(
+        "weir_job_progress_timestamp_seconds",
         "When the last step, evaluation, attempt or resumption was reported",
+        labels=_JOB,
     ),
-    "weir_job_step_seconds_median": ("Median of the last 50 steps' times",),
-    "weir_job_evaluation_seconds_max": ("The longest evaluation so far",),
-    "weir_job_checkpoint_step": ("The step of the newest checkpoint",),
-    "weir_job_checkpoint_every_steps": ("Steps between two checkpoints",),
-    "weir_job_checkpoint_age_seconds": (
+    Gauge("weir_job_step_seconds_median", "Median of the last 50 steps' times", labels=_JOB),
+    Gauge("weir_job_evaluation_seconds_max", "The longest evaluation so far", labels=_JOB),
+    Gauge("weir_job_checkpoint_step", "The step of the newest checkpoint", labels=_JOB),
+    Gauge("weir_job_checkpoint_every_steps", "Steps between two checkpoints", labels=_JOB),
+    Gauge(
+        "weir_job_checkpoint_age_seconds",
         "Age of the newest checkpoint; before the first, time since the job began",
+        labels=_JOB,
     ),
-}
+)
 
 
 @dataclass
@@ -205,17 +225,12 @@ class JobHistory:
 
 def build_families(histories: Iterable[JobHistory], now: float) -> Iterable[Metric]:
     """Return the metrics of jobs at a moment, in seconds since 1970."""
-    families = {
-        name: (Counter if name.endswith("_total") else Gauge)(
-            name, text, labels=["job", "recipe", *labels]
-        )
-        for name, (text, *labels) in _METRICS.items()
-    }
+    families = {family.name: family for family in deepcopy(_FAMILIES)}
     for history in histories:
         job = (history.record.id, history.record.recipe.name)
         for name, values in history.values(now).items():
             for labels, value in _iterate(values):
-                families[name].add_metric([*job, *labels], value)
+                families[name.removesuffix("_total")].add_metric([*job, *labels], value)
     return families.values()
 
 
