@@ -26,42 +26,43 @@ from services.learner.model_source import ModelNotFound, NotOnHub, find_model
 from services.learner.sft.recipe import SftRecipe, load_sft_recipe
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-DONE, FAILED, BAD_INPUT = 0, 1, 2
+SUCCESS = 0
+FAILED = 1
+BAD_INPUT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, on as many ranks as torchrun has started; returns the exit status."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # before imports that take seconds, in which it may die
+    """Train on the ranks that torchrun has started; return the exit status."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun may die during the slow imports
         die_with_parent()
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        return _train(load_sft_recipe(Path(given.recipe)), Path(given.dir))
+        return _train(load_sft_recipe(Path(options.recipe)), Path(options.dir))
     except (RecipeError, TaskFileError, DeploymentError, ModelNotFound, NotOnHub) as error:
         return _refuse(error)
-    except MemoryError as error:  # on whichever rank, the others end with it
+    except MemoryError as error:  # of any rank; the others end with it
         return _complain(
             FAILED,
             f"out of memory: {error}; lower training.micro_batch_tokens or model.max_context, or "
             "set training.recompute_activations",
         )
     except Exception as error:
-        from services.learner.faults import (
-            classify_fault,
-            describe_fault,
-        )  # whose imports take seconds
+        # These imports take seconds.
+        from services.learner.faults import classify_fault, describe_fault
 
         if classify_fault(error) is not Fault.MACHINE:
             raise
-        return _complain(FAILED, describe_fault(error, str(Path(given.dir).parent)))
+        return _complain(FAILED, describe_fault(error, str(Path(options.dir).parent)))
 
 
 def _train(recipe: SftRecipe, target: Path) -> int:
-    """Every rank reads the same, and refuses the same before it joins the others."""
+    """Read the same on every rank, and refuse the same before the ranks join."""
     if os.path.lexists(target):
-        return _refuse(f"{target} is there already; name a folder that is not")
+        return _refuse(f"{target} exists; name a new folder")
     roots, hub = model_sources(os.environ)
     folder = find_model(recipe.model.path, roots, hub=hub)
-    train, held_out = _read("train", recipe), _read("held_out", recipe)
+    train = _read("train", recipe)
+    held_out = _read("held_out", recipe)
 
     from services.learner.sft.run import FolderTaken, Imitation, NothingLearned
     from services.learner.training.model_check import UnsupportedModel
@@ -70,12 +71,12 @@ def _train(recipe: SftRecipe, target: Path) -> int:
     try:
         for warning in try_models(folder, None, recipe.model.max_context):
             _refuse(f"warning: {warning}")
-        Imitation.prepared(recipe, folder, train, held_out).run(target)
+        Imitation.prepare(recipe, folder, train, held_out).run(target)
     except (UnsupportedModel, PlacementError, FolderTaken, Unworkable) as error:
         return _refuse(error)
     except NothingLearned as error:
         return _complain(FAILED, error)
-    return DONE
+    return SUCCESS
 
 
 def _read(name: Literal["train", "held_out"], recipe: SftRecipe) -> tuple[Task, ...]:

@@ -33,7 +33,7 @@ _MAX_PROBLEMS = 20
 
 
 class NothingLearned(RuntimeError):
-    """No update could be made; the text says why."""
+    """No update was finite; the text says why."""
 
 
 class FolderTaken(RuntimeError):
@@ -42,7 +42,7 @@ class FolderTaken(RuntimeError):
 
 @dataclass(frozen=True)
 class Imitation:
-    """Which model learns what. Every rank has the same, so each gives itself its orders."""
+    """A model and its samples. Every rank has the same, so each gives itself its orders."""
 
     recipe: SftRecipe
     folder: Path  # of the model to start from
@@ -51,25 +51,25 @@ class Imitation:
     num_ids: int | None = None
 
     @classmethod
-    def prepared(
+    def prepare(
         cls, recipe: SftRecipe, folder: Path, train: Sequence[Task], held_out: Sequence[Task]
     ) -> Imitation:
-        """With all refused that can be, before the ranks meet.
+        """Check and read everything before the ranks meet.
 
         Raises:
             UnsupportedModel: if the model cannot be trained exactly.
-            PlacementError: if so many ranks cannot share its samples.
+            PlacementError: if this number of ranks cannot share its samples.
             TaskFileError: if a task has no solution, or does not fit the model.
         """
         check_targets(folder, recipe.model.lora)
         num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
         check_sequence(recipe.training.sequence_parallel, (folder,), num_ranks)
         files = (train, held_out)
-        num_ids, samples, others = asyncio.run(_read_samples(recipe.model, folder, files))
-        return cls(recipe, folder, samples, others, num_ids)
+        num_ids, *samples = asyncio.run(_read_samples(recipe.model, folder, files))
+        return cls(recipe, folder, *samples, num_ids)
 
     def run(self, target: Path) -> None:
-        """Join the ranks, learn, and write the model; it is renamed to the target when it is whole.
+        """Join the ranks, learn, and write the model; rename it to the target when it is complete.
 
         Raises:
             NothingLearned: if no update had a finite loss and gradient.
@@ -77,8 +77,8 @@ class Imitation:
         """
         init_ranks()
         writes = torch.distributed.get_rank() == 0
-        # A folder that cannot be written is found out now, and not in the end.
-        with unfinished(target) if writes else nullcontext(target) as partial:
+        # A folder that cannot be written fails now, and not after training.
+        with partial_folder(target) if writes else nullcontext(target) as partial:
             rank = Rank()
             self._learn(rank, prints=writes)
             adapts = self.recipe.model.lora is not None
@@ -106,11 +106,11 @@ class Imitation:
         for epoch in range(settings.epochs):
             for batch in batches(self.train, settings.batch_size, (settings.seed, epoch)):
                 measured = rank.carry_out(Order(do="train", batch=batch))
-                progress.update(batch, measured.metrics["loss"], made=policy.updates)
+                progress.update(batch, measured.metrics["loss"], finite=policy.updates)
             if self.held_out:
                 measured = rank.carry_out(Order(do="score", batch=self.held_out))
                 loss = -measured.tokens["logprobs"].mean()
-                progress.say(f"epoch {epoch + 1}/{settings.epochs}: held-out loss {loss:.4f}")
+                progress.report(f"epoch {epoch + 1}/{settings.epochs}: held-out loss {loss:.4f}")
         last = rank.carry_out(Order(do="score", batch=batch))
         if policy.updates == 0 or not np.isfinite(last.tokens["logprobs"]).all():
             raise NothingLearned(
@@ -120,8 +120,8 @@ class Imitation:
 
 
 @contextmanager
-def unfinished(target: Path) -> Iterator[Path]:
-    """A new folder next to the target, of this process alone, removed with the context.
+def partial_folder(target: Path) -> Iterator[Path]:
+    """Open a new folder next to the target for this process only; remove it at the end.
 
     Raises:
         FolderTaken: if another process has one for the same target.
@@ -131,14 +131,14 @@ def unfinished(target: Path) -> Iterator[Path]:
     lock = os.open(place, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not place.exists() or target.exists():  # the other one has just ended
+        if not place.exists() or target.exists():  # the other process has just ended
             raise BlockingIOError
     except BlockingIOError:
         os.close(lock)
         raise FolderTaken(f"another `weir sft` writes {target}; name another folder") from None
     folder = place / "model"
     try:
-        shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
         folder.mkdir()
         yield folder
     finally:
@@ -148,7 +148,7 @@ def unfinished(target: Path) -> Iterator[Path]:
 
 @dataclass
 class Progress:
-    """What rank 0 prints: a line every ten seconds, and after the last update."""
+    """Prints a line every ten seconds and after the last update, on rank 0."""
 
     num_updates: int
     prints: bool
@@ -158,12 +158,12 @@ class Progress:
     since: float = field(default_factory=time.monotonic)
     started: float = field(default_factory=time.monotonic)
 
-    def update(self, samples: Sequence[Sample], loss: float, *, made: int) -> None:
-        """Count an update, and print a line on those since the last one if it is time to.
+    def update(self, samples: Sequence[Sample], loss: float, *, finite: int) -> None:
+        """Count an update, and print a line if it is time.
 
         Args:
-            loss: the mean NLL per token before it, in nats.
-            made: how many updates were made so far: those that were finite.
+            loss: the mean NLL per token before the update, in nats.
+            finite: the number of updates so far that were finite, and so were made.
         """
         self.done += 1
         self.tokens += sum(len(s.prompt_ids) + len(s.token_ids) for s in samples)
@@ -171,15 +171,18 @@ class Progress:
         seconds = time.monotonic() - self.since
         if self.done < self.num_updates and seconds < _REPORT_EVERY_S:
             return
-        left = (time.monotonic() - self.started) / self.done * (self.num_updates - self.done)
-        not_made = f", {self.done - made} not made: not finite" if made < self.done else ""
-        self.say(
+        update_s = (time.monotonic() - self.started) / self.done
+        remaining_s = update_s * (self.num_updates - self.done)
+        skipped = f", {self.done - finite} not made: not finite" if finite < self.done else ""
+        self.report(
             f"update {self.done}/{self.num_updates}: loss {np.mean(self.losses):.4f}, "
-            f"{self.tokens / seconds:,.0f} tokens/s, {left / 60:.1f} min left{not_made}"
+            f"{self.tokens / seconds:,.0f} tokens/s, {remaining_s / 60:.1f} min left{skipped}"
         )
-        self.tokens, self.losses, self.since = 0, [], time.monotonic()
+        self.tokens = 0
+        self.losses = []
+        self.since = time.monotonic()
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         if self.prints:
             print(text, flush=True)
 
@@ -196,7 +199,7 @@ async def _read_samples(
 async def build_samples(
     tasks: Sequence[Task], model: Model, prompts: PromptRenderer
 ) -> list[Sample]:
-    """A sample of each task: its prompt as a rollout reads it, its solution and the end token.
+    """Build a sample of each task: the rollout's prompt, the solution and the end token.
 
     Raises:
         TaskFileError: naming up to 20 tasks that have no solution or do not fit the model.
@@ -209,7 +212,7 @@ async def build_samples(
     problems: list[str] = []
     for task in tasks:
         try:
-            samples.append(await _sample_of(task, model, prompts, end_id))
+            samples.append(await _build_sample(task, model, prompts, end_id))
         except PromptError as error:
             problems.append(str(error))
             if len(problems) == _MAX_PROBLEMS:
@@ -222,20 +225,16 @@ async def build_samples(
 def batches(
     samples: Sequence[Sample], batch_size: int, order: tuple[int, int]
 ) -> Iterator[list[Sample]]:
-    """All samples once; the last batch may be smaller.
-
-    Args:
-        order: the seed and the epoch, which decide the order.
-    """
+    """Yield all samples once; the last batch may be smaller. ``order`` is seed and epoch."""
     shuffled = np.random.default_rng(order).permutation(len(samples))
     for start in range(0, len(samples), batch_size):
         yield [samples[i] for i in shuffled[start : start + batch_size]]
 
 
-async def _sample_of(task: Task, model: Model, prompts: PromptRenderer, end_id: int) -> Sample:
+async def _build_sample(task: Task, model: Model, prompts: PromptRenderer, end_id: int) -> Sample:
     if not task.solution:
         raise PromptError(
-            f"task {task.id!r}: no 'solution' to learn from: give it one, or drop the task"
+            f"task {task.id!r}: no 'solution' to learn from: add one, or remove the task"
         )
     prompt = await prompts.render(task, model.prompt_template, model.chat_template_options)
     solution = await prompts.encode(task.solution, add_special_tokens=False)
@@ -244,7 +243,7 @@ async def _sample_of(task: Task, model: Model, prompts: PromptRenderer, end_id: 
     if length > model.max_context:
         raise PromptError(
             f"task {task.id!r}: prompt and solution have {length} tokens, over model.max_context "
-            f"{model.max_context}: raise it, or drop the task"
+            f"{model.max_context}: raise it, or remove the task"
         )
     return Sample(
         prompt_ids=np.array(prompt, dtype=np.int32),

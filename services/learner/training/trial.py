@@ -302,10 +302,10 @@ def _load_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _differences(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
-    different = left.keys() ^ right.keys()
-    for name in left.keys() & right.keys():
-        if not torch.equal(left[name], right[name]):
+def _differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
+    different = first.keys() ^ second.keys()
+    for name in first.keys() & second.keys():
+        if not torch.equal(first[name], second[name]):
             different.add(name)
     return sorted(different)
 

@@ -30,7 +30,7 @@ async def test_nobody_waits_on_for_a_client_that_has_left(monkeypatch: pytest.Mo
 
     events.put_nowait({"type": "http.disconnect"})
     with pytest.raises(ClientDisconnect):
-        await futures.until_disconnect(request_of(events), waits())
+        await futures.await_while_connected(request_of(events), waits())
     async with asyncio.timeout(60):
         await ended.wait()
 
@@ -39,7 +39,7 @@ async def test_a_client_that_stays_has_the_answer() -> None:
     async def answer() -> Response:
         return Response("it")
 
-    told = await futures.until_disconnect(request_of(asyncio.Queue()), answer())
+    told = await futures.await_while_connected(request_of(asyncio.Queue()), answer())
     assert told.body == b"it"
 
 

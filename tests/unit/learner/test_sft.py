@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from services.chassis.prompts import encode_prompt
 from services.learner.sft.__main__ import main
-from services.learner.sft.run import FolderTaken, batches, build_samples, unfinished
+from services.learner.sft.run import FolderTaken, batches, build_samples, partial_folder
 from services.learner.training.batching import count_totals
 from services.learner.training.samples import Sample
 from tests.architecture.project import ROOT
@@ -111,12 +111,12 @@ def test_a_model_that_another_process_writes_is_let_alone(tmp_path: Path) -> Non
     killed = tmp_path / ".model.partial/model"
     killed.mkdir(parents=True)
     (killed / "old.safetensors").touch()
-    with unfinished(target) as folder:
+    with partial_folder(target) as folder:
         assert not list(folder.iterdir())
         with pytest.raises(FolderTaken, match="model"):
-            unfinished(target).__enter__()
-        with unfinished(tmp_path / "other"):
+            partial_folder(target).__enter__()
+        with partial_folder(tmp_path / "other"):
             folder.rename(target)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     with pytest.raises(FolderTaken):
-        unfinished(target).__enter__()
+        partial_folder(target).__enter__()

@@ -44,7 +44,7 @@ def random_timeout_s() -> float:
     return random.uniform(5.0, 15.0)
 
 
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def await_while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """Await ``work`` while the client waits, since another request could have its place.
 
     Raises:

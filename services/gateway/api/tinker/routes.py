@@ -16,7 +16,7 @@ from services.gateway.api.dependencies import Jobs
 from services.gateway.api.places import PASSES, WAITING
 from services.gateway.api.tinker import bodies, listings, training_runs, wire
 from services.gateway.api.tinker.bodies import Json, JsonBody
-from services.gateway.api.tinker.futures import PROTOBUF, until_disconnect
+from services.gateway.api.tinker.futures import PROTOBUF, await_while_connected
 from services.gateway.api.tinker.futures import retrieve_future as retrieve_operation
 from services.gateway.api.tinker.samples import (
     SampleFutures,
@@ -284,9 +284,9 @@ async def retrieve_future(body: JsonBody, jobs: Jobs, request: Request) -> Respo
     request_id = _text(body, "request_id")
     state = request.app.state
     if ":" not in request_id:
-        return await until_disconnect(request, state.samples.retrieve(request_id))
+        return await await_while_connected(request, state.samples.retrieve(request_id))
     operation = retrieve_operation(request_id, jobs, state.watchdog.queue_places)
-    return await until_disconnect(request, operation)
+    return await await_while_connected(request, operation)
 
 
 # ---------------------------------------------------------------------- listings

@@ -169,8 +169,8 @@ def _parse_settings(request: Any) -> dict[str, float]:
     for name, value in settings.items():
         param = f"loss_fn_config.{name}"
         if name not in names:
-            known = " and ".join(sorted(names)) or "no settings"
-            raise wrong(param, f"unknown; {request.loss_fn} has {known}")
+            choices = " and ".join(sorted(names)) or "no settings"
+            raise wrong(param, f"unknown; {request.loss_fn} has {choices}")
         if isinstance(value, str) or not math.isfinite(value):
             raise wrong(param, "must be a finite number")
     return settings

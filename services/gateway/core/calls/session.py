@@ -59,8 +59,8 @@ class AnsweredCall:
     earlier: AnsweredCall | None
     new_ids: array[int]
 
-    def strip_from(self, call: RecordedCall, num_messages: int) -> RecordedCall | None:
-        """Return a call without the beginning that is this call; None if it begins otherwise."""
+    def remove_beginning(self, call: RecordedCall, num_messages: int) -> RecordedCall | None:
+        """Return a call without its beginning, if that is this call, else None."""
         token_ids = self.token_ids()
         messages = call.messages or []
         if call.prompt_ids[: len(token_ids)] != token_ids:
@@ -143,7 +143,7 @@ class Session:
             reply = [call.text.strip()]
         hashes = _hash_turns(call.model, call, [*turns, *reply])
         num_turns, earlier = self._find_longest(hashes[: len(turns) + 1])
-        new_part = earlier and earlier.strip_from(call, num_turns - 1)
+        new_part = earlier and earlier.remove_beginning(call, num_turns - 1)
         if new_part is None:
             earlier = None
             new_part = call

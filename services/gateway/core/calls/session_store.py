@@ -88,7 +88,7 @@ class SessionStore:
         if num_bytes > MAX_SESSION_BYTES:
             reason = f"session {name} has over {MAX_SESSION_BYTES >> 20} MiB; begin another"
             raise conflict(reason, param="session")
-        return self._in_memory(name, head) or self._remember(name, self._load(name, head))
+        return self._find_in_memory(name, head) or self._remember(name, self._load(name, head))
 
     def _read_head(self, name: str) -> tuple[Head, int]:
         """Return the first line of a session's file, and the size of the file in bytes."""
@@ -97,7 +97,7 @@ class SessionStore:
             num_bytes = os.fstat(file.fileno()).st_size
         return Head.parse(name, line), num_bytes
 
-    def _in_memory(self, name: str, head: Head) -> Session | None:
+    def _find_in_memory(self, name: str, head: Head) -> Session | None:
         """Return a session, unless its name was given to another one, which has another key."""
         session = self._sessions.get(name)
         return session if session is not None and session.head == head else None
@@ -108,7 +108,7 @@ class SessionStore:
             for oldest in [*self._sessions][:surplus]:
                 self._sessions.pop(oldest, None)
             # Another thread may have entered it meanwhile.
-            session = self._in_memory(name, session.head) or session
+            session = self._find_in_memory(name, session.head) or session
             self._sessions[name] = session
             return session
 
@@ -129,7 +129,7 @@ class SessionStore:
         try:
             head, _ = self._read_head(name)
             if head.terms == pending.call.terms:
-                self._append(name, self._in_memory(name, head) or Session(head), pending)
+                self._append(name, self._find_in_memory(name, head) or Session(head), pending)
         except Problem as problem:
             if problem.status_code != 404:
                 raise

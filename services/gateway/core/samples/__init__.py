@@ -1,1 +1,1 @@
-"""The samples of a job: its store as tables, and what they answer."""
+"""The samples of a job: the tables of its store, and queries."""

@@ -1,1 +1,1 @@
-"""The gateway's eyes: what the jobs do and how the streams fill, as metrics."""
+"""The watchdog, and metrics of jobs and streams."""

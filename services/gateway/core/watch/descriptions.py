@@ -1,4 +1,4 @@
-"""What processes do, in words for people."""
+"""Descriptions of processes for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from protocol.messages import Doing, Status
 
 
 def describe_activity(status: Status) -> str:
-    """Describe what a process does: "trains step 17"."""
+    """Describe the activity of a process: "trains step 17"."""
     if status.doing is Doing.IS_NOT_READY:
         return status.why
     if status.at_once and status.doing in {Doing.PLAYS, Doing.ANSWERS}:
@@ -20,7 +20,7 @@ def describe_activity(status: Status) -> str:
 
 
 def describe_process(status: Status, subject: str = "") -> str:
-    """Describe what a process does, and for how long: "rollout-1 samples groups, 12 s"."""
+    """Describe the activity of a process and its time: "rollout-1 samples groups, 12 s"."""
     subject = subject or status.name
     separator = ":" if status.doing is Doing.IS_NOT_READY else ""
     return f"{subject}{separator} {describe_activity(status)}, {format_duration(status.for_s)}"
