@@ -65,8 +65,8 @@ class Imitation:
         num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
         check_sequence(recipe.training.sequence_parallel, (folder,), num_ranks)
         files = (train, held_out)
-        num_ids, *samples = asyncio.run(_read_samples(recipe.model, folder, files))
-        return cls(recipe, folder, *samples, num_ids)
+        num_ids, samples, held_out_samples = asyncio.run(_read_samples(recipe.model, folder, files))
+        return cls(recipe, folder, samples, held_out_samples, num_ids)
 
     def run(self, target: Path) -> None:
         """Join the ranks, learn, and write the model; rename it to the target when it is complete.
