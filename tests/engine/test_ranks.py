@@ -110,7 +110,7 @@ def test_where_an_order_is_given_up_the_other_ranks_end(ranks: Ranks, tmp_path: 
 
 def test_a_rank_that_is_killed_is_no_fault_of_the_order(ranks: Ranks) -> None:
     (heard,) = ranks.run(trouble.lose_rank_1, ranks=2, others_may_fail=True)
-    assert heard.startswith("TeamBroken: another rank has gone")
+    assert heard.startswith("TeamBroken: another rank is lost")
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["it ends", "it waits"])

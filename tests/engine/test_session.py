@@ -286,7 +286,7 @@ async def test_a_state_is_saved_loaded_and_refused(client: Client) -> None:
     await steps(client, (2, 3))
     await same_weights(client, "again", client.weights("four"))
     for do, values, why in (
-        ("save_state", {"name": "two"}, "is there"),
+        ("save_state", {"name": "two"}, "exists"),
         ("load_state", {"source": str(client.folder)}, "no state"),
         ("refuse", {"why": "no such loss"}, "no such loss"),
     ):
