@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from protocol.recipe import Purpose, Recipe, Sampling
-from protocol.rewards import AskedOfAJudge, Check, MathAnswer, ModelJudge, Reward
+from protocol.rewards import Check, JudgeCheck, MathAnswer, ModelJudge, Reward
 
 
 def _array_of(dtype: str) -> PlainValidator:
@@ -571,7 +571,7 @@ class Capabilities(Message):
             )
         if isinstance(check, MathAnswer) and check.unknown == "judge":
             check = ModelJudge()
-        if not isinstance(check, AskedOfAJudge) or check.model in self.judges:
+        if not isinstance(check, JudgeCheck) or check.model in self.judges:
             return None
         if not self.judges:
             return (
