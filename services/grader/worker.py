@@ -124,7 +124,7 @@ def find_capabilities(tools: Tools) -> Capabilities:
 def find_missing(reward: Reward, tools: Tools) -> str | None:
     """Return which verifier or judge of a reward this grader lacks, as a sentence."""
     capabilities = find_capabilities(tools)
-    problems = (capabilities.lacking(check) for check in (*reward.outcome, *reward.process))
+    problems = (capabilities.find_missing(check) for check in (*reward.outcome, *reward.process))
     return next(filter(None, problems), None)
 
 

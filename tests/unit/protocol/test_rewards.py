@@ -74,7 +74,10 @@ def test_a_check_has_the_class_of_its_verifier_and_survives_its_journey() -> Non
             {"process": [STEPS, JUDGE | {"sees": "correct"}], "process_for": "correct"},
             "reward: process: sees = 'correct' does nothing",
         ),
-        ({"outcome": ["math_answer", JUDGE | {"sees": "correct"}]}, "correctness is not known before it"),
+        (
+            {"outcome": ["math_answer", JUDGE | {"sees": "correct"}]},
+            "correctness is not known before it",
+        ),
         ({"process": STEPS | {"weight": math.inf}}, "reward.process.0.weight: "),
         ({"values": [0, math.nan]}, "reward.values.1: "),
         ({"outcome": NAMED, "formula": "a + c"}, "'c' is none of"),
