@@ -172,8 +172,8 @@ class Jobs(Connection):
     async def next_job(self, wait_s: float) -> Delivery[JobRef] | None:
         """Return the active job, or the oldest one that can run, for an idle learner.
 
-        A paused job keeps its place in the queue. A held-up job waits until a job ends or is paused,
-        or until it is the only one.
+        A paused job keeps its place in the queue. A held-up job waits until a job ends or is
+        paused, or until it is the only one.
         """
         job = await self._next_job()
         if job is None and wait_s:

@@ -204,7 +204,7 @@ class Work(Connection):
         return await self._claim_each(count, next_one)
 
     async def adopt(self, stream: Stream[M], job_id: str, *, count: int) -> list[Delivery[M]]:
-        """Claim up to ``count`` entries that any worker has claimed, for an only reader without work."""
+        """Claim up to ``count`` entries that workers have claimed, for an idle only reader."""
         key = stream.key(job_id)
 
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
@@ -223,7 +223,7 @@ class Work(Connection):
         leases: Iterable[Delivery] = (),
         may_claim: bool = True,
     ) -> Heartbeat:
-        """Send a heartbeat and receive those of others; ``leases`` are claimed entries of inputs."""
+        """Send a heartbeat and return those of all workers; ``leases`` are of the inputs."""
         index_of = {stream.key(job_id): number for number, stream in enumerate(inputs, start=1)}
         places = [delivery.place for delivery in leases]
         entries = [part for key, entry_id in places for part in (index_of[key], entry_id)]
@@ -324,7 +324,7 @@ class Work(Connection):
         count: int,
         next_one: Callable[[Sequence[Delivery[M]]], Awaitable[Delivery[M] | None]],
     ) -> list[Delivery[M]]:
-        """Claim entries one by one: Redis limits claims by number, and groups may have megabytes."""
+        """Claim entries one by one: Redis cannot limit a claim by bytes, and groups may be large."""
         claimed: list[Delivery[M]] = []
         num_bytes = 0
         while len(claimed) < count and num_bytes < CLAIM_BYTES:
