@@ -235,7 +235,7 @@ class Jobs(Connection):
         await self.run("close_job", [*keys, *_work_keys(job_id)], args)
 
     async def forget_queued(self, delivery: Delivery[JobRef]) -> None:
-        """Take a job out of the queue that can neither be worked on nor be ended."""
+        """Remove a job from the queue that can neither run nor end."""
         await cast(Awaitable[int], self.writer.xdel(streams.JOBS.key(), delivery.entry_id))
 
     async def records(self, job_ids: Sequence[str]) -> list[AnyRecord]:
@@ -246,7 +246,7 @@ class Jobs(Connection):
         return [_readable_or_not(job_id, flat) for job_id, flat in pairs if flat]
 
     async def changing(self, job_ids: Sequence[str]) -> dict[str, list[bytes | None]]:
-        """All of these jobs' records, as stored, that can change: not recipe and request."""
+        """Return the stored fields of these jobs except for recipe and request, which never change."""
         if not job_ids:
             return {}
         keys = [RECORD + job_id for job_id in job_ids]
@@ -255,12 +255,12 @@ class Jobs(Connection):
     async def find_jobs(
         self, after: str | None, count: int, query: JobQuery = ALL_JOBS
     ) -> list[AnyRecord] | None:
-        """Up to ``count`` jobs that are sought, newest first; None if no job is ``after``."""
+        """Return up to ``count`` matching jobs, newest first; None if ``after`` does not exist."""
         matches: list[AnyRecord] = []
         place = after or ""
         while len(matches) < count:
-            look_at = count if query.is_empty else _SCAN_SIZE
-            args = [RECORD, place, count - len(matches), look_at, *query.args()]
+            scan_size = count if query.is_empty else _SCAN_SIZE
+            args = [RECORD, place, count - len(matches), scan_size, *query.args()]
             reply = await self.run("find_jobs", [JOB_INDEX], args)
             if reply is None:
                 return matches if place != (after or "") else None
@@ -272,7 +272,7 @@ class Jobs(Connection):
         return matches
 
     async def count_states(self) -> dict[JobState, int]:
-        """How many jobs are in each state; one of another release counts as failed."""
+        """Count the jobs in each state; unknown states count as failed."""
         flat = await self.run("count_states", [JOB_INDEX], [RECORD])
         counts = dict.fromkeys(JobState, 0)
         for stored, count in _pairs(flat):
@@ -285,12 +285,12 @@ class Jobs(Connection):
         return await self.records([job_id.decode() for job_id in job_ids])
 
     async def submitted_since(self, moment: float, request: Mapping[str, object]) -> str | None:
-        """The id of the newest job that this request made since then and nobody cancelled."""
+        """Return the newest uncancelled job of this request since ``moment``, or None."""
         job_id = await self.run("submitted", [JOB_INDEX], [RECORD, moment, json.dumps(request)])
         return None if job_id is None else job_id.decode()
 
     async def forget_job(self, job_id: str) -> bool:
-        """Delete the record and the events of a job that has ended; False if it has not."""
+        """Delete the record and events of an ended job; return False if it has not ended."""
         keys = [streams.job_key(job_id), JOB_INDEX, *streams.event_keys(job_id)]
         return bool(await self.run("forget_job", keys, [job_id]))
 
@@ -298,18 +298,18 @@ class Jobs(Connection):
         """Forget the oldest ended jobs beyond ``max_bytes`` of memory; return their ids."""
         total = 0
         doomed: list[str] = []
-        async for job_id, size in self._weights():
+        async for job_id, size in self._job_sizes():
             total += size
             if size and total > max_bytes:
                 doomed.append(job_id)
         return [job_id for job_id in reversed(doomed) if await self.forget_job(job_id)]
 
-    async def _weights(self) -> AsyncIterator[tuple[str, int]]:
+    async def _job_sizes(self) -> AsyncIterator[tuple[str, int]]:
         """Yield each job, newest first, with its bytes in memory if it has ended."""
-        news = streams.event_keys("%s")
+        event_keys = streams.event_keys("%s")
         first = 0
         while True:
-            args = [RECORD, *news, first, first + _MEASURED_JOBS - 1]
+            args = [RECORD, *event_keys, first, first + _MEASURED_JOBS - 1]
             flat = await self.run("measure_jobs", [JOB_INDEX], args)
             for job_id, size in _pairs(flat):
                 yield job_id.decode(), size

@@ -324,7 +324,7 @@ class Work(Connection):
         count: int,
         next_one: Callable[[Sequence[Delivery[M]]], Awaitable[Delivery[M] | None]],
     ) -> list[Delivery[M]]:
-        """Claim entries one by one: Redis cannot limit a claim by bytes, and groups may be large."""
+        """Claim entries one by one: Redis cannot limit claims by bytes, and groups are large."""
         claimed: list[Delivery[M]] = []
         num_bytes = 0
         while len(claimed) < count and num_bytes < CLAIM_BYTES:
