@@ -246,7 +246,7 @@ class Jobs(Connection):
         return [_readable_or_not(job_id, flat) for job_id, flat in pairs if flat]
 
     async def changing(self, job_ids: Sequence[str]) -> dict[str, list[bytes | None]]:
-        """Return the stored fields of these jobs except for recipe and request, which never change."""
+        """Return the stored fields of these jobs that may change: not recipe and request."""
         if not job_ids:
             return {}
         keys = [RECORD + job_id for job_id in job_ids]
