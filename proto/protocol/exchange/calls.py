@@ -11,7 +11,7 @@ from typing import cast
 
 from protocol import streams
 from protocol.calls import Call, Pieces
-from protocol.exchange.connection import Connection, block_ms
+from protocol.exchange.connection import Connection, block_ms, pairs
 from protocol.exchange.rows import readable
 
 _EXPIRY_S = 20  # gateways renew their calls every few seconds
@@ -59,7 +59,7 @@ class Calls(Connection):
         """Count the 256 oldest calls by the key of their weights, the oldest call's key first."""
         keys = [streams.CALLS, streams.CALL_BODIES]
         reply = await self.run("take_calls", keys, ["", 0, 0])
-        counts = zip(reply[::2], reply[1::2], strict=True)
+        counts = pairs(reply).items()
         return dict(readable(streams.CALLS, counts, lambda row: (row[0].decode(), row[1])))
 
     async def wanted_calls(self, gateway: str, calls: Iterable[Call]) -> set[str]:

@@ -18,13 +18,13 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 T = TypeVar("T")
-Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # of a read, by stream key
+Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # the reply to a read, by stream key
 
 _MEMORY_FULL_PAUSE_S = 0.2
-_LONGEST_BLOCK_S = 20.0
-_LIMIT_S = 60.0  # of a command: then the server hangs, or has vanished without a word
-_LEAST_LIMIT_S = 5.0
-_PULSE_LIMIT_S = 10.0  # of a heartbeat, a lease, a status or connecting: all are small
+_MAX_BLOCK_S = 20.0
+_LIMIT_S = 60.0  # for a command; after it the server hangs or has vanished
+_MIN_LIMIT_S = 5.0
+_PULSE_LIMIT_S = 10.0  # for connecting and for small commands such as a heartbeat
 
 MemoryFull = errors.OutOfMemoryError
 Disconnected = (errors.ConnectionError, errors.TimeoutError)  # for longer than the patience
@@ -63,7 +63,7 @@ class Connection:
         """From now on wait only so long for a server that is away."""
         for client in (self.writer, self.reader, self.pulse):
             client.patience_s = patience_s
-            client.limit_s = min(client.limit_s, max(patience_s, _LEAST_LIMIT_S))
+            client.limit_s = min(client.limit_s, max(patience_s, _MIN_LIMIT_S))
 
     async def ping(self) -> None:
         await cast(Awaitable[bool], self.writer.ping())
@@ -155,18 +155,22 @@ async def if_job_ended(fallback: T, command: Awaitable[T]) -> T:
 
 def block_ms(wait_s: float) -> int:
     """BLOCK in milliseconds; 0 would mean for ever."""
-    return max(1, round(min(wait_s, _LONGEST_BLOCK_S) * 1000))
+    return max(1, round(min(wait_s, _MAX_BLOCK_S) * 1000))
 
 
 def flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
     return [part for pair in fields.items() for part in pair]
 
 
+def pairs(flat: Sequence[Any]) -> dict[Any, Any]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
 @asynccontextmanager
 async def open_clients(
     url: str, patience_s: float
 ) -> AsyncIterator[tuple[PatientRedis, PatientRedis, PatientRedis]]:
-    """A client that writes, one that reads, and one for heartbeats, which wait for no other."""
+    """Open clients for writes, for reads, and for heartbeats, which never wait for others."""
     settings: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": None,

@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import starmap
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from protocol import STORED_VERSION, __version__, streams
-from protocol.exchange.connection import Connection, block_ms, flat
+from protocol.exchange.connection import Connection, block_ms, flat, pairs
 from protocol.exchange.queue import Delivery
 from protocol.frames import encode
 from protocol.messages import ActiveJob, Fault, JobError, JobRecord, JobRef, JobState, Requested
@@ -242,8 +242,8 @@ class Jobs(Connection):
         if not job_ids:
             return []
         rows = await self.run("records", [RECORD + job_id for job_id in job_ids], [])
-        pairs = zip(job_ids, rows, strict=True)
-        return [_readable_or_not(job_id, flat) for job_id, flat in pairs if flat]
+        stored = zip(job_ids, rows, strict=True)
+        return [_readable_or_not(job_id, flat) for job_id, flat in stored if flat]
 
     async def changing(self, job_ids: Sequence[str]) -> dict[str, list[bytes | None]]:
         """Return the stored fields of these jobs that may change: not recipe and request."""
@@ -275,7 +275,7 @@ class Jobs(Connection):
         """Count the jobs in each state; unknown states count as failed."""
         flat = await self.run("count_states", [JOB_INDEX], [RECORD])
         counts = dict.fromkeys(JobState, 0)
-        for stored, count in _pairs(flat):
+        for stored, count in pairs(flat).items():
             name = stored.decode(errors="replace").strip('"')
             counts[JobState(name) if name in set(JobState) else JobState.FAILED] += count
         return counts
@@ -311,7 +311,7 @@ class Jobs(Connection):
         while True:
             args = [RECORD, *event_keys, first, first + _MEASURED_JOBS - 1]
             flat = await self.run("measure_jobs", [JOB_INDEX], args)
-            for job_id, size in _pairs(flat):
+            for job_id, size in pairs(flat).items():
                 yield job_id.decode(), size
             if len(flat) < 2 * _MEASURED_JOBS:
                 return
@@ -355,7 +355,7 @@ def _fields(values: Mapping[str, Any]) -> list[str]:
 
 
 def _readable_or_not(job_id: str, flat: Sequence[bytes]) -> AnyRecord:
-    stored = dict(_pairs(flat))
+    stored = pairs(flat)
     values: dict[str, Any] = {}
     for key, value in stored.items():
         name = key.decode(errors="backslashreplace")
@@ -376,7 +376,3 @@ def _readable_or_not(job_id: str, flat: Sequence[bytes]) -> AnyRecord:
 def _pair(name: str, value: str) -> str:
     """Return a pair in the syntax of a stored record."""
     return f"{json.dumps(name)}: {json.dumps(value)}"
-
-
-def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(flat[::2], flat[1::2], strict=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from protocol import streams
-from protocol.exchange.connection import Connection, Rows, block_ms, flat, if_job_ended
+from protocol.exchange.connection import Connection, Rows, block_ms, flat, if_job_ended, pairs
 from protocol.exchange.rows import name_bad_row, read_count, readable
 from protocol.frames import decode, encode
 from protocol.messages import FailureKind, GradedGroup, GroupFailure, Message, RolloutRequest
@@ -199,7 +199,7 @@ class Work(Connection):
             row: Any = await if_job_ended(
                 None, self.run("reclaim", keys, [*head, len(other_replicas), *other_replicas, *ids])
             )
-            return row and _delivery(stream, job_id, row[0], _pairs(row[1]), *row[2:])
+            return row and _delivery(stream, job_id, row[0], pairs(row[1]), *row[2:])
 
         return await self._claim_each(count, next_one)
 
@@ -210,7 +210,7 @@ class Work(Connection):
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
             after = claimed[-1].entry_id if claimed else "0"
             row = await if_job_ended(None, self.run("adopt", [key], [stream.group, self.me, after]))
-            return row and _delivery(stream, job_id, row[0], _pairs(row[1]))
+            return row and _delivery(stream, job_id, row[0], pairs(row[1]))
 
         return await self._claim_each(count, next_one)
 
@@ -232,8 +232,8 @@ class Work(Connection):
         keys = [streams.lives_key(group), streams.faults_key(job_id), *index_of]
         lives, lost = await self.run("heartbeat", keys, args, client=self.pulse)
         of_index = {str(number).encode(): key for key, number in index_of.items()}
-        workers = dict(readable(keys[0], _pairs(lives).items(), read_count))
-        for life, beats in _pairs(lives).items() if len(workers) < len(lives) // 2 else ():
+        workers = dict(readable(keys[0], pairs(lives).items(), read_count))
+        for life, beats in pairs(lives).items() if len(workers) < len(lives) // 2 else ():
             if _as_text(life) not in workers:  # no worker writes such a row: release its entries
                 await self.expire_worker(group, life, beats, inputs, job_id)
         return Heartbeat(
@@ -376,7 +376,3 @@ def _delivery(
 
 def _as_text(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
-
-
-def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
