@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from protocol.placement import Bundle, Placement, PlacementError, divide, environment_of, parse
+from protocol.placement import Bundle, Placement, PlacementError, divide, gpu_variables, parse
 
 from deploy.launches import judge_options
 
@@ -95,7 +95,7 @@ def write_compose_file(placement: Placement, command: str) -> str:
 
 def _parts(placement: Placement, command: str) -> Iterator[str]:
     (learner,) = placement.learner
-    turns = environment_of(learner).get("WEIR_TURNS")
+    turns = gpu_variables(learner).get("WEIR_TURNS")
     yield _HEAD.format(
         placement=placement,
         command=command,
@@ -109,7 +109,7 @@ def _parts(placement: Placement, command: str) -> Iterator[str]:
         if number:
             yield _ENGINE.format(number=number)
         # device_ids replace the variables of CUDA.
-        variables = environment_of(engine)
+        variables = gpu_variables(engine)
         weir_variables = {name: variables[name] for name in variables if "WEIR_" in name}
         yield f"    environment: {json.dumps(weir_variables)}\n{_gpus(engine)}\n"
     judge = placement.judge

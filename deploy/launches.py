@@ -14,7 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from secrets import token_urlsafe
 
-from protocol.placement import Bundle, Placement, PlacementError, environment_of, number_of
+from protocol.placement import Bundle, Placement, PlacementError, gpu_variables, read_number
 
 from services.chassis.deployment import read_variable, split_list
 from services.chassis.secret_variables import is_secret
@@ -101,19 +101,19 @@ def stack_launches(
         visible: the names of the node's GPUs for CUDA; None leaves the choice to Ray.
     """
     no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if placement.uses_gpus and visible else {}
-    niceness = number_of(environment, "WEIR_NICENESS", 10, least=0, most=19)
+    niceness = read_number(environment, "WEIR_NICENESS", 10, minimum=0, maximum=19)
 
     def cpu_launch(role: str, name: str) -> Launch:
         command = _module(f"services.{role}")
         return Launch(name, role, command, {**shared, **no_gpu}, niceness=niceness)
 
     def bundle_launch(role: str, name: str, bundle: Bundle, command: Sequence[str]) -> Launch:
-        variables = {**shared, **environment_of(bundle, visible)}
+        variables = {**shared, **gpu_variables(bundle, visible)}
         return Launch(name, role, tuple(command), variables, bundle, niceness=niceness)
 
     port = read_port(environment, "WEIR_GATEWAY_PORT")
     yield replace(cpu_launch("gateway", "gateway"), port=port, niceness=0)
-    for index in range(number_of(environment, "WEIR_GRADERS")):
+    for index in range(read_number(environment, "WEIR_GRADERS")):
         yield cpu_launch("grader", f"grader-{index}")
     for index in range(read_num_environments(environment)):
         worker = cpu_launch("environment", f"environment-{index}")
@@ -178,7 +178,7 @@ def learner_command(
 
 def read_port(environment: Mapping[str, str], variable: str) -> int:
     """Return the port of a variable; 0 if it is unset."""
-    return number_of(environment, variable, 0, least=0, most=2**16 - 1)
+    return read_number(environment, variable, 0, minimum=0, maximum=2**16 - 1)
 
 
 def environment_python(environment: Mapping[str, str]) -> str:
@@ -190,7 +190,7 @@ def read_num_environments(environment: Mapping[str, str]) -> int:
     """Return WEIR_ENVIRONMENTS; by default 1 if their Python exists."""
     python = environment_python(environment)
     has_python = shutil.which(python) is not None
-    number = number_of(environment, "WEIR_ENVIRONMENTS", int(has_python), least=0)
+    number = read_number(environment, "WEIR_ENVIRONMENTS", int(has_python), minimum=0)
     if number and not has_python:
         raise PlacementError(
             f"WEIR_ENVIRONMENTS={number}, but {python} does not exist; run "
@@ -223,7 +223,7 @@ def judge_launch(
     _refuse_old_vllm(model)
     server = _module("vllm.entrypoints.openai.api_server")
     command = (*server, "--port", "{port}", *judge_options(bundle, model, model))
-    variables = JUDGE_DATE | environment_of(bundle, visible)
+    variables = JUDGE_DATE | gpu_variables(bundle, visible)
     return Launch(
         "judge", "judge", command, variables, bundle, startup_path="/health", is_awaited=False
     )

@@ -21,7 +21,7 @@ from secrets import token_hex
 from typing import Any
 
 import ray
-from protocol.placement import Placement, PlacementError, choose_on, visible_gpus
+from protocol.placement import Placement, PlacementError, choose_for_cluster, visible_gpus
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.metrics import Gauge
 from ray.util.placement_group import PlacementGroup, placement_group
@@ -362,7 +362,7 @@ def main(arguments: Sequence[str]) -> int:
         home.acquire()
         path = {"PYTHONPATH": python_path(os.environ)}
         ray.init(address=arguments[0], namespace="weir", runtime_env={"env_vars": path})
-        placement = choose_on(ray.nodes(), os.environ)
+        placement = choose_for_cluster(ray.nodes(), os.environ)
         say(str(placement) if placement.uses_gpus else "the cluster shows no GPU")
         Cluster(home, placement, os.environ).up()
     except (StackError, PlacementError, ConnectionError, ValueError) as error:

@@ -39,7 +39,7 @@ _EXAMPLES = {
 }
 _CHECKS: Mapping[str, type[Table]] = {
     "every check": rewards.Check,
-    "model_judge, score_model, label_model": rewards.AskedOfAJudge,
+    "model_judge, score_model, label_model": rewards.JudgeCheck,
     **dict(sorted(rewards.WITH_SETTINGS.items())),
 }
 _TYPES = {"string": "text", "boolean": "true or false", "object": "table"}

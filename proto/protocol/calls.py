@@ -1,8 +1,8 @@
-"""Calls of the model door: one response that a client asks for, and its answer, piece by piece.
+"""Calls: requests of clients for one response, which comes back in pieces.
 
-A rollout takes a call at most once. If it falls silent the gateway asks again, with the tokens that
-have come as ``so_far``: another rollout goes on behind them, and what the first one may still send
-is of an earlier try.
+A rollout takes a call at most once. If the rollout falls silent, the gateway queues the call again
+with the tokens received as ``so_far``. Another rollout continues after them. Late pieces of the
+first rollout belong to an earlier try.
 """
 
 from __future__ import annotations
@@ -18,82 +18,83 @@ from protocol.recipe import Model, Purpose, Sampling
 
 
 class Served(Message):
-    """The weights that answer: the newest of the active job, or those of a folder."""
+    """The weights for a call: the active job's newest, or those of a folder."""
 
-    name: str  # by which clients ask for it
-    job_id: str = ""  # of the newest weights, or of the job that has made the folder
-    folder: str = ""  # on the shared disk; none: the newest weights of the job
-    base: str = ""  # where the folder holds an adapter: the folder of the model that it is for
-    version: int = 0  # the step that has made the folder's weights
-    attempt: int = 0  # of the job that made its result; 0: a checkpoint does not say
-    model: Model  # how to start an engine on it, and how messages become a prompt
+    name: str  # the model name in requests
+    job_id: str = ""  # the job that trains the weights, or that made the folder
+    folder: str = ""  # on the shared disk; empty: the newest weights of the job
+    base: str = ""  # the folder of the base model if ``folder`` holds an adapter
+    version: int = 0  # the step that made the folder's weights
+    attempt: int = 0  # the attempt whose result the folder is; 0: unknown, as for checkpoints
+    model: Model  # settings of the engine and of the prompt
 
     @property
     def key(self) -> str:
-        """The same for calls that the same weights answer."""
+        """The identity of the weights."""
         return f"folder:{self.folder}" if self.folder else f"job:{self.job_id}"
 
 
 class Terms(Message):
-    """What a learner's request asks of the calls of an episode: a session is opened under them."""
+    """The terms of an episode's calls, from the learner's request."""
 
     job_id: str
     purpose: Purpose
-    min_version: int = Field(default=0, ge=0)  # older weights must not answer
-    version: int | None = None  # where no other may: that of an evaluation
-    sampling: Sampling  # of each turn, whatever an agent asks for
+    min_version: int = Field(default=0, ge=0)  # the oldest weights version that may answer
+    version: int | None = None  # the only version that may answer, in an evaluation
+    sampling: Sampling  # of each turn; overrides the request of an agent
     seed: int
 
 
 class CallSampling(Message):
-    """How a response is sampled. Log-probs are those after temperature and truncation, in nats."""
+    """Sampling of a response. Log-probs are in nats, after temperature and truncation."""
 
-    max_tokens: int | None = Field(default=None, ge=1)  # None: what the context leaves
+    max_tokens: int | None = Field(default=None, ge=1)  # None: the rest of the context
     temperature: float = Field(default=1.0, ge=0)  # 0: the most likely token
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)  # 0: all
     min_p: float = Field(default=0.0, ge=0, le=1)
     stop: tuple[StopText, ...] = Field(default=(), max_length=16)
-    stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64)  # vLLM dies of over 128
+    stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64)  # over 128 crash vLLM
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
     seed: int | None = None
-    top_logprobs: int = Field(default=0, ge=0, le=20)  # of the most likely tokens, at each place
-    prompt_logprobs: bool = False  # of the prompt's own tokens, at temperature 1 whatever is above
+    top_logprobs: int = Field(default=0, ge=0, le=20)  # the most likely tokens per position
+    prompt_logprobs: bool = False  # always at temperature 1
 
 
-class Begun(Message):
-    """The beginning of a chat whose tokens are known, so that they are not made anew."""
+class ChatPrefix(Message):
+    """The first messages of a chat with their tokens, which need no tokenizer."""
 
     num_messages: int = Field(ge=1)  # the last of them is a reply
-    token_ids: tuple[int, ...]  # of the reply's prompt and of the reply, as they were sampled
+    token_ids: tuple[int, ...]  # the prompt and the reply, as sampled
 
 
 class Call(Message):
     id: str = Field(min_length=1)
-    gateway: str  # whose queue the answer goes to
-    tries: int = 0  # made before
+    gateway: str  # the gateway that receives the pieces
+    tries: int = 0  # earlier tries
     served: Served
-    text: str | None = None  # the prompt: either a text, ...
-    messages: tuple[Mapping[str, Any], ...] | None = None  # ... or for the chat template, ...
-    token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None  # ... or as it is
+    # The prompt: a text, messages for the chat template, or tokens.
+    text: str | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()  # for the chat template
-    begun: Begun | None = None  # where the messages go on from an earlier call
-    chat_template_options: TemplateOptions = Field(default_factory=dict)  # besides the model's own
-    so_far: tuple[int, ...] = ()  # of the response, sampled in earlier tries
+    begun: ChatPrefix | None = None  # set if the messages continue an earlier call
+    chat_template_options: TemplateOptions = Field(default_factory=dict)  # added to the model's
+    so_far: tuple[int, ...] = ()  # tokens of the response from earlier tries
     sampling: CallSampling
-    streams: bool = False  # else few pieces will do
-    terms: Terms | None = None  # of an episode of the job's own
+    streams: bool = False  # if not, few large pieces are enough
+    terms: Terms | None = None  # for calls of the job's episodes
 
     @model_validator(mode="after")
     def _one_kind_of_prompt(self) -> Self:
-        if sum(each is not None for each in (self.text, self.messages, self.token_ids)) != 1:
+        if (self.text, self.messages, self.token_ids).count(None) != 2:
             raise ValueError("give exactly one of 'text', 'messages' and 'token_ids'")
         return self
 
     @property
     def key(self) -> str:
-        """The same for calls that one rollout takes for the same reason."""
+        """The identity of the queue from which rollouts take the call."""
         if self.terms is None:
             return self.served.key
         kind = "eval" if self.terms.purpose is Purpose.EVAL else "work"
@@ -102,13 +103,13 @@ class Call(Message):
 
 class Token(Message):
     id: int
-    text: str  # by itself; a part of a character shows as U+FFFD
+    text: str  # a part of a character is U+FFFD
     logprob: FiniteFloat
     top: tuple[tuple[int, str, float], ...] = ()  # id, text and log-prob, the most likely first
 
 
 class Refusal(Message):
-    """Why a call has no answer; ``again`` means that the gateway asks anew, perhaps elsewhere."""
+    """The reason why a call fails; with ``again`` the gateway queues the call again."""
 
     status: Literal[400, 409, 500, 503]
     code: str
@@ -121,15 +122,15 @@ class Piece(Message):
 
     call_id: str
     tries: int
-    prompt_ids: tuple[int, ...] | None = None  # with the first piece
-    # With it, if asked for: None for the first token, and where the model has no number.
+    prompt_ids: tuple[int, ...] | None = None  # in the first piece
+    # In the first piece if requested; None for the first token and for log-probs that are NaN.
     prompt_logprobs: tuple[Measured, ...] | None = None
     tokens: tuple[Token, ...] = ()
-    text: str = ""  # of the tokens, as far as it is certain; not of a stop text
-    spans: tuple[VersionSpan, ...] = ()  # of this try's tokens up to now
-    finish_reason: FinishReason | None = None  # with the last
-    stop_reason: int | str | None = None  # the stop text or token that ended it
-    refusal: Refusal | None = None  # ends the try, too
+    text: str = ""  # the tokens as text, without a stop text or incomplete characters
+    spans: tuple[VersionSpan, ...] = ()  # of all tokens of this try
+    finish_reason: FinishReason | None = None  # in the last piece
+    stop_reason: int | str | None = None  # the stop text or token
+    refusal: Refusal | None = None  # also ends the try
 
     @property
     def is_last(self) -> bool:
@@ -137,9 +138,9 @@ class Piece(Message):
 
 
 class Pieces(Message):
-    """What a rollout sends to a gateway, at least once a second while it holds one of its calls."""
+    """A rollout's report to a gateway, at least once a second while it holds a call."""
 
-    rollout: str  # its name
-    doing: str = ""  # what the calls wait for, as "loads step 200 of ftjob-…"
-    held: tuple[str, ...] = ()  # the ids of all calls that it holds of this gateway
+    rollout: str
+    doing: str = ""  # the reason why calls wait, such as "loads step 200 of ftjob-…"
+    held: tuple[str, ...] = ()  # ids of all calls of this gateway that the rollout has
     pieces: tuple[Piece, ...] = ()

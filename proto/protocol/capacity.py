@@ -1,4 +1,4 @@
-"""How much of a job can be under way at once, and how much of Redis that fills. Pure."""
+"""The largest number of responses in flight, and their size in Redis. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from protocol.recipe import Evaluation, Recipe
 
 
 def bytes_per_token(recipe: Recipe) -> int:
-    """Id (4), log-prob (4), text in a JSON header (8).
+    """Return the bytes of an id (4), a log-prob (4) and the text in a JSON header (8).
 
-    Of an episode also whose it is (1), and its conversation (8).
+    Episodes also have a policy mask (1) and a conversation (8).
     """
     return 16 if recipe.environment is None else 25
 
 
 def responses_in_flight(recipe: Recipe) -> int:
-    """At most so many training responses are asked for and not yet trained."""
+    """Return the largest number of training responses in flight."""
     return recipe.groups_in_flight * recipe.rollout.group_size
 
 
-def count_tasks(evaluation: Evaluation, in_file: int) -> int:
-    return min(in_file, evaluation.tasks or in_file)
+def count_tasks(evaluation: Evaluation, num_tasks: int) -> int:
+    return min(num_tasks, evaluation.tasks or num_tasks)
 
 
 def evaluation_responses(recipe: Recipe, held_out: Mapping[str, int]) -> int:
-    """Responses of the evaluations under way at once; ``held_out``: tasks of each, by its name."""
+    """Count the responses of evaluations; ``held_out`` has the tasks of each, by name."""
     return sum(
         count_tasks(evaluation, held_out.get(name, 0)) * evaluation.samples
         for name, evaluation in recipe.evaluations.items()
@@ -33,13 +33,13 @@ def evaluation_responses(recipe: Recipe, held_out: Mapping[str, int]) -> int:
 
 
 def worst_case_bytes(recipe: Recipe, held_out: Mapping[str, int]) -> int:
-    """Bytes in Redis of all that may be under way at once, every response as long as allowed."""
+    """Return the bytes in Redis of all responses in flight at their largest length."""
     responses = responses_in_flight(recipe) + evaluation_responses(recipe, held_out)
     return responses * recipe.model.max_context * bytes_per_token(recipe)
 
 
 def worst_case_in_words(recipe: Recipe, held_out: Mapping[str, int]) -> str:
-    """The arithmetic of `worst_case_bytes`, with the names of the settings."""
+    """Explain `worst_case_bytes` with the names of the settings."""
     staleness = recipe.training.max_staleness
     per_step = recipe.training.groups_per_step
     groups = f"(max_staleness {staleness} + 1) x groups_per_step {per_step}"

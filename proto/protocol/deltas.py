@@ -1,9 +1,9 @@
-"""Deltas: what has changed from one version of a model's folder to the next.
+"""Deltas between two versions of a model's folder.
 
-A link is a folder with a file for each of the version's own: the file itself, or, under its name
-and ``.delta``, the words of 16 bits that differ from those of the version before: how far each is
-from the one before it, and then what they are. Applied in turn to an empty folder, the links of a
-chain make its last version. Whoever applies them verifies that.
+A link is a folder with one file per file of the version: a copy, or a delta with the suffix
+``.delta``. A delta lists the 16-bit words that differ from the previous version: the distances
+between them, then their values. All links of a chain, applied in order to an empty folder, yield
+the last version. The caller verifies the result.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from protocol.weights import UNFINISHED, WeightsError, WeightsGone, sync_folder, sync_tree
 
 _DELTA = ".delta"
-_FARTHEST = 2**16 - 1  # from one word that is told to the next, whether it has changed or not
+_MAX_DISTANCE = 2**16 - 1  # between listed words; unchanged words fill longer gaps
 _THREADS = 4
 Words = NDArray[np.uint16]
 
 
 def write_link(version: Path, before: Path | None, target: Path) -> int:
-    """Write a link from one version to the next, or a first one; returns its bytes."""
+    """Write a link from one version to the next, or the first link; return its size in bytes."""
     unfinished = target.with_name(f"{UNFINISHED}{target.name}")
     for leftover in (unfinished, target):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -42,7 +42,7 @@ def write_link(version: Path, before: Path | None, target: Path) -> int:
 
 
 def apply_links(links: Iterable[Path], folder: Path) -> None:
-    """Make of the version in a folder the one that the last of its next links leads to.
+    """Update the version in a folder by the links that follow it.
 
     Raises:
         WeightsGone: if a link has been removed.
@@ -53,14 +53,15 @@ def apply_links(links: Iterable[Path], folder: Path) -> None:
             for link in links:
                 list(threads.map(partial(_apply_file, folder=folder), link.iterdir()))
     except FileNotFoundError as error:
-        is_of_link = Path(error.filename).parent != folder
-        raise (WeightsGone if is_of_link else WeightsError)(f"{error.filename}: gone") from error
+        is_link_gone = Path(error.filename).parent != folder
+        kind = WeightsGone if is_link_gone else WeightsError
+        raise kind(f"{error.filename}: gone") from error
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         raise WeightsError(f"{error.filename}: cannot be read: {error.strerror}") from error
     except (ValueError, IndexError) as error:
-        raise WeightsError(f"{folder}: what has changed does not fit: {error}") from error
+        raise WeightsError(f"{folder}: a delta does not fit: {error}") from error
 
 
 def _write_file(path: Path, *, before: Path | None, target: Path) -> int:
@@ -77,18 +78,18 @@ def _write_file(path: Path, *, before: Path | None, target: Path) -> int:
 
 
 def _difference(before: Path, after: Path) -> tuple[Words, Words] | None:
-    """(distances, values) of the words that have changed; None where all of them take less room."""
+    """Return the distances and values of changed words; None if the whole file is smaller."""
     size = after.stat().st_size
     if size % 2 or before.stat().st_size != size:
         return None
     old = _words(before)
     new = _words(after)
     changed = old != new
-    changed[::_FARTHEST] = True
+    changed[::_MAX_DISTANCE] = True
     if 2 * np.count_nonzero(changed) >= new.size:
         return None
-    places = np.flatnonzero(changed)
-    return np.diff(places, prepend=0).astype(np.uint16), new[places]
+    positions = np.flatnonzero(changed)
+    return np.diff(positions, prepend=0).astype(np.uint16), new[positions]
 
 
 def _apply_file(path: Path, *, folder: Path) -> None:

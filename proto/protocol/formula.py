@@ -1,7 +1,7 @@
 """A formula over named numbers, such as ``max(a, 0.5 * b)``. Pure.
 
-It is read as Python's grammar reads it, may hold only what the tables here hold, and is never run
-as code. Every number in it is a float, so that none can grow without bound.
+Python's parser reads a formula. Only the operators and functions of the tables below are allowed,
+and no formula runs as code. All numbers are floats, so that no number grows without bound.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import lru_cache
 _MAX_CHARS = 2_000
 _MAX_DEPTH = 60
 _MAX_NUMBER = 1e9
-_ANY = 100  # arguments
+_MAX_ARGUMENTS = 100
 _NUMBERLIKE = re.compile(r"(?<![\w.])\.?\d(?:[\w.]|(?<=[eE])[+-])*")
-_NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # not Python's 0x10 and 1_0
+_NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # without Python's 0x10 and 1_0
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -28,9 +28,10 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
     ast.Pow: math.pow,
 }
-_FUNCTIONS: Mapping[str, tuple[Callable[..., float], int]] = {  # and its most arguments
-    "min": (lambda *values: min(values), _ANY),
-    "max": (lambda *values: max(values), _ANY),
+# A function and the largest number of its arguments, by name.
+_FUNCTIONS: Mapping[str, tuple[Callable[..., float], int]] = {
+    "min": (lambda *values: min(values), _MAX_ARGUMENTS),
+    "max": (lambda *values: max(values), _MAX_ARGUMENTS),
     "abs": (math.fabs, 1),
     "floor": (math.floor, 1),
     "ceil": (math.ceil, 1),
@@ -45,12 +46,12 @@ _REMEDY = (
 
 
 class FormulaError(ValueError):
-    """A text that is no formula, or numbers for which it has no value; the text says why."""
+    """An invalid formula, or one without a value for the numbers."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula that has been read; ``tree`` holds nothing but what may be in one."""
+    """A parsed formula; ``tree`` has only allowed nodes."""
 
     tree: ast.expr
 
@@ -59,7 +60,7 @@ class Formula:
         return frozenset(_names(self.tree))
 
     def value(self, numbers: Mapping[str, float]) -> float:
-        """Its value where each name is a number; `FormulaError` if it has none that is finite."""
+        """Return the value for a number per name, or raise `FormulaError` if it is not finite."""
         try:
             value = _value(self.tree, numbers)
         except (ArithmeticError, ValueError) as error:
@@ -71,12 +72,12 @@ class Formula:
 
 @lru_cache(maxsize=256)
 def read_formula(text: str) -> Formula:
-    """The formula of a text; a `FormulaError` says what may not be in it, and what may."""
+    """Parse a formula; a `FormulaError` names the problem and the syntax."""
     if len(text) > _MAX_CHARS:
         raise FormulaError(f"longer than {_MAX_CHARS} characters; {_REMEDY}")
-    for spelt in _NUMBERLIKE.findall(text):
-        if not _NUMBER.fullmatch(spelt):
-            raise FormulaError(f"holds {spelt!r}, which is no decimal number; {_REMEDY}")
+    for number in _NUMBERLIKE.findall(text):
+        if not _NUMBER.fullmatch(number):
+            raise FormulaError(f"holds {number!r}, which is no decimal number; {_REMEDY}")
     try:
         tree = ast.parse(text.strip().replace("^", "**"), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -129,6 +130,7 @@ def _value(node: ast.expr, numbers: Mapping[str, float]) -> float:
         case ast.BinOp(left=left, op=op, right=right):
             return _OPERATORS[type(op)](_value(left, numbers), _value(right, numbers))
         case ast.Call(func=ast.Name(id=name), args=args):
-            return float(_FUNCTIONS[name][0](*(_value(each, numbers) for each in args)))
-    (operand,) = _parts(node)  # behind a plus
+            values = [_value(argument, numbers) for argument in args]
+            return float(_FUNCTIONS[name][0](*values))
+    (operand,) = _parts(node)  # of a unary plus
     return _value(operand, numbers)

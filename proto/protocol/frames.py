@@ -1,7 +1,7 @@
-"""The frame of a message: a JSON header, and its arrays as raw little-endian bytes beside it.
+"""Frames of messages: a JSON header, and arrays as raw little-endian bytes.
 
-In Redis a frame is an entry's fields, readable with redis-cli; in a log segment it is the same
-fields, length-prefixed and checksummed. There is no pickle anywhere.
+In Redis a frame is the fields of an entry, readable with redis-cli. In a file it is a record: the
+same fields with lengths and a checksum. No frame uses pickle.
 
 >>> fields = encode(JobRef(job_id="a"))
 >>> fields
@@ -12,6 +12,7 @@ JobRef(job_id='a')
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import zlib
@@ -36,7 +37,7 @@ M = TypeVar("M", bound=Message)
 
 
 class FrameError(ValueError):
-    """Bytes that are not a frame of the expected message; the text says what is wrong."""
+    """Bytes that are not a frame of the expected message."""
 
 
 class _Header(BaseModel):
@@ -49,7 +50,7 @@ class _Header(BaseModel):
 
 
 def encode(message: Message) -> dict[bytes, bytes]:
-    """Turn a message into named fields: ``header`` and one field per array, named by its path."""
+    """Return a message as fields: ``header``, and one per array, named by its path."""
     arrays: dict[str, np.ndarray] = {}
     body = _take_arrays(message.model_dump(mode="python"), "", arrays)
     header = {
@@ -59,12 +60,13 @@ def encode(message: Message) -> dict[bytes, bytes]:
         "arrays": {path: array.dtype.str for path, array in arrays.items()},
     }
     fields = {HEADER: json.dumps(header, separators=(",", ":"), allow_nan=False).encode()}
-    fields.update({path.encode(): array.tobytes() for path, array in arrays.items()})
+    for path, array in arrays.items():
+        fields[path.encode()] = array.tobytes()
     return fields
 
 
 def decode(expected: type[M], fields: Fields) -> M:
-    """Rebuild a message from its fields, or raise `FrameError`; its arrays are views of them."""
+    """Parse the fields of a message, or raise `FrameError`; arrays are views of the fields."""
     header = _read_header(fields)
     if header.type != expected.__name__ or header.version != STORED_VERSION:
         raise FrameError(
@@ -78,7 +80,7 @@ def decode(expected: type[M], fields: Fields) -> M:
     except ValidationError as error:
         problems = explain(error, whole="message")
         raise FrameError(f"not a valid {expected.__name__}: {problems}") from error
-    except Exception as error:  # of a validator that did not expect such a value
+    except Exception as error:  # a validator may fail on an unexpected value
         raise FrameError(f"not a valid {expected.__name__}: {error}") from error
 
 
@@ -95,11 +97,11 @@ def _take_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
 
 def _read_header(fields: Fields) -> _Header:
     if HEADER not in fields:
-        raise FrameError("no header among the fields; was this written by another program?")
+        raise FrameError("the fields have no header; another program wrote them")
     try:
         return _Header.model_validate_json(fields[HEADER])
     except ValidationError as error:
-        raise FrameError(f"no readable header: {explain(error, whole='header')}") from error
+        raise FrameError(f"the header is unreadable: {explain(error, whole='header')}") from error
 
 
 def _read_array(fields: Fields, path: str, dtype: str) -> np.ndarray:
@@ -113,39 +115,42 @@ def _read_array(fields: Fields, path: str, dtype: str) -> np.ndarray:
 
 def _put_array(body: dict[str, Any], path: str, array: np.ndarray) -> None:
     *parents, name = path.split(".")
-    place: Any = body
+    table: Any = body
     for parent in parents:
-        place = place.get(parent) if isinstance(place, dict) else None
-    if not isinstance(place, dict) or name not in place:
+        table = table.get(parent) if isinstance(table, dict) else None
+    if not isinstance(table, dict) or name not in table:
         raise FrameError(f"array {path}: the header has no place for it")
-    place[name] = array
+    table[name] = array
 
 
 def pack(fields: Fields) -> bytes:
-    """One record of a file: the fields, length-prefixed, with a checksum."""
+    """Return one record of a file: the fields with their lengths and a checksum."""
     parts: list[bytes] = []
     for name, value in fields.items():
-        parts += [_FIELD.pack(len(name), len(value)), name, value]
+        parts.append(_FIELD.pack(len(name), len(value)))
+        parts.append(name)
+        parts.append(value)
     body = b"".join(parts)
-    return _RECORD.pack(_MAGIC, len(fields), len(body), zlib.crc32(body, len(fields))) + body
+    checksum = zlib.crc32(body, len(fields))
+    return _RECORD.pack(_MAGIC, len(fields), len(body), checksum) + body
 
 
 def unpack_all(file: BinaryIO) -> Iterator[dict[bytes, bytes]]:
-    """The records of a file; a `FrameError` names the byte where one begins that is damaged."""
-    place = 0
+    """Yield the records of a file; a `FrameError` names the first byte of a damaged one."""
+    offset = 0
     while head := file.read(_RECORD.size):
         if len(head) < _RECORD.size or not head.startswith(_MAGIC):
-            raise FrameError(f"byte {place}: no record begins here")
+            raise FrameError(f"byte {offset}: no record begins here")
         _, num_fields, length, checksum = _RECORD.unpack(head)
         body = file.read(length)
         if len(body) < length or zlib.crc32(body, num_fields) != checksum:
-            raise FrameError(f"byte {place}: the record is damaged, or not all there")
+            raise FrameError(f"byte {offset}: the record is damaged or incomplete")
         yield _split_fields(body, num_fields)
-        place += _RECORD.size + length
+        offset += _RECORD.size + length
 
 
 def unpack_one(file: BinaryIO) -> dict[bytes, bytes]:
-    """The record of a file that holds one; a `FrameError` if it is empty, damaged or holds more."""
+    """Read the only record of a file; raise `FrameError` if it is damaged or not the only one."""
     records = list(islice(unpack_all(file), 2))
     if len(records) != 1:
         raise FrameError("the file is empty" if not records else "more than one record")
@@ -154,12 +159,9 @@ def unpack_one(file: BinaryIO) -> dict[bytes, bytes]:
 
 def _split_fields(body: bytes, num_fields: int) -> dict[bytes, bytes]:
     fields: dict[bytes, bytes] = {}
-    at = 0
+    file = io.BytesIO(body)
     for _ in range(num_fields):
-        name_length, value_length = _FIELD.unpack_from(body, at)
-        at += _FIELD.size
-        name = body[at : at + name_length]
-        at += name_length
-        fields[name] = body[at : at + value_length]
-        at += value_length
+        name_length, value_length = _FIELD.unpack(file.read(_FIELD.size))
+        name = file.read(name_length)
+        fields[name] = file.read(value_length)
     return fields

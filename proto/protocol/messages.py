@@ -1,11 +1,11 @@
-"""What crosses a process boundary: every message of Weir, frozen and complete.
+"""Messages between processes.
 
-The life of one datum is a chain of types, one per stage::
+A group passes through a chain of types, one per stage::
 
     Task -> RolloutRequest -> RolloutGroup -> GradedGroup -> (trained) -> PolicyVersion
 
-A group's identity is its *key*, ``"train:17"``: its purpose and number. A repeat of a message has
-the same, and changes nothing. Arrays are flat; ``lengths`` says where one response ends.
+A group's identity is its *key*, such as ``"train:17"``: its purpose and number. A repeated message
+has the same key and no effect. Arrays are flat; ``lengths`` has the tokens of each response.
 """
 
 from __future__ import annotations
@@ -29,47 +29,48 @@ from pydantic import (
 )
 
 from protocol.recipe import Purpose, Recipe, Sampling
-from protocol.rewards import AskedOfAJudge, Check, MathAnswer, ModelJudge, Reward
+from protocol.rewards import Check, JudgeCheck, MathAnswer, ModelJudge, Reward
 
 
-def _array_of(dtype: str) -> PlainValidator:
-    def as_read_only(value: Any) -> np.ndarray:
+def _flat_array(dtype: str) -> PlainValidator:
+    def to_read_only(value: Any) -> np.ndarray:
         try:
             array = np.ascontiguousarray(value, dtype=np.dtype(dtype))
         except (TypeError, OverflowError) as error:
             raise ValueError(f"expected an array of {dtype}: {error}") from error
         if array.ndim != 1:
             raise ValueError(f"expected one dimension, got shape {array.shape}")
-        (view := array.view()).flags.writeable = False
+        view = array.view()
+        view.flags.writeable = False
         return view
 
-    return PlainValidator(as_read_only)
+    return PlainValidator(to_read_only)
 
 
-Int32Array = Annotated[np.ndarray, _array_of("<i4")]
-Uint8Array = Annotated[np.ndarray, _array_of("|u1")]
-Float32Array = Annotated[np.ndarray, _array_of("<f4")]
-NOT_GIVEN = "(not given)"  # the prompt of a task that is only for a trial, and has none
+Int32Array = Annotated[np.ndarray, _flat_array("<i4")]
+Uint8Array = Annotated[np.ndarray, _flat_array("|u1")]
+Float32Array = Annotated[np.ndarray, _flat_array("<f4")]
+NOT_GIVEN = "(not given)"  # the prompt of a trial's task without one
 
 
 class Message(BaseModel):
-    """A frozen value that travels between services; unknown fields are refused."""
+    """A frozen message between services without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 def as_text(content: object) -> object:
-    """The content of a chat message: a list of text parts as one text, anything else as it is."""
+    """Join the text parts of a chat message's content; return other content unchanged."""
     if not isinstance(content, list):
         return content
-    return "".join(map(_text_of_part, cast(list[object], content)))
+    return "".join(map(_part_text, cast(list[object], content)))
 
 
-def _text_of_part(part: object) -> str:
+def _part_text(part: object) -> str:
     match part:  # pyright: ignore[reportMatchNotExhaustive]
         case {"type": "text", "text": str(text)}:
             return text
-    raise ValueError("only text is read: give a string, or parts of type 'text'")
+    raise ValueError("only text is supported: give a string, or parts of type 'text'")
 
 
 class ChatMessage(Message):
@@ -78,9 +79,9 @@ class ChatMessage(Message):
 
 
 class Task(Message):
-    """One problem: a prompt (plain or as messages), and what graders hold a response against.
+    """A prompt, plain or as messages, with the fields that graders compare a response with.
 
-    A task whose grader needs no answer may lack it.
+    Tasks for graders that need no answer may lack it.
     """
 
     id: str = Field(min_length=1)
@@ -98,7 +99,7 @@ class Task(Message):
 
     @property
     def problem(self) -> str:
-        """The prompt as one text; the turns of a conversation carry their roles."""
+        """The prompt as one text; several turns have headers with their roles."""
         if self.messages is None:
             return self.prompt or ""
         if len(self.messages) == 1:
@@ -112,7 +113,7 @@ def group_key(purpose: Purpose, number: int) -> str:
 
 
 class RolloutRequest(Message):
-    """The learner asks for one group: ``group_size`` responses to one task."""
+    """A request of the learner for ``group_size`` responses to one task."""
 
     job_id: str
     attempt: int = Field(ge=1)
@@ -124,9 +125,9 @@ class RolloutRequest(Message):
     sampling: Sampling
     prompt_template: str | None = None
     seed: int
-    min_version: int = Field(default=0, ge=0)  # older weights must not answer this request
-    version: int | None = None  # where no other may: that of an evaluation
-    in_environment: bool = False  # each response is an episode
+    min_version: int = Field(default=0, ge=0)  # the oldest weights version that may answer
+    version: int | None = None  # the only version that may answer, in an evaluation
+    in_environment: bool = False  # responses are episodes
 
     @property
     def key(self) -> str:
@@ -134,7 +135,7 @@ class RolloutRequest(Message):
 
 
 class VersionSpan(Message):
-    """The policy's own tokens in ``[start, end)`` of a response were sampled under one version."""
+    """The weights version that sampled the policy's tokens in ``[start, end)`` of a response."""
 
     attempt: int
     version: int
@@ -142,7 +143,7 @@ class VersionSpan(Message):
     end: int
 
     def shift(self, offset: int) -> Self:
-        """The same span of a text that begins ``offset`` tokens earlier."""
+        """Return the span for a text that begins ``offset`` tokens earlier."""
         return self.model_copy(update={"start": self.start + offset, "end": self.end + offset})
 
 
@@ -157,13 +158,13 @@ class Turn(Message):
 
 
 class Episode(Message):
-    """What an environment says of a response that took several turns."""
+    """An environment's report on a response of several turns."""
 
     reward: FiniteFloat | None = None  # on the environment's own scale
-    problem: str = ""  # a code, where the environment or the machine broke: no fault of the policy
-    words: str = ""  # of the environment about it
+    problem: str = ""  # the code of a failure of the environment or the machine
+    words: str = ""  # the environment's description of the failure
     turns: int = 0  # responses of the policy
-    seconds: Mapping[str, float] = Field(default_factory=dict)  # by part: model, environment
+    seconds: Mapping[str, float] = Field(default_factory=dict)  # of model and environment
     conversation: tuple[Turn, ...] = ()
 
     @model_validator(mode="after")
@@ -178,37 +179,36 @@ CLOSES_THINKING = "</think>"
 
 
 class Response(Message):
-    """What is not an array of one sampled response."""
+    """A sampled response without its arrays."""
 
-    text: str  # the policy's own, with special tokens, but for the one that ends it
+    text: str  # of the policy, with special tokens except for the last
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
     episode: Episode | None = None
 
     @property
     def is_broken(self) -> bool:
-        """Whether there is nothing to learn from it: it has no tokens."""
+        """Whether its episode failed, so that it has no tokens."""
         return self.episode is not None and bool(self.episode.problem)
 
 
 class RolloutGroup(Message):
-    """G responses to one request, with the log-probability each token had when it was sampled.
+    """All responses to one request, with the log-prob of each token at sampling time.
 
-    A response may hold tokens of tools or of an environment between the policy's own. They are
-    context: nothing learns from them. Spans cover them too, so that a response has no gaps, and
-    each span has a token of the policy's own. An episode that broke has no tokens. ``lengths``
-    count all tokens, as do the limit of the context, memory and work; rewards, losses, staleness
-    and metrics count the policy's own.
+    A response may contain tokens of tools or of an environment between the policy's. They are
+    context and have no loss. Spans cover all tokens without gaps, and each non-empty span has a
+    token of the policy. A failed episode has no tokens. ``lengths`` count all tokens, as do the
+    limits of context and memory; rewards, losses, staleness and metrics count the policy's tokens.
     """
 
     request: RolloutRequest
     prompt_ids: Int32Array  # [prompt_token]
-    token_ids: Int32Array  # [token], all responses one after another
-    behavior_logprobs: Float32Array  # [token], nats, after temperature; 0 where not its own
-    own: Uint8Array | None = None  # [token], 1 if the policy sampled it, else 0; None: all 1
+    token_ids: Int32Array  # [token], of all responses in order
+    behavior_logprobs: Float32Array  # [token], nats, after temperature; 0 for other tokens
+    own: Uint8Array | None = None  # [token], 1 for tokens of the policy, else 0; None: all 1
     lengths: Int32Array  # [group], tokens per response
     responses: tuple[Response, ...]  # [group]
-    begins_thinking: bool = False  # each response: the prompt ends in `OPENS_THINKING`
+    begins_thinking: bool = False  # the prompt ends in `OPENS_THINKING`
     sampling_seconds: float = Field(ge=0)
 
     @property
@@ -220,13 +220,13 @@ class RolloutGroup(Message):
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
     @property
-    def is_own(self) -> np.ndarray:
-        """Which tokens the policy sampled, [token] bool."""
+    def policy_mask(self) -> np.ndarray:
+        """Whether the policy sampled a token, [token] bool."""
         return np.ones(len(self.token_ids), bool) if self.own is None else self.own == 1
 
     @property
-    def own_lengths(self) -> np.ndarray:
-        """The policy's own tokens per response, [group] int."""
+    def policy_lengths(self) -> np.ndarray:
+        """The number of the policy's tokens per response, [group] int."""
         if self.own is None:
             return self.lengths
         return np.array([self.own[start:end].sum() for start, end in self.bounds()], dtype=int)
@@ -241,7 +241,7 @@ class RolloutGroup(Message):
             )
         if not len(self.lengths) == len(self.responses) == self.request.group_size:
             raise ValueError(
-                f"asked for {self.request.group_size} responses, got {len(self.responses)} with "
+                f"expected {self.request.group_size} responses, got {len(self.responses)} with "
                 f"{len(self.lengths)} lengths"
             )
         if not np.isfinite(self.behavior_logprobs).all():
@@ -260,37 +260,37 @@ class RolloutGroup(Message):
             if edge != length:
                 raise ValueError(f"responses[{index}].spans cover {edge} of {length} tokens")
             if response.is_broken and length:
-                raise ValueError(f"responses[{index}] broke, but has {length} tokens")
+                raise ValueError(f"responses[{index}] failed, but has {length} tokens")
         return self
 
     @model_validator(mode="after")
-    def _own_says_whose_each_token_is(self) -> Self:
+    def _own_marks_tokens_of_the_policy(self) -> Self:
         if self.own is None:
             return self
         if len(self.own) != len(self.token_ids) or (self.own > 1).any():
             raise ValueError(
-                f"own must hold a 0 or a 1 for each of the {len(self.token_ids)} tokens; leave it "
-                "out if all are the policy's"
+                f"own must be 0 or 1 for each of the {len(self.token_ids)} tokens; leave it out if "
+                "the policy sampled all of them"
             )
         if self.behavior_logprobs[self.own == 0].any():
-            raise ValueError("behavior_logprobs must be 0 where own is 0: the policy sampled none")
+            raise ValueError("behavior_logprobs must be 0 where own is 0")
         for index, (first, end) in enumerate(self.bounds()):
             if not self.own[first:end].any() and not self.responses[index].is_broken:
                 raise ValueError(
-                    f"responses[{index}] has no token of the policy's own; let the group fail"
+                    f"responses[{index}] has no token of the policy; let the group fail"
                 )
             for span in self.responses[index].spans:
-                own = self.own[first + span.start : first + span.end]
-                if span.start < span.end and not own.any():
+                mask = self.own[first + span.start : first + span.end]
+                if span.start < span.end and not mask.any():
                     raise ValueError(
-                        f"responses[{index}].spans: the policy sampled nothing in [{span.start}, "
-                        f"{span.end}); make it part of the span before or after it"
+                        f"responses[{index}].spans: the policy sampled no token in [{span.start}, "
+                        f"{span.end}); merge the span with the one before or after"
                     )
         return self
 
 
 class Mark(Message):
-    """A place in a response's text where a verifier looked, and what it found there."""
+    """A part of a response's text with a verifier's verdict."""
 
     start: int = Field(ge=0)  # characters
     end: int = Field(ge=0)
@@ -299,18 +299,18 @@ class Mark(Message):
 
 
 class Graded(Message):
-    """A score that a verifier stands for, in [0, 1]; ``reason`` says why a response is wrong."""
+    """A verifier's score in [0, 1]; ``reason`` is a code for a wrong response."""
 
     kind: Literal["graded"] = "graded"
     value: float = Field(ge=0, le=1)
     reason: str | None = None
     breakdown: Mapping[str, FiniteFloat] = Field(default_factory=dict)
     marks: tuple[Mark, ...] = ()
-    comments: Mapping[str, str] = Field(default_factory=dict)  # a judge's words, by criterion
+    comments: Mapping[str, str] = Field(default_factory=dict)  # of a judge, by criterion
 
 
 class Ungradable(Message):
-    """No score, through no fault of the response; never to be read as 0."""
+    """A missing score without a fault of the response; it does not count as 0."""
 
     kind: Literal["ungradable"] = "ungradable"
     reason: str
@@ -319,7 +319,7 @@ class Ungradable(Message):
 Score = Annotated[Graded | Ungradable, Field(discriminator="kind")]
 
 
-RIGHT = 1 - 1e-9  # and above: weights that add up to 1 fall short of it in floats
+RIGHT = 1 - 1e-9  # the smallest right score: float weights may sum to less than 1
 
 
 def is_right(value: float) -> bool:
@@ -327,7 +327,7 @@ def is_right(value: float) -> bool:
 
 
 class Grade(Message):
-    """The verdict on one response; ``process`` is None where the rubric did not ask for it."""
+    """The scores of one response; ``process`` is None if it was not requested."""
 
     outcome: Score
     process: Score | None = None
@@ -346,12 +346,12 @@ class Grade(Message):
 
 
 class FailureKind(StrEnum):
-    """Why a group could not be made."""
+    """The reason why a group failed."""
 
     DEATHS = "deaths"
     FAILURES = "failures"
     UNREADABLE = "unreadable"
-    UNWORKABLE = "unworkable"  # it would be the same in every worker
+    UNWORKABLE = "unworkable"  # every worker would fail
 
 
 class GroupFailure(Message):
@@ -363,7 +363,7 @@ class GroupFailure(Message):
 
 
 class GradedGroup(Message):
-    """A group with one grade per response, or the reason why it could not be made."""
+    """A group with one grade per response, or the reason of its failure."""
 
     purpose: Purpose
     number: int
@@ -379,14 +379,14 @@ class GradedGroup(Message):
     @model_validator(mode="after")
     def _graded_or_failed(self) -> Self:
         if (self.group is None) == (self.failure is None):
-            raise ValueError("a graded group holds either a group or a failure")
+            raise ValueError("a graded group has either a group or a failure")
         if self.group is not None and len(self.grades) != len(self.group.responses):
             raise ValueError(f"{len(self.grades)} grades, {len(self.group.responses)} responses")
         return self
 
 
 class Trial(Message):
-    """A reward tried on one response; without a text, whether the task's answer can be read."""
+    """A request to grade one response, or without ``text`` to check the task's answer."""
 
     id: str
     reward: Reward
@@ -395,27 +395,28 @@ class Trial(Message):
 
 
 class TrialResult(Message):
-    """What became of a trial; without an outcome ``missing`` says what the grader lacks for it."""
+    """The result of a trial; without an outcome ``missing`` names a requirement of the grader."""
 
     outcome: Score | None = None
     process: Score | None = None
     missing: str = ""
-    scores: Mapping[str, Score] = Field(default_factory=dict)  # by the checks' labels
-    details: Mapping[str, str] = Field(default_factory=dict)  # what failed, in words, by reason
-    tokens: Mapping[str, int] = Field(default_factory=dict)  # that were spent, by judge's model
+    scores: Mapping[str, Score] = Field(default_factory=dict)  # by label of the check
+    details: Mapping[str, str] = Field(default_factory=dict)  # descriptions of failures, by reason
+    tokens: Mapping[str, int] = Field(default_factory=dict)  # by model of the judge
     seconds: float = 0.0
 
 
 class Probes(Message):
-    """A sequence that learner and rollouts score under one version, to compare them."""
+    """A sequence for comparing the log-probs of learner and rollouts under one version."""
 
     tasks: tuple[Task, ...]
-    rendered: str  # a digest of their prompts, as the learner reads them
+    rendered: str  # the digest of the prompts that the learner renders
     token_ids: tuple[int, ...]
-    # The learner's, of all tokens but the first, in nats; and those of versions before.
+    # The learner's, in nats, of all tokens except the first.
     logprobs: tuple[float, ...]
+    # The same under earlier versions.
     earlier: Mapping[int, tuple[float, ...]] = Field(default_factory=dict[int, tuple[float, ...]])
-    most: float  # that the mean gap may be
+    most: float  # the largest allowed mean gap
 
 
 Measured = Annotated[
@@ -424,17 +425,17 @@ Measured = Annotated[
 
 
 class ParityReport(Message):
-    """How a rollout answered the probes of a version, before it samples with it."""
+    """A rollout's result on the probes of a version, before it samples with it."""
 
     job_id: str
     attempt: int
     version: int
-    rollout: str  # its name
-    mean: Measured  # gap in nats, or relative to the log-probs where these are larger than 1
+    rollout: str
+    mean: Measured  # gap in nats, or relative to log-probs larger than 1
     max: Measured  # nats
     most: FiniteFloat
-    same_prompts: bool  # as the learner's
-    holds: int | None = None  # the earlier version whose log-probs are much nearer to its own
+    same_prompts: bool  # whether it renders the learner's prompts
+    holds: int | None = None  # the earlier version with much closer log-probs, if any
 
     @property
     def agrees(self) -> bool:
@@ -443,18 +444,18 @@ class ParityReport(Message):
 
 
 class PolicyVersion(Message):
-    """New weights lie in ``folder``, in the learner's memory, and their manifest has ``digest``."""
+    """New weights in ``folder``, in the learner's memory, with their manifest's ``digest``."""
 
     job_id: str
-    attempt: int = Field(ge=0)  # 0: not known, or of no job
+    attempt: int = Field(ge=0)  # 0: unknown, or no job
     number: int = Field(ge=0)
     folder: str
     digest: str
-    base: str = ""  # where the weights are an adapter: the folder of the model that it is for
+    base: str = ""  # the folder of the base model if the weights are an adapter
     base_digest: str = ""
-    links: tuple[str, ...] = ()  # where other machines find them: see `deltas`
+    links: tuple[str, ...] = ()  # folders for other machines: see `deltas`
     probes: Probes | None = None
-    evaluated: PolicyVersion | None = None  # this or an older one, beside training
+    evaluated: PolicyVersion | None = None  # the version of a concurrent evaluation
 
 
 class EventData(Message):
@@ -481,7 +482,7 @@ class _LearnerMetrics(EventData):
 
 
 class StepMetrics(_LearnerMetrics):
-    """A training step, or a change of the weights that a session's client made."""
+    """A training step, or an update by a session's client."""
 
     kind: Literal["step"] = "step"
     step: int
@@ -498,8 +499,8 @@ class PretrainMetrics(_LearnerMetrics):
 
 class EvaluationResult(EventData):
     step: int
-    name: str = ""  # of the further file of tasks
-    per_task: Mapping[str, tuple[float, int]] | None = None  # correct and graded responses
+    name: str = ""  # of the file of tasks
+    per_task: Mapping[str, tuple[float, int]] | None = None  # correct and graded
 
 
 class EvaluationMetrics(EventData):
@@ -510,7 +511,7 @@ class EvaluationMetrics(EventData):
 
 
 class OtherEvaluation(EventData):
-    """An evaluation on a further file of tasks, which has a name."""
+    """An evaluation on another file of tasks."""
 
     kind: Literal["other_evaluation"] = "other_evaluation"
     step: int
@@ -544,7 +545,7 @@ class JobEvent(Message):
     level: Literal["info", "warn", "error"] = "info"
     message: str
     data: AnyEventData = Notice()
-    begins: bool = False  # an attempt, by which the job is under way again
+    begins: bool = False  # whether an attempt begins, so that the job runs again
 
     @property
     def type(self) -> Literal["message", "metrics"]:
@@ -552,17 +553,17 @@ class JobEvent(Message):
 
 
 class Capabilities(Message):
-    """What a grader can be asked for, by the names that a recipe may give."""
+    """The names of a grader's verifiers and judges."""
 
     verifiers: tuple[str, ...]
     judges: tuple[str, ...]
 
-    def lacking(self, check: Check) -> str | None:
-        """What graders with these capabilities lack for a check, and the remedy; None: nothing."""
+    def find_missing(self, check: Check) -> str | None:
+        """Return the unmet requirement of a check with its remedy, or None."""
         if check.verifier == "python" and "python" not in self.verifiers:
             return (
-                "the graders run no client's code; set WEIR_GRADER_PYTHON=on where they run, or "
-                "use string_check, text_similarity, score_model or a multi of them"
+                "the graders run no Python of clients; set WEIR_GRADER_PYTHON=on where they run, "
+                "or use string_check, text_similarity, score_model or a multi of them"
             )
         if check.verifier not in self.verifiers:
             return (
@@ -571,22 +572,22 @@ class Capabilities(Message):
             )
         if isinstance(check, MathAnswer) and check.unknown == "judge":
             check = ModelJudge()
-        if not isinstance(check, AskedOfAJudge) or check.model in self.judges:
+        if not isinstance(check, JudgeCheck) or check.model in self.judges:
             return None
         if not self.judges:
             return (
                 "the recipe asks a model to grade, but the graders know none; set WEIR_JUDGE_URL "
                 "and WEIR_JUDGE_MODEL where they run"
             )
-        known = ", ".join(map(repr, self.judges))
+        judges = ", ".join(map(repr, self.judges))
         return (
-            f"the graders know no model {check.model!r}, but {known}; "
+            f"the graders know no model {check.model!r}, but {judges}; "
             "use one of these, or name it in WEIR_JUDGES where they run"
         )
 
 
 class Phase(StrEnum):
-    """How far a process is, for those that wait for it."""
+    """The phase of a process."""
 
     STARTING = "starting"
     LOADING = "loading"
@@ -595,7 +596,7 @@ class Phase(StrEnum):
 
 
 class Doing(StrEnum):
-    """What a process does: a code, which the gateway reads out to people."""
+    """The activity of a process, as a code that the gateway describes."""
 
     STARTS = "starts"
     STARTS_ENGINE = "starts_its_engine"
@@ -637,35 +638,35 @@ class Doing(StrEnum):
 
 
 class Failure(Message):
-    """What ended a process that was never ready."""
+    """The error that ended a process before it was ready."""
 
     words: str
-    job_id: str | None = None  # of the model that no engine started on; None: it was no job's
+    job_id: str | None = None  # the job with the model that failed to load, if any
 
 
 class Status(Message):
-    """What a process is doing, told with every heartbeat; ``replica`` is kept by its restarts."""
+    """The status of a process, sent with every heartbeat; ``replica`` survives restarts."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     name: str
     service: str
     replica: str
-    beats: int  # whoever sees it stand still knows that the process shows no life
+    beats: int  # the number of heartbeats; it stands still if the process hangs
     ready: bool
     doing: Doing
-    number: int | None = None  # of the step or the version that it does it to
-    why: str = ""  # where it is not ready, for people
-    for_s: float = Field(ge=0)  # by the process's own clock
-    waits_for: tuple[str, ...] = ()  # keys of groups that have not arrived
-    holds: Mapping[str, float] = Field(default_factory=dict)  # groups it has, by key; seconds
-    moved: int = 0  # of a rollout: differs from the one before if its engine has done anything
-    at_once: int = 0  # episodes that are played, or calls of episodes in a rollout's hands
+    number: int | None = None  # of the step or version
+    why: str = ""  # the reason why it is not ready
+    for_s: float = Field(ge=0)  # by the clock of the process
+    waits_for: tuple[str, ...] = ()  # keys of groups
+    holds: Mapping[str, float] = Field(default_factory=dict)  # seconds by key of group
+    moved: int = 0  # a counter of the engine's progress
+    at_once: int = 0  # current episodes, or a rollout's current calls of episodes
     waits_for_memory: bool = False
-    starts: int = 1  # in a row, this one included, since it was last ready
-    failure: Failure | None = None  # of the last of them
+    starts: int = 1  # since it was last ready, with this one
+    failure: Failure | None = None  # of the last start
     capabilities: Capabilities | None = None  # of a grader
-    parity: tuple[ParityReport, ...] = ()  # of a rollout: its last answers to probes
+    parity: tuple[ParityReport, ...] = ()  # of a rollout: its last reports
 
 
 class JobRef(Message):
@@ -673,7 +674,7 @@ class JobRef(Message):
 
 
 class Requested(StrEnum):
-    """What the user wants of a job; the gateway writes it, everyone obeys it."""
+    """The user's request for a job, which only the gateway writes."""
 
     RUN = "run"
     PAUSE = "pause"
@@ -681,7 +682,7 @@ class Requested(StrEnum):
 
 
 class JobState(StrEnum):
-    """What a job actually does; the learner writes it (the gateway only while it is queued)."""
+    """The state of a job; the learner writes it, or the gateway while the job is queued."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -696,23 +697,23 @@ class JobState(StrEnum):
 
 
 class Fault(StrEnum):
-    """Whose fault ended an attempt at a job, and so what that costs the job."""
+    """The cause of an attempt's end, which decides the job's next state."""
 
-    NOBODY = "nobody"  # nothing: it goes on
-    JOB = "job"  # it fails at once
-    UNKNOWN = "unknown"  # it goes on; the third in a row without progress fails it
-    MEMORY = "memory"  # it goes on in smaller micro-batches, or is held up if there are none
-    MACHINE = "machine"  # it is held up, and tried again when others have had their turn
-    ENGINES = "engines"  # the same, for rollouts whose engines failed before it came
+    NOBODY = "nobody"  # the job continues
+    JOB = "job"  # the job fails at once
+    UNKNOWN = "unknown"  # the job continues; the third in a row without progress fails it
+    MEMORY = "memory"  # the job continues with smaller micro-batches, or is held up
+    MACHINE = "machine"  # the job is held up, and continues after other jobs
+    ENGINES = "engines"  # the same; the rollouts' engines failed before the job
 
 
 class ErrorKind(StrEnum):
     PROBLEM = "problem"
-    SILENT_CLIENT = "silent_client"  # the job is paused until its client's next call
+    SILENT_CLIENT = "silent_client"  # the job is paused until the client's next call
 
 
 class JobError(Message):
-    """Why a job failed, or why it is paused."""
+    """The reason why a job failed or is paused."""
 
     message: str
     kind: ErrorKind = ErrorKind.PROBLEM
@@ -725,26 +726,26 @@ class JobRecord(Message):
     id: str
     created_at: FiniteFloat
     recipe: Recipe
-    num_tasks: int | None = None  # to train on; None for a session
-    request: Mapping[str, JsonValue] = Field(default_factory=dict)  # the REST body, as it came
+    num_tasks: int | None = None  # of training; None for a session
+    request: Mapping[str, JsonValue] = Field(default_factory=dict)  # the body of the REST request
     requested: Requested = Requested.RUN
     state: JobState = JobState.QUEUED
     attempt: int = 0
-    attempts_since_checkpoint: int = 0  # begun since the last progress, or report of how one ended
-    failures: int = 0  # attempts in a row that broke by a fault of the job's own, without progress
+    attempts_since_checkpoint: int = 0  # since the last progress or reported end of an attempt
+    failures: int = 0  # attempts in a row that the job made fail without progress
     step: int = 0
-    micro_batch_tokens: int | None = None  # in the place of the recipe's, which was too large
-    unreadable_answers: int | None = None  # tasks that are left out for them; None: not checked
+    micro_batch_tokens: int | None = None  # replaces the recipe's, which was too large
+    unreadable_answers: int | None = None  # tasks left out; None: not checked
     readable_solutions: float | None = None  # the share that `equation_steps` can judge
     started_at: FiniteFloat | None = None
     finished_at: FiniteFloat | None = None
     error: JobError | None = None
-    fault: Fault | None = None  # for which it is held up
+    fault: Fault | None = None  # the cause if it is held up
     result: Mapping[str, JsonValue] = Field(default_factory=dict)
 
 
 class ActiveJob(Message):
-    """The one job that this stack works on, and which life of the learner works on it."""
+    """The job and attempt that the stack works on."""
 
     job_id: str
     attempt: int

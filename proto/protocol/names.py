@@ -1,8 +1,8 @@
-"""What a recipe is made of: tables, and names that a table of some service has an entry for.
+"""The base class of a recipe's tables, and the names of formulas, verifiers and rubrics.
 
-A name may have a dot, as ``my_lab.squared``: then it is an extension's, which a module of the
-deployment's own has added to the table. ``WEIR_EXTENSIONS`` names the modules that add formulas,
-``WEIR_GRADER_EXTENSIONS`` those that add verifiers. The services check a name when they meet it.
+A name with a dot, such as ``my_lab.squared``, comes from an extension of the deployment.
+``WEIR_EXTENSIONS`` lists the modules that add formulas, ``WEIR_GRADER_EXTENSIONS`` those that add
+verifiers. The services check such a name when they use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 
 class Table(BaseModel):
-    """A table of the recipe; unknown keys are refused, and numbers not finite or over 64 bits."""
+    """A table of a recipe without unknown keys, infinite numbers, or integers over 64 bits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -24,17 +24,17 @@ class Table(BaseModel):
     @classmethod
     def _is_of_64_bits(cls, value: Any) -> Any:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError("a whole number must be of at most 64 bits")
+            raise ValueError("a whole number must have at most 64 bits")
         return value
 
 
-def _without_nul(path: str) -> str:
+def _check_path(path: str) -> str:
     if "\0" in path:
-        raise ValueError("no path can hold the character NUL; remove it")
+        raise ValueError("no path can contain the character NUL; remove it")
     return path
 
 
-PathText = Annotated[str, AfterValidator(_without_nul)]
+PathText = Annotated[str, AfterValidator(_check_path)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 _Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 _Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -43,11 +43,11 @@ TemplateOptions = dict[_Variable, bool | _Int64 | str]  # of a chat template
 
 @dataclass(frozen=True)
 class Formula:
-    """What a recipe that names a formula must have, and may set."""
+    """The requirements and settings of a formula."""
 
-    takes: tuple[str, ...] = ()  # settings of [algorithm] that not every formula of its kind reads
-    needs_process: bool = False  # a process score
-    compares: bool = False  # responses with each other: one alone would teach nothing
+    takes: tuple[str, ...] = ()  # settings of [algorithm] that not all formulas read
+    needs_process: bool = False  # whether it reads process scores
+    compares: bool = False  # whether it needs several responses
 
 
 _STANDARDIZED = ("ddof", "denominator", "std_eps")
@@ -109,7 +109,7 @@ RUBRICS = ("holistic", "proof", "checkpoints")
 _EXTENSION = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+")
 
 
-def _one_of(*names: str, or_extension: bool = True) -> AfterValidator:
+def _choice(*names: str, or_extension: bool = True) -> AfterValidator:
     def check(value: str) -> str:
         if value in names or (or_extension and _EXTENSION.fullmatch(value)):
             return value
@@ -120,10 +120,10 @@ def _one_of(*names: str, or_extension: bool = True) -> AfterValidator:
     return AfterValidator(check)
 
 
-AdvantageName = Annotated[str, _one_of(*GROUP_ADVANTAGES, *CRITIC_ADVANTAGES)]
-ObjectiveName = Annotated[str, _one_of(*OBJECTIVES)]
-AggregationName = Annotated[str, _one_of(*AGGREGATIONS)]
-CorrectionName = Annotated[str, _one_of(*CORRECTIONS)]
-DivergenceName = Annotated[str, _one_of(*DIVERGENCES)]
-VerifierName = Annotated[str, _one_of(*VERIFIERS)]
-RubricName = Annotated[str, _one_of(*RUBRICS, or_extension=False)]
+AdvantageName = Annotated[str, _choice(*GROUP_ADVANTAGES, *CRITIC_ADVANTAGES)]
+ObjectiveName = Annotated[str, _choice(*OBJECTIVES)]
+AggregationName = Annotated[str, _choice(*AGGREGATIONS)]
+CorrectionName = Annotated[str, _choice(*CORRECTIONS)]
+DivergenceName = Annotated[str, _choice(*DIVERGENCES)]
+VerifierName = Annotated[str, _choice(*VERIFIERS)]
+RubricName = Annotated[str, _choice(*RUBRICS, or_extension=False)]

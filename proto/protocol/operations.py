@@ -1,9 +1,9 @@
-"""Operations: what a client has the learner of its session do, and the log of them.
+"""Operations of a session's client, and their log.
 
-A session is a job whose steps come from a client, each an operation with a number. Its log is a
-folder that gateway and learner share: an operation is a file there before anybody hears that it was
-taken, and so is its result. The number is its identity: the same one again is the same operation,
-and they are done in the order of their numbers, each once.
+A session is a job with steps from a client. Each step is an operation with a number. The log is a
+folder that gateway and learner share. Operations and results are written there before they are
+acknowledged. The number is the identity: a repeated number is the same operation. The learner runs
+operations once each, in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from protocol.recipe import Lora
 from protocol.weights import sync_folder
 
 LossName = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
-MOST_BEHIND = 1000  # results that are kept, fetched or not
-_MAX_SET_ASIDE = 2  # copies of one result: where more are damaged, the disk or a right is at fault
+MAX_OLD_RESULTS = 1000  # older results are deleted even if no client fetched them
+_MAX_SET_ASIDE = 2  # damaged copies of one file; more mean a bad disk or missing permissions
 DAMAGE = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO}
 _RESEND = "restore it from a backup, or move it away and have the client send it again"
 _REMAKE = "restore it from a backup, or move it away and it is made again from its operation"
-PROBES = "probes.json"  # beside the weights of a sampler
-STATE = "session.json"  # what `State` says of them
+PROBES = "probes.json"  # in a sampler's folder
+STATE = "session.json"  # a `State`, in a folder of saved weights
 
 
 class DamagedFile(FrameError):
-    """An operation or a result is there but unreadable; the text names the file and the remedy."""
+    """An unreadable file of an operation or a result; the text names file and remedy."""
 
 
 class State(Message):
-    """What was saved in a folder, by which operation: only the same model can go on from it."""
+    """The model and the operation of saved weights; only the same model can load them."""
 
     base: str
     dtype: str
@@ -48,8 +48,8 @@ class State(Message):
     operation: int = 0
 
     @classmethod
-    def of(cls, folder: Path) -> State:
-        """Read it; FileNotFoundError if there is none in the folder, `DamagedFile` if it is bad."""
+    def read(cls, folder: Path) -> State:
+        """Read the state of a folder; raise FileNotFoundError or `DamagedFile`."""
         path = folder / STATE
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -73,7 +73,7 @@ class State(Message):
 
 
 def sampler_name(version: int | None) -> str:
-    """The name of a version's sampler that the client has given none; None: of any."""
+    """The name of an unnamed sampler of a version, or the pattern of all such names."""
     return "version-*" if version is None else f"version-{version:06d}"
 
 
@@ -89,13 +89,13 @@ class AdamW(Message):
 
 
 class Data(Message):
-    """Sequences with a target at each position, one after another."""
+    """Concatenated sequences with a target at each position."""
 
-    lengths: Int32Array  # [datum], positions of each
+    lengths: Int32Array  # [datum], in positions
     input_ids: Int32Array  # [position]
-    targets: Int32Array  # [position], whose log-prob is taken at the position
-    weights: Float32Array  # [position], of the log-prob in the loss, or the advantage
-    behavior_logprobs: Float32Array  # [position], nats, of the sampler; 0 where the loss has none
+    targets: Int32Array  # [position], tokens
+    weights: Float32Array  # [position], weights of log-probs in the loss, or advantages
+    behavior_logprobs: Float32Array  # [position], nats, of the sampler; 0 without a loss
 
     @model_validator(mode="after")
     def _arrays_agree(self) -> Self:
@@ -123,21 +123,21 @@ class Operation(Message):
     settings: Mapping[str, FiniteFloat] = Field(default_factory=dict)  # of the loss
     data: Data | None = None
     adam: AdamW | None = None
-    name: str = ""  # of what is saved; a sampler without one has that of its version
+    name: str = ""  # of saved weights; empty: named after the version
     overwrite: bool = False
-    source: str = ""  # the folder that a state is loaded from
+    source: str = ""  # the folder of the state to load
     with_optimizer: bool = False
-    why: str = ""  # nothing is done, as the client was told
+    why: str = ""  # the reason of a refusal
 
 
 class Result(Message):
-    """What became of an operation; ``error`` says why nothing did."""
+    """The result of an operation, or its ``error``."""
 
     number: int = Field(ge=0)
     error: str = ""
-    is_users: bool = False  # the error is the client's own
-    version: int = 0  # of the weights after it: how often they have changed
-    name: str = ""  # of what was saved, or which state was loaded
+    is_users: bool = False  # whether the client caused the error
+    version: int = 0  # of the weights after it: the number of updates
+    name: str = ""  # of the saved weights or the loaded state
     metrics: Mapping[str, FiniteFloat] = Field(default_factory=dict)
     lengths: Int32Array | None = None  # [datum]
     logprobs: Float32Array | None = None  # [position], nats
@@ -145,7 +145,7 @@ class Result(Message):
 
 @dataclass(frozen=True)
 class OperationLog:
-    """The operations of a session and their results, below its job's folder."""
+    """The operations of a session and their results, in the job's folder."""
 
     job_folder: Path
 
@@ -154,9 +154,9 @@ class OperationLog:
         return self.job_folder / "operations"
 
     def add(self, operation: Operation) -> bool:
-        """Put an operation into the log; False if one with its number is there already.
+        """Add an operation; return False if the log has its number already.
 
-        One that is damaged, and was not done yet, is replaced.
+        A damaged operation without a result is replaced.
         """
         path = self._path(operation.number)
         if self._write(path, operation):
@@ -171,37 +171,37 @@ class OperationLog:
 
     @property
     def last(self) -> int:
-        """The largest number in the log, -1 of an empty one."""
+        """The largest number in the log, or -1."""
         return max((*self._numbers(".operation"), *self._numbers(".result")), default=-1)
 
     def operation(self, number: int) -> Operation | None:
         return self._read(Operation, self._path(number), number, _RESEND)
 
     def knows(self, number: int) -> bool:
-        """Whether an operation is in the log; one that is not will have no result any more."""
+        """Whether an operation is in the log; others get no result."""
         return self._path(number).exists()
 
     def knows_all(self, numbers: range) -> bool:
-        """Whether these operations are all in the log, so that they can be done again."""
+        """Whether all these operations are in the log, so that they can be repeated."""
         return self._numbers(".operation").keys() >= set(numbers)
 
     def unanswered(self, before: int) -> list[int]:
-        """The numbers below ``before`` of operations without a result, in order."""
+        """Return the operations below ``before`` without a result, in order."""
         missing = self._numbers(".operation").keys() - self._numbers(".result").keys()
         return sorted(number for number in missing if number < before)
 
     def finish(self, result: Result) -> None:
-        """Keep a result, unless there is one: an operation that is repeated has the same."""
+        """Store a result, unless there is one: a repeated operation has the same result."""
         self._write(self._path(result.number, ".result"), result)
 
     def result(self, number: int) -> Result | None:
         return self._read(Result, self._path(number, ".result"), number, _REMAKE)
 
     def result_unless_damaged(self, number: int) -> Result | None:
-        """A result; a damaged one is set aside, so that it is made again.
+        """Return a result; set a damaged one aside, so that the operation runs again.
 
         Raises:
-            DamagedFile: if that did not help before.
+            DamagedFile: if earlier results were damaged as well.
         """
         try:
             return self.result(number)
@@ -215,26 +215,26 @@ class OperationLog:
         return bool(self._set_aside_copies(self._path(number, ".result")))
 
     def result_name(self, number: int) -> str:
-        """The name of a result's file, below the data folder."""
+        """The path of a result in the data folder."""
         return self._name(self._path(number, ".result"))
 
     def forget_before(self, number: int) -> None:
-        """Remove operations before ``number``, which nobody needs, and results long before."""
-        oldest = {".operation": number, ".result": number - MOST_BEHIND}
-        for suffix, first in oldest.items():
-            for each, path in self._numbers(suffix).items():
-                if each < first:
-                    with suppress(OSError):  # nobody needs it; the next call tries again
+        """Remove the operations before ``number``, and much older results."""
+        limits = {".operation": number, ".result": number - MAX_OLD_RESULTS}
+        for suffix, limit in limits.items():
+            for file_number, path in self._numbers(suffix).items():
+                if file_number < limit:
+                    with suppress(OSError):  # the next call tries again
                         path.unlink()
 
     def touch(self) -> None:
-        """Say that the client is there."""
+        """Record that the client is alive."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "alive").touch()
 
     @property
     def touched(self) -> int:
-        """Another number than before if the client was there in between."""
+        """A number that changes with every `touch`."""
         try:
             return (self.folder / "alive").stat().st_mtime_ns
         except FileNotFoundError:
@@ -248,14 +248,14 @@ class OperationLog:
         return {int(path.stem): path for path in files if path.stem.isdecimal()}
 
     def _name(self, path: Path) -> str:
-        """The name of a file as people find it, below the data folder."""
+        """The path of a file in the data folder."""
         return str(path.relative_to(self.job_folder.parent.parent))
 
     def _set_aside_copies(self, path: Path) -> list[Path]:
         return list(path.parent.glob(f".damaged-{path.name}-*"))
 
     def _set_aside(self, path: Path) -> bool:
-        """Give a damaged file another name; False if that has happened too often."""
+        """Rename a damaged file; return False if that happened too often."""
         if len(self._set_aside_copies(path)) >= _MAX_SET_ASIDE:
             return False
         with suppress(FileNotFoundError):  # another process was first
@@ -273,7 +273,7 @@ class OperationLog:
                 file.flush()
                 os.fsync(file.fileno())
             path.hardlink_to(temporary)
-        except FileExistsError:  # of another gateway, or of a try that goes on
+        except FileExistsError:  # another gateway or try wrote it
             return False
         finally:
             temporary.unlink(missing_ok=True)

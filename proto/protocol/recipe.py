@@ -1,8 +1,8 @@
-"""Recipe: what to learn, from which tasks, by which algorithm.
+"""Recipes: the file format of a job's settings, and its validation.
 
-A recipe is a TOML file and a message: it is validated where it enters, sent through the API, and
-stored with the job. Unknown keys are refused. Where things run is not in here: that is deployment,
-and comes from the environment; a recipe only names a machine on which it fits.
+A recipe is a TOML file and a message. The API validates it, and the job stores it. Unknown keys are
+refused. A recipe says nothing about deployment, which the environment configures; it may only name
+a machine on which it fits.
 """
 
 from __future__ import annotations
@@ -39,33 +39,34 @@ _FORMULAS = {
     "objective": OBJECTIVES,
     "correction": CORRECTIONS,
 }
-MOST_STEPS = 10**9  # of a client, which says when it ends
-MOST_RESPONSES = 16384  # that vLLM samples to one prompt
-_OF_A_FILE = ("extends", "without")
-_MAX_REFILL = 4  # dynamic sampling has at most so many times the groups in flight
+SESSION_STEPS = 10**9  # no bound: the client of a session ends it
+MAX_RESPONSES = 16384  # vLLM samples at most this many responses to one prompt
+_FILE_KEYS = ("extends", "without")
+_MAX_REFILL = 4  # dynamic sampling multiplies the groups in flight by at most this
 
 Tables = dict[str, Any]
 
 
 class Purpose(StrEnum):
-    """Why a group is asked for. Each purpose has its own ledger."""
+    """The use of a group. Each purpose has its own ledger."""
 
-    PRETRAIN = "pretrain"  # for the critic, before the policy moves
+    PRETRAIN = "pretrain"  # of the critic
     TRAIN = "train"
     EVAL = "eval"
 
 
 class Lora(Table):
-    """An adapter of low rank is trained, and the model's own weights stay (arXiv:2106.09685)."""
+    """A low-rank adapter on frozen weights (arXiv:2106.09685)."""
 
-    rank: int = Field(default=16, ge=1, le=512, description="of the adapter's matrices")
+    rank: int = Field(default=16, ge=1, le=512, description="the rank of the adapter's matrices")
     alpha: float = Field(default=32.0, gt=0, description="the adapter is scaled by alpha / rank")
     targets: tuple[str, ...] = Field(
-        default=(), description='linear layers, such as "q_proj"; none given: all but the head'
+        default=(),
+        description='linear layers with an adapter, such as "q_proj"; empty: all but the head',
     )
     merge: bool = Field(
         default=False,
-        description="the result is the merged model, which other jobs can start from",
+        description="save the merged model as the result, so that other jobs can start from it",
     )
 
 
@@ -76,21 +77,25 @@ class Model(Table):
         min_length=1, description="a Hugging Face folder below `WEIR_MODEL_ROOTS`, or a hub id"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="bfloat16", description="of the weights, in learner and engine"
+        default="bfloat16", description="the type of the weights in learner and engine"
     )
     prompt_template: str | None = Field(
         default=None,
-        description="a text with {prompt} in it; none: the model's chat template",
+        description="a text that contains {prompt}; none: the model's chat template",
     )
     chat_template_options: TemplateOptions = Field(
         default_factory=dict[str, bool | int | str],
         description="variables of the chat template, such as `enable_thinking = false`",
     )
-    max_context: int = Field(default=4096, ge=2, description="tokens of prompt and response")
-    lora: Lora | None = Field(default=None, description="train an adapter; none: all weights")
+    max_context: int = Field(
+        default=4096, ge=2, description="the largest number of tokens of a prompt with its response"
+    )
+    lora: Lora | None = Field(
+        default=None, description="settings of a LoRA adapter; none: train all weights"
+    )
 
     @model_validator(mode="after")
-    def _template_has_a_place(self) -> Self:
+    def _template_has_a_prompt(self) -> Self:
         if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
             raise ValueError("prompt_template must contain {prompt}")
         return self
@@ -99,7 +104,7 @@ class Model(Table):
     def _options_have_a_chat_template(self) -> Self:
         if self.chat_template_options and self.prompt_template is not None:
             raise ValueError(
-                "chat_template_options do nothing where prompt_template is set; remove one of them"
+                "chat_template_options do nothing with prompt_template; remove one of them"
             )
         return self
 
@@ -115,11 +120,14 @@ class Sampling(Table):
     """How one response is sampled."""
 
     temperature: float = Field(
-        default=1.0, gt=0, description="log-probs are those at this temperature"
+        default=1.0, gt=0, description="the sampling temperature; log-probs are computed at it"
     )
-    top_p: float = Field(default=1.0, gt=0, le=1, description="below 1 in evaluations only")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="the nucleus sampling threshold; must be 1 in training"
+    )
     max_tokens: int = Field(
-        ge=1, description="of a response, or of each turn of an episode; below `model.max_context`"
+        ge=1,
+        description="the most tokens of a response or an episode's turn; below `model.max_context`",
     )
     stop: tuple[StopText, ...] = Field(
         default=(), max_length=16, description="texts that end a response, at most 16"
@@ -129,40 +137,49 @@ class Sampling(Table):
 class Evaluation(Table):
     """Accuracy on held-out tasks, before the first step and after the last."""
 
-    samples: int = Field(default=4, ge=1, le=MOST_RESPONSES, description="responses per task")
-    tasks: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
-    sampling: Sampling | None = Field(default=None, description="none: as in training")
-    every: int | None = Field(default=None, ge=1, description="also evaluate every this many steps")
+    samples: int = Field(default=4, ge=1, le=MAX_RESPONSES, description="responses per task")
+    tasks: int | None = Field(
+        default=None, ge=1, description="how many tasks to use, from the first; none: all"
+    )
+    sampling: Sampling | None = Field(
+        default=None, description="sampling settings; none: those of training"
+    )
+    every: int | None = Field(
+        default=None,
+        ge=1,
+        description="steps between evaluations; none: only before and after training",
+    )
 
 
 class OtherEvaluation(Evaluation):
-    """The same on a further file of held-out tasks."""
+    """An evaluation on another file of held-out tasks."""
 
-    held_out: PathText = Field(min_length=1, description="a path, or the id of an uploaded file")
+    held_out: PathText = Field(
+        min_length=1, description="a task file: a path, or the id of an uploaded file"
+    )
 
 
 class Evaluations(Evaluation):
-    """Evaluations on ``tasks.held_out`` and on further files, before and after training."""
+    """Evaluations on `tasks.held_out` and other files, before and after training."""
 
     others: Mapping[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")], OtherEvaluation] = (
-        Field(default_factory=dict, description="further evaluations by name")
+        Field(default_factory=dict, description="evaluations on other files, by name")
     )
 
 
 class Rollout(Table):
-    """How a group is sampled during training."""
+    """The sampling of groups for training."""
 
-    group_size: int = Field(
-        default=8, ge=1, le=MOST_RESPONSES, description="responses to each task"
-    )
+    group_size: int = Field(default=8, ge=1, le=MAX_RESPONSES, description="responses to each task")
     sampling: Sampling = Field(description="how each response is sampled")
     kv_after_sync: Literal["recompute", "keep"] = Field(
-        default="recompute", description="the KV cache of unfinished responses when weights change"
+        default="recompute",
+        description="whether unfinished responses keep their KV cache when weights change",
     )
 
 
 class Environment(Table):
-    """Where responses are episodes of several turns, with tools or an environment between them."""
+    """Episodes of several turns, with tools or an environment between them, as responses."""
 
     taskset: str | None = Field(
         default=None,
@@ -170,31 +187,39 @@ class Environment(Table):
         description="a taskset of `verifiers`, by the name of its package or module",
     )
     url: str | None = Field(
-        default=None, pattern=r"^(https?|wss?)://", description="an OpenEnv server"
+        default=None, pattern=r"^(https?|wss?)://", description="the address of an OpenEnv server"
     )
     command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
         default=None,
         min_length=1,
-        description="an agent that speaks to `OPENAI_BASE_URL`; its last line is the reward",
+        description="an agent that calls `OPENAI_BASE_URL` and prints the reward as its last line",
     )
     settings: Mapping[str, JsonValue] = Field(
-        default_factory=dict, description="of the taskset, or of the OpenEnv server's reset"
+        default_factory=dict,
+        description="arguments of the taskset, or of the OpenEnv server's reset",
     )
-    max_turns: int = Field(default=10, ge=1, description="responses of the policy in an episode")
+    max_turns: int = Field(
+        default=10, ge=1, description="the most responses of the policy in an episode"
+    )
     episode_timeout_s: float = Field(
         default=600.0,
         gt=0,
         le=86400,
-        description="of an episode, all its tries included, and no calls of the model",
+        description="seconds that an episode may take with all tries, without calls of the model",
     )
     concurrency: int = Field(
-        default=64, ge=1, le=4096, description="episodes at a time in each environment worker"
+        default=64,
+        ge=1,
+        le=4096,
+        description="the most episodes at a time in each environment worker",
     )
-    retries: int = Field(default=1, ge=0, le=10, description="of an episode that breaks")
+    retries: int = Field(
+        default=1, ge=0, le=10, description="how often an episode that breaks is played again"
+    )
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if sum(each is not None for each in (self.taskset, self.url, self.command)) != 1:
+        if (self.taskset, self.url, self.command).count(None) != 2:
             raise ValueError("give exactly one of taskset, url and command")
         if self.settings and self.command is not None:
             raise ValueError("settings: a command reads none; give it arguments")
@@ -202,79 +227,116 @@ class Environment(Table):
 
 
 class Client(Table):
-    """Where a client gives the steps, operation by operation: the job is its session."""
+    """The session of a client that sends the steps as operations."""
 
     silent_s: float = Field(
-        default=60.0, gt=0, description="without a sign of the client, then the job is paused"
+        default=60.0,
+        gt=0,
+        description="seconds without a call of the client after which the job is paused",
     )
 
 
 class Algorithm(Table):
-    """How rewards become an update: formulas by name, and their settings.
+    """Formulas that turn rewards into an update, and their settings.
 
-    ``services/learner/algorithms`` holds the formulas; an entry takes the settings it names.
+    ``services/learner/algorithms`` implements the formulas. Each reads the settings that it names.
     """
 
-    advantage: AdvantageName = Field(default="papo", description="a formula of recipe.md")
-    lambda_process: float = Field(default=1.0, ge=0, description="weight of PAPO's process term")
+    advantage: AdvantageName = Field(
+        default="papo", description="the formula of advantages, see recipe.md"
+    )
+    lambda_process: float = Field(
+        default=1.0, ge=0, description="the weight of PAPO's process term"
+    )
     ddof: Literal[0, 1] = Field(
-        default=1, description="1: standard deviation of a sample; 0: of a population"
+        default=1,
+        description="the divisor of the variance is n - ddof: 1 for a sample, 0 for a population",
     )
     denominator: Literal["add", "max"] = Field(
-        default="add", description="divide by std + `std_eps`, or by max(std, `std_eps`)"
+        default="add",
+        description="the divisor of advantages: std + `std_eps`, or max(std, `std_eps`)",
     )
-    std_eps: float = Field(default=1e-6, gt=0, description="keeps the division finite")
-    gamma: float = Field(default=1.0, gt=0, le=1, description="discount of GAE")
+    std_eps: float = Field(
+        default=1e-6, gt=0, description="a small number that keeps the division by the std finite"
+    )
+    gamma: float = Field(default=1.0, gt=0, le=1, description="the discount of GAE")
     lambda_actor: float = Field(
-        default=0.95, ge=0, le=1, description="lambda of the policy's advantages"
+        default=0.95, ge=0, le=1, description="the lambda of GAE for the policy's advantages"
     )
     lambda_critic: float = Field(
-        default=1.0, ge=0, le=1, description="lambda of the critic's targets"
+        default=1.0, ge=0, le=1, description="the lambda of GAE for the critic's targets"
     )
-    length_alpha: float = Field(default=0.05, gt=0, description="lambda is 1 - 1 / (this × length)")
+    length_alpha: float = Field(
+        default=0.05,
+        gt=0,
+        description="the alpha of `length_adaptive_gae`: lambda is 1 - 1 / (alpha × length)",
+    )
     whiten: bool = Field(
-        default=False, description="advantages to mean 0, variance 1 over a step's tokens"
+        default=False,
+        description="normalize advantages to mean 0 and variance 1 over a step's tokens",
     )
 
-    objective: ObjectiveName = Field(default="clip", description="a formula of recipe.md")
+    objective: ObjectiveName = Field(
+        default="clip", description="the formula of the policy loss, see recipe.md"
+    )
     clip_low: float = Field(
         default=0.2,
         gt=0,
-        description="the ratio is clipped at 1 - this (`gmpo`: its logarithm at -this; `dppo` and "
-        "`ipo`: a probability may fall by this)",
+        description="the ratio is clipped at 1 - clip_low (`gmpo`: its logarithm at -clip_low; "
+        "`dppo` and `ipo`: a probability may fall by clip_low)",
     )
-    clip_high: float = Field(default=0.28, gt=0, description="and at 1 + this; likewise")
-    dual_clip: float = Field(default=3.0, gt=1, description="bound for negative advantages")
+    clip_high: float = Field(
+        default=0.28,
+        gt=0,
+        description="the ratio is clipped at 1 + clip_high (`gmpo`: its logarithm at clip_high; "
+        "`dppo` and `ipo`: a probability may rise by clip_high)",
+    )
+    dual_clip: float = Field(
+        default=3.0, gt=1, description="with negative advantages the loss is at most this times |A|"
+    )
     tau_positive: float = Field(
-        default=1.0, gt=0, description="steepness of SAPO's gate for positive advantages"
+        default=1.0, gt=0, description="the steepness of SAPO's gate for positive advantages"
     )
-    tau_negative: float = Field(default=1.05, gt=0, description="and for the others")
+    tau_negative: float = Field(
+        default=1.05, gt=0, description="the steepness of SAPO's gate for other advantages"
+    )
     old_logprobs: Literal["rollout", "recompute"] = Field(
-        default="rollout", description="the log-probs that the ratio is taken against"
+        default="rollout", description="the log-probs in the ratio's denominator"
     )
-    correction: CorrectionName = Field(default="none", description="a formula of recipe.md")
-    correction_cap: float = Field(default=2.0, gt=0, description="largest importance weight")
+    correction: CorrectionName = Field(
+        default="none", description="the formula of importance weights, see recipe.md"
+    )
+    correction_cap: float = Field(
+        default=2.0, gt=0, description="the largest importance weight of a correction"
+    )
     correction_floor: float = Field(
-        default=0.0, ge=0, description="smallest importance weight that is not masked"
+        default=0.0,
+        ge=0,
+        description="the smallest importance weight that a correction does not mask",
     )
 
-    aggregation: AggregationName = Field(default="token_mean", description="a formula of recipe.md")
-    divergence: DivergenceName = Field(default="k3", description="a formula of recipe.md")
+    aggregation: AggregationName = Field(
+        default="token_mean",
+        description="the formula of a token's weight in the loss, see recipe.md",
+    )
+    divergence: DivergenceName = Field(
+        default="k3", description="the estimator of the KL divergence, see recipe.md"
+    )
     divergence_weight: float = Field(
         default=0.0,
         ge=0,
-        description="of the KL to the starting model; above 0 that is kept as well",
+        description="the weight of the KL to the starting model, which stays in memory if above 0",
     )
-    entropy_weight: float = Field(default=0.0, ge=0, description="of the entropy bonus")
+    entropy_weight: float = Field(default=0.0, ge=0, description="the weight of the entropy bonus")
     positive_lm_weight: float = Field(
-        default=0.0, ge=0, description="of the NLL of correct responses (mu of VAPO)"
+        default=0.0, ge=0, description="the weight of correct responses' NLL (mu of VAPO)"
     )
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         if self.correction != "none" and self.old_logprobs != "recompute":
             raise ValueError(
-                f"correction = {self.correction!r} weighs recomputed against sampled log-probs; "
+                f"correction = {self.correction!r} compares recomputed with sampled log-probs; "
                 "set old_logprobs = 'recompute'"
             )
         if self.correction_floor >= self.correction_cap:
@@ -285,7 +347,7 @@ class Algorithm(Table):
 
     @model_validator(mode="after")
     def _no_setting_is_idle(self) -> Self:
-        """A setting that changes nothing misleads whoever reads the recipe."""
+        """Refuse settings without effect, which mislead readers of the recipe."""
         for part, formulas in _FORMULAS.items():
             chosen = formulas.get(getattr(self, part))
             for setting in {name: None for formula in formulas.values() for name in formula.takes}:
@@ -304,62 +366,74 @@ class Algorithm(Table):
 
 
 class Training(Table):
-    """How many steps, of how much data, and how stale the data may be."""
+    """The amount and staleness of data, and the execution of a step."""
 
-    steps: int = Field(ge=1, description="training steps of the job")
-    groups_per_step: int = Field(default=16, ge=1, description="tasks in a step")
-    updates_per_batch: int = Field(default=1, ge=1, description="optimizer updates in a step")
+    steps: int = Field(ge=1, description="the number of training steps")
+    groups_per_step: int = Field(default=16, ge=1, description="the number of tasks in a step")
+    updates_per_batch: int = Field(
+        default=1, ge=1, description="the number of optimizer updates in a step"
+    )
     max_staleness: int = Field(
         default=1,
         ge=0,
-        description="versions that the weights of a token may lag behind; 0: on-policy",
+        description="how many weights versions a sampled token may lag behind; 0: on-policy",
     )
     dynamic_sampling: bool = Field(
-        default=False, description="replace groups whose advantages are all 0"
+        default=False, description="replace each group in which all advantages are 0"
     )
     max_oversampling: float = Field(
         default=10.0,
         ge=1,
-        description="dynamic sampling looks at most at this many times the groups",
+        description="dynamic sampling samples at most this many times `groups_per_step`",
     )
     max_failed: float = Field(
-        default=0.5, ge=0, le=1, description="the job pauses above this share of failed groups"
+        default=0.5, ge=0, le=1, description="the share of failed groups above which the job pauses"
     )
     max_parity: float | None = Field(
         default=None,
         gt=0,
-        description="the job pauses where the log-probs of a rollout differ by more on average; "
-        "none: by `model.dtype` and the first versions",
+        description="the mean log-prob gap between rollout and learner above which the job pauses; "
+        "none: derived from `model.dtype` and the first versions",
     )
     on_nonfinite: Literal["skip", "pause"] = Field(
         default="skip",
-        description="after an update is left out for a loss or gradient that is not finite",
+        description="the reaction to a loss or gradient that is not finite; both skip the update",
     )
     micro_batch_tokens: int = Field(
         default=16384,
         ge=1,
-        description="of a forward pass, per rank; a longer sample goes alone. On CPUs fewer, "
-        "where the memory needs it",
+        description="tokens of a forward pass on each rank; a longer sample has a pass of its own, "
+        "and CPU memory may allow fewer",
     )
     logprob_chunk_tokens: int = Field(
-        default=1024, ge=1, description="tokens whose logits exist at once"
+        default=1024, ge=1, description="the number of tokens of which logits are in memory at once"
     )
     sequence_parallel: int = Field(
-        default=1, ge=1, description="ranks that share each sample, for contexts of 32k and more"
+        default=1,
+        ge=1,
+        description="the number of ranks that share a sample, for contexts of 32k tokens and more",
     )
-    checkpoint_every: int = Field(default=10, ge=1, description="steps between checkpoints")
+    checkpoint_every: int = Field(
+        default=10, ge=1, description="the number of steps between checkpoints"
+    )
     recompute_activations: bool = Field(
-        default=False, description="in the backward pass: less memory, a third more time"
+        default=False,
+        description="recompute activations in the backward pass: less memory, a third more time",
     )
     compile_layers: bool = Field(
         default=False,
-        description="and log-probs, by torch.compile: faster steps on a GPU, minutes to begin",
+        description="compile layers and log-probs with torch.compile: faster steps on a GPU, "
+        "but a start that takes minutes longer",
     )
     flash_attention: Literal[2, 3] = Field(
-        default=2, description="on a GPU; 3 needs a Hopper one (H100, H200) and flash-attn-3"
+        default=2,
+        description="the FlashAttention version on a GPU; 3 needs a Hopper GPU and flash-attn-3",
     )
     seed: int = Field(
-        default=0, ge=-(2**63), lt=2**63, description="of sampling, order of tasks, adapter"
+        default=0,
+        ge=-(2**63),
+        lt=2**63,
+        description="the seed of sampling, the order of tasks, and the adapter",
     )
 
     @model_validator(mode="after")
@@ -375,23 +449,31 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class Optimizer(Table):
     """AdamW with a linear warm-up to a constant learning rate."""
 
-    learning_rate: float = Field(default=1e-6, gt=0, description="after the warm-up")
-    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="of AdamW")
-    weight_decay: float = Field(default=0.0, ge=0, description="of AdamW")
-    warmup_steps: int = Field(default=0, ge=0, description="in optimizer updates")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to it")
+    learning_rate: float = Field(
+        default=1e-6, gt=0, description="the learning rate after the warm-up"
+    )
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="AdamW's beta1 and beta2")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay")
+    warmup_steps: int = Field(
+        default=0, ge=0, description="the length of the warm-up in optimizer updates"
+    )
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description="the norm to which gradients are clipped"
+    )
     zero_stage: Literal[0, 1, 2, 3] = Field(
         default=1,
-        description="ranks share optimizer (1), gradients (2), weights (3); bfloat16 needs 1",
+        description="the ZeRO stage: ranks shard optimizer states (1), gradients (2) and "
+        "weights (3); bfloat16 needs at least 1",
     )
     offload: Literal["none", "optimizer", "all"] = Field(
         default="none",
-        description="to host memory: moments and float32 weights, or all weights; slower",
+        description="the tensors kept in host memory: `optimizer` means moments and float32 "
+        "weights, `all` also the model's weights; slower",
     )
 
     @model_validator(mode="after")
     def _offload_has_its_stage(self) -> Self:
-        """DeepSpeed offloads what it has split over the ranks."""
+        """DeepSpeed offloads only sharded tensors."""
         needed = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
         if self.zero_stage < needed:
             raise ValueError(f"offload = {self.offload!r} needs zero_stage >= {needed}")
@@ -399,70 +481,74 @@ class Optimizer(Table):
 
 
 def check_sums(model: Model, optimizer: Optimizer, name: str = "optimizer") -> None:
-    """DeepSpeed adds gradients of bfloat16 up in float32 under ZeRO only.
+    """Check that gradients are summed in float32, which DeepSpeed does for bfloat16 only with ZeRO.
 
     Raises:
-        ValueError: naming the field, if small gradients would be lost in the sum.
+        ValueError: if the sum would lose small gradients; the message names the field.
     """
     if model.dtype == "bfloat16" and optimizer.zero_stage == 0:
         raise ValueError(
-            f"{name}.zero_stage = 0 adds gradients up in bfloat16, which loses small ones; set it "
-            "to 1, or model.dtype = 'float32'"
+            f"{name}.zero_stage = 0 sums gradients in bfloat16, which loses small ones; set it to "
+            "1, or set model.dtype = 'float32'"
         )
 
 
 class CriticOptimizer(Optimizer):
-    """The critic's own AdamW."""
+    """The optimizer of the critic."""
 
-    learning_rate: float = Field(default=2e-6, gt=0, description="after the warm-up")
+    learning_rate: float = Field(
+        default=2e-6, gt=0, description="the learning rate after the warm-up"
+    )
 
 
 class Critic(Table):
-    """The value model of GAE."""
+    """The critic that GAE needs."""
 
     path: PathText | None = Field(
-        default=None, min_length=1, description="a model folder; none: the policy's model"
+        default=None,
+        min_length=1,
+        description="the model folder that the critic starts from; none: the policy's",
     )
     optimizer: CriticOptimizer = Field(
-        default=CriticOptimizer(), description="as `[optimizer]`; its own defaults below"
+        default=CriticOptimizer(), description="the settings of `[optimizer]`, for the critic"
     )
     value_clip: float | None = Field(
         default=None,
         gt=0,
-        description="most that a value moves from its old one; none: no clipping",
+        description="the largest change of a value from its old one in the loss; none: no clipping",
     )
     pretrain_steps: int = Field(
         default=0,
         ge=0,
-        description="the critic's steps before the policy's first, on Monte-Carlo returns",
+        description="steps of the critic on Monte-Carlo returns before the policy's first step",
     )
     pretrain_until: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="explained variance, as the mean of three steps, at which these end early; "
-        "none: all of them",
+        description="the explained variance, averaged over three steps, at which pretraining ends "
+        "early; none: it never does",
     )
 
     @model_validator(mode="after")
-    def _ends_what_is_begun(self) -> Self:
+    def _pretraining_can_end(self) -> Self:
         if self.pretrain_until is not None and self.pretrain_steps <= 3:
             raise ValueError("pretrain_until does nothing below 4 pretrain_steps; remove it")
         return self
 
 
 class Machine(Table):
-    """The machine that `weir plan` assumes where there are no GPUs; nothing runs by it."""
+    """The machine that `weir plan` assumes on a computer without GPUs; jobs ignore it."""
 
-    gpus: str = Field(min_length=1, description="GPUs of each service, as in `WEIR_GPUS`")
-    gpu_memory: float = Field(gt=0, le=2**20, description="GiB of a GPU")
-    host_memory: float = Field(gt=0, le=2**20, description="GiB of a node's own memory")
+    gpus: str = Field(min_length=1, description="the GPUs of each service, as in `WEIR_GPUS`")
+    gpu_memory: float = Field(gt=0, le=2**20, description="the memory of a GPU in GiB")
+    host_memory: float = Field(gt=0, le=2**20, description="the host memory of a node in GiB")
 
 
 class Recipe(Table):
-    """What to learn. See ``recipes/`` for runnable ones."""
+    """All settings of a job. `recipes/` has examples."""
 
-    name: str = Field(min_length=1, max_length=64, description="of the experiment")
+    name: str = Field(min_length=1, max_length=64, description="the name of the experiment")
     model: Model
     tasks: Tasks
     rollout: Rollout
@@ -478,22 +564,22 @@ class Recipe(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_client_gives_tasks_and_steps(cls, data: Any) -> Any:
-        """So the tables that say how many there are and how they are sampled may be left out."""
+    def _sessions_need_no_tasks_and_steps(cls, data: Any) -> Any:
+        """Fill in the tables that a session ignores."""
         if not isinstance(data, Mapping) or data.get("client") is None:
             return data
         return {
             "tasks": {"train": "client"},
             "rollout": {"sampling": {"max_tokens": 1}},
-            "training": {"steps": MOST_STEPS},
+            "training": {"steps": SESSION_STEPS},
             "algorithm": {"advantage": "grpo"},
             **data,
         }
 
     @model_validator(mode="before")
     @classmethod
-    def _an_environment_gives_the_reward(cls, data: Any) -> Any:
-        """Unless the recipe names an outcome of its own."""
+    def _episodes_have_a_reward(cls, data: Any) -> Any:
+        """Take the environment's reward if the recipe names no outcome."""
         if not isinstance(data, Mapping) or data.get("environment") is None:
             return data
         reward = data.get("reward", {})
@@ -502,14 +588,14 @@ class Recipe(Table):
         return data
 
     @model_validator(mode="after")
-    def _episodes_have_what_they_need(self) -> Self:
-        asked = any(check.verifier == "environment" for check in self.reward.outcome)
-        if self.environment is None and asked:
+    def _episodes_have_an_environment(self) -> Self:
+        reads_episode = any(check.verifier == "environment" for check in self.reward.outcome)
+        if self.environment is None and reads_episode:
             raise ValueError("reward.outcome = 'environment' needs the table [environment]")
         if self.environment is not None and self.reward.overlong_buffer is not None:
             raise ValueError(
-                "reward.overlong_buffer is about one response, not an episode; remove it, or have "
-                "the environment count"
+                "reward.overlong_buffer does not work for episodes; remove it, or have the "
+                "environment punish long ones"
             )
         return self
 
@@ -521,7 +607,7 @@ class Recipe(Table):
         if max_tokens >= self.model.max_context:
             raise ValueError("rollout.sampling.max_tokens must be below model.max_context")
         for name, evaluation in self.evaluations.items():
-            if self.sampling_for(evaluation).max_tokens >= self.model.max_context:
+            if self.evaluation_sampling(evaluation).max_tokens >= self.model.max_context:
                 table = f"evaluation.others.{name}" if name else "evaluation"
                 raise ValueError(f"{table}.sampling.max_tokens must be below model.max_context")
         if (self.reward.overlong_buffer or 0) > max_tokens:
@@ -536,16 +622,16 @@ class Recipe(Table):
         return self
 
     @model_validator(mode="after")
-    def _learner_can_follow_the_sampler(self) -> Self:
+    def _learner_can_compute_the_logprobs(self) -> Self:
         if self.rollout.sampling.top_p < 1:
             raise ValueError(
-                "rollout.sampling.top_p must be 1: what was sampled from a cut distribution has "
-                "log-probs that the learner does not know; evaluation.sampling may cut it"
+                "rollout.sampling.top_p must be 1: the learner cannot compute the log-probs of a "
+                "truncated distribution; only evaluation.sampling may lower it"
             )
         return self
 
     @model_validator(mode="after")
-    def _advantage_has_what_it_needs(self) -> Self:
+    def _advantage_has_its_inputs(self) -> Self:
         name = self.algorithm.advantage
         reward = self.reward
         formula = _FORMULAS["advantage"].get(name, Formula())
@@ -557,8 +643,8 @@ class Recipe(Table):
             raise ValueError("algorithm.advantage = 'max_rl' needs a wrong answer to pay 0")
         if name == "reinforce" and self.training.dynamic_sampling:
             raise ValueError(
-                "training.dynamic_sampling drops groups of which algorithm.advantage = 'reinforce' "
-                "learns: those without a reward; remove it"
+                "training.dynamic_sampling drops groups without a reward, from which "
+                "algorithm.advantage = 'reinforce' learns; remove it"
             )
         if formula.compares and self.rollout.group_size < 2:
             raise ValueError(f"algorithm.advantage = {name!r} needs rollout.group_size >= 2")
@@ -570,14 +656,14 @@ class Recipe(Table):
 
     @property
     def groups_in_flight(self) -> int:
-        """At most so many training groups are asked for and not yet trained."""
+        """The largest number of training groups that are requested and not yet trained on."""
         training = self.training
         refill = min(_MAX_REFILL, training.max_oversampling) if training.dynamic_sampling else 1
         return math.ceil((training.max_staleness + 1) * training.groups_per_step * refill)
 
     @property
     def longest_response(self) -> int:
-        """Tokens of the policy in a response, at most: all turns of an episode, as far as they fit.
+        """The largest number of the policy's tokens in a response or in all turns of an episode.
 
         A prompt has at least one token.
         """
@@ -586,7 +672,7 @@ class Recipe(Table):
 
     @property
     def num_pretrain_steps(self) -> int:
-        """At most so many steps of the critic alone come first."""
+        """The largest number of steps that train the critic alone, before the policy."""
         return self.critic.pretrain_steps if self.critic is not None else 0
 
     @property
@@ -596,36 +682,36 @@ class Recipe(Table):
 
     @property
     def evaluations(self) -> dict[str, Evaluation]:
-        """All of them by name; that on ``tasks.held_out`` has the empty one."""
+        """All evaluations by name; the name of the one on ``tasks.held_out`` is empty."""
         return {} if self.evaluation is None else {"": self.evaluation, **self.evaluation.others}
 
     @property
     def task_files(self) -> tuple[str, ...]:
-        named = (self.tasks.train, self.tasks.held_out or "", *self.held_out_files.values())
-        return tuple(dict.fromkeys(filter(None, named)))
+        files = (self.tasks.train, self.tasks.held_out or "", *self.held_out_files.values())
+        return tuple(dict.fromkeys(filter(None, files)))
 
     @property
     def held_out_files(self) -> dict[str, str]:
         if self.evaluation is None:
             return {}
-        others = {name: other.held_out for name, other in self.evaluation.others.items()}
-        return {"": self.tasks.held_out or "", **others}
+        files = {name: other.held_out for name, other in self.evaluation.others.items()}
+        return {"": self.tasks.held_out or "", **files}
 
-    def sampling_for(self, evaluation: Evaluation) -> Sampling:
+    def evaluation_sampling(self, evaluation: Evaluation) -> Sampling:
         return evaluation.sampling or self.rollout.sampling
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be used; the message names each field and what is wrong with it."""
+    """An invalid recipe; the message names each wrong field with its problem."""
 
 
 def explain(error: ValidationError, whole: str = "recipe") -> str:
-    """One line per problem: the field's dotted name, or ``whole``, and what is wrong with it."""
+    """Return one line per problem: the field's dotted name, or ``whole``, and the message."""
     lines: list[str] = []
     for problem in error.errors():
-        parts = (str(part) for part in problem["loc"])
+        parts = map(str, problem["loc"])
         field = ".".join(part for part in parts if not part.startswith("<")) or whole
-        if problem["type"] == "extra_forbidden" and field in _OF_A_FILE:
+        if problem["type"] == "extra_forbidden" and field in _FILE_KEYS:
             lines.append(
                 f"{field}: works only in a file, as for `weir run FILE`; "
                 "give all settings here, as `weir plan FILE` shows them"
@@ -648,15 +734,15 @@ def parse_recipe(data: object) -> Recipe:
 
 
 def load_tables(path: Path) -> Tables:
-    """Read a TOML file on top of those that it extends, or raise a `RecipeError`."""
+    """Read a TOML file and the files that it extends, or raise a `RecipeError`."""
     return _apply_file(path, {}, children=())
 
 
 def _apply_file(path: Path, tables: Tables, children: tuple[Path, ...]) -> Tables:
     """Apply the changes of a file's parents to the tables, in order, and then its own."""
-    own = _read_toml(path)
+    changes = _read_toml(path)
     children = (*children, path.resolve())
-    for parent in _pop_texts(own, "extends", path):
+    for parent in _pop_texts(changes, "extends", path):
         file = path.parent / parent
         if not file.is_file():
             raise RecipeError(
@@ -665,12 +751,12 @@ def _apply_file(path: Path, tables: Tables, children: tuple[Path, ...]) -> Table
         if file.resolve() in children:
             raise RecipeError(f"{path}: extends: {parent} is this file or extends it; remove one")
         tables = _apply_file(file, tables, children)
-    for setting in _pop_texts(own, "without", path):
+    for setting in _pop_texts(changes, "without", path):
         if not _remove_setting(tables, setting):
             raise RecipeError(
                 f"{path}: without: no parent sets {setting}; remove it or check its spelling"
             )
-    return merge_tables(tables, own)
+    return merge_tables(tables, changes)
 
 
 def _read_toml(path: Path) -> Tables:
@@ -680,7 +766,7 @@ def _read_toml(path: Path) -> Tables:
         raise RecipeError(f"{path}: no such file") from error
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # its encoding, its grammar, or a number of thousands of digits
+    except ValueError as error:  # encoding, syntax, or a number of thousands of digits
         raise RecipeError(f"{path}: not valid TOML: {error}") from error
 
 
@@ -693,7 +779,7 @@ def _pop_texts(tables: Tables, key: str, path: Path) -> list[str]:
 
 
 def _remove_setting(tables: Tables, setting: str) -> bool:
-    """Remove it from its table; False if it is not there."""
+    """Remove a setting from its table; return False if the table lacks it."""
     *outer, last = setting.split(".")
     table: Any = tables
     for name in outer:
@@ -707,7 +793,7 @@ def _remove_setting(tables: Tables, setting: str) -> bool:
 def merge_tables(
     tables: Mapping[str, Any], changes: Mapping[str, Any], together: Collection[str] = ()
 ) -> Tables:
-    """Tables merge key by key, but not those named ``together``; any other value is replaced."""
+    """Merge tables key by key, but replace tables named in ``together`` and all other values."""
     merged = {
         key: merge_tables(tables[key], value, together)
         for key, value in changes.items()

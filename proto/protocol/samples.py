@@ -1,9 +1,8 @@
-"""The sample store: what became of every response of a job, on disk below the job's folder.
+"""The sample store: Parquet files of all responses of a job, in the job's folder.
 
-Each step of a purpose has one Parquet file, with a row per response and one row without a response
-per group that failed; `services.learner.durable.sample_rows` has the columns. A file is there whole
-or not at all. An attempt that makes a step again supersedes what earlier attempts left of that step
-and the steps after it.
+Each step of a purpose has one file, with a row per response and a row per failed group.
+`services.learner.durable.sample_rows` has the columns. Files are written atomically. An attempt
+that repeats a step supersedes the files of earlier attempts from that step on.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import NamedTuple
 from protocol.recipe import Purpose
 
 SUFFIX = ".parquet"
-RECIPE = "recipe.json"  # beside the files: what the groups were graded and valued by
-TOKENIZER = "tokenizer.json"  # beside the files: a reader shows tokens without the model
-USED = "used"  # the fate of a group that was trained on, or evaluated
+RECIPE = "recipe.json"  # in the same folder: the settings of rewards and advantages
+TOKENIZER = "tokenizer.json"  # in the same folder: readers need no model
+USED = "used"  # the fate of a group in training or evaluation
 _NAME = re.compile(rf"(\d+)-({'|'.join(Purpose)})-(\d+){re.escape(SUFFIX)}")
 
 
@@ -33,19 +32,19 @@ class StepFile(NamedTuple):
 
 
 def step_files(folder: Path) -> list[StepFile]:
-    """The files of a store that no later attempt has superseded, by step."""
-    found = sorted(all_files(folder))
-    begun: dict[tuple[Purpose, int], int] = {}  # the first step of each attempt
-    for file in found:
-        begun.setdefault((file.purpose, file.attempt), file.step)
+    """Return the files that no later attempt supersedes, by step."""
+    files = sorted(all_files(folder))
+    first_steps: dict[tuple[Purpose, int], int] = {}  # by purpose and attempt
+    for file in files:
+        first_steps.setdefault((file.purpose, file.attempt), file.step)
 
     def is_superseded(file: StepFile) -> bool:
         return any(
             purpose is file.purpose and attempt > file.attempt and step <= file.step
-            for (purpose, attempt), step in begun.items()
+            for (purpose, attempt), step in first_steps.items()
         )
 
-    return [file for file in found if not is_superseded(file)]
+    return [file for file in files if not is_superseded(file)]
 
 
 def all_files(folder: Path) -> Iterator[StepFile]:

@@ -1,4 +1,4 @@
-"""The whole key-space in one file: every key, what it carries, who writes it and who reads it.
+"""All keys in Redis, with the values, writers and readers of each.
 
 ====================  ==================================  ==================  =====================
 key                   carries                             written by          read by
@@ -6,7 +6,7 @@ key                   carries                             written by          re
 jobs                  JobRef                              gateway             learner
 job:{id}              JobRecord, a hash                   gateway, learner    all
 active                ActiveJob                           learner             rollout, grader
-learner               who takes up jobs, a hash           learner             learner
+learner               the lease on jobs, a hash           learner             learner
 {job}:requests        RolloutRequest (train, pretrain)    learner             rollout
 {job}:eval_requests   RolloutRequest (eval)               learner             rollout, first
 {job}:episodes        RolloutRequest (train, pretrain)    learner             environment
@@ -16,22 +16,22 @@ learner               who takes up jobs, a hash           learner             le
 {job}:failed          GradedGroup without a group         samplers            learner
 {job}:policy          PolicyVersion                       learner             every rollout
 {job}:events          JobEvent                            all                 gateway
-{job}:under_way       asked keys not yet taken in, a set  learner             learner, gateway
-{job}:faults          who died or failed at what, a hash  rollout, grader     rollout, grader
+{job}:under_way       keys of requested groups, a set     learner             learner, gateway
+{job}:faults          failures by entry, a hash           rollout, grader     rollout, grader
 lives:{group}         heartbeats of workers, a hash       rollout, grader     rollout, grader
 status                Status by replica, a hash           all but gateway     gateway, learner
 {job}:event_ids       ids of recorded events, a set       all                 all
 starts                processes started, by service       all                 gateway
 trials                Trial, a list that expires          gateway, learner    grader
 trial:{id}            TrialResult, a list that expires    grader              gateway, learner
-calls                 ids of Calls that wait, a list      gateway             rollout
+calls                 ids of waiting Calls, a list        gateway             rollout
 call_bodies           Call by id, a hash                  gateway             rollout
 waited_for:{gateway}  ids of calls and tries, a hash      gateway             rollout
 answers:{gateway}     Pieces, a list that expires         rollout             gateway
 ====================  ==================================  ==================  =====================
 
-Samplers are rollouts and environment workers. Every key begins with ``weir:``. A job's keys are
-made when its learner first takes it up, and go when it ends, but for its record and its events.
+Samplers are rollouts and environment workers. All keys begin with ``weir:``. The first attempt of a
+job creates its keys. They are deleted when it ends, except for its record and events.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True)
 class Stream(Generic[M]):
-    """A stream of one type of message. ``group`` is the consumer group that shares the work."""
+    """A stream of messages of one type. ``group`` is its consumer group, if any."""
 
     name: str
     carries: type[M]
@@ -67,7 +67,7 @@ class Stream(Generic[M]):
 
     @property
     def short_name(self) -> str:
-        """What metrics and people call it, whatever the job."""
+        """The name without the job, for metrics and messages."""
         return self.name.rpartition(":")[2]
 
 
@@ -97,11 +97,11 @@ CALL_BODIES = PREFIX + "call_bodies"
 
 
 def request_stream(purpose: Purpose, in_environment: bool) -> Stream[RolloutRequest]:
-    """The stream on which requests of this purpose are asked; evaluation is claimed first."""
-    of_training, of_evaluation = (
-        (EPISODES, EVAL_EPISODES) if in_environment else (REQUESTS, EVAL_REQUESTS)
-    )
-    return of_evaluation if purpose is Purpose.EVAL else of_training
+    """Return the stream for requests; workers claim from those of evaluations first."""
+    is_evaluation = purpose is Purpose.EVAL
+    if in_environment:
+        return EVAL_EPISODES if is_evaluation else EPISODES
+    return EVAL_REQUESTS if is_evaluation else REQUESTS
 
 
 def job_key(job_id: str) -> str:
@@ -113,7 +113,7 @@ def trial_key(trial_id: str) -> str:
 
 
 def waited_for_key(gateway: str) -> str:
-    """The hash of the calls that a life of a gateway waits for, with the tries made before."""
+    """The hash of the calls that a gateway process waits for, with their earlier tries."""
     return f"{PREFIX}waited_for:{gateway}"
 
 
@@ -122,12 +122,12 @@ def answers_key(gateway: str) -> str:
 
 
 def pending_key(job_id: str) -> str:
-    """The set of keys of groups that were asked for and not yet taken in."""
+    """The set of keys of groups that are requested and not yet ingested."""
     return f"{PREFIX}{job_id}:under_way"
 
 
 def faults_key(job_id: str) -> str:
-    """The hash that names, per entry, the workers that died holding it and where it failed."""
+    """The hash of the workers that died with an entry, and of replicas where it failed."""
     return f"{PREFIX}{job_id}:faults"
 
 
@@ -140,5 +140,5 @@ def event_ids_key(job_id: str) -> str:
     return f"{PREFIX}{job_id}:event_ids"
 
 
-def keys_of_events(job_id: str) -> list[str]:
+def event_keys(job_id: str) -> list[str]:
     return [EVENTS.key(job_id), event_ids_key(job_id)]

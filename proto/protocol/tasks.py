@@ -1,9 +1,9 @@
-"""Task files: JSON Lines, one task a line. Every problem is reported with its line and field.
+"""Task files: JSON Lines with one task a line. Problems are reported with line and field.
 
-A line has Weir's own shape, a `Task`; or, if it has ``messages``, the shape of OpenAI's data for
-reinforcement: then ``reference_answer`` is the answer where there is no ``answer``, and any other
-column is kept in the metadata, where templates find ``{{item.column}}``. Without an id a line has
-one that its text makes.
+A line is a `Task`; or, if it has ``messages``, it may have the format of OpenAI's reinforcement
+fine-tuning. Then ``reference_answer`` is the answer if there is no ``answer``. Other columns go to
+the metadata, where templates find them as ``{{item.column}}``. A line without an id gets one from
+the hash of its text.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pydantic import ValidationError
 from protocol.messages import Task
 from protocol.recipe import explain
 
-MAX_DEPTH = 64  # pydantic's reader gives up at 200, and what comes in travels in other values
+MAX_DEPTH = 64  # pydantic fails at 200, and messages nest the data further
 MAX_LINE_BYTES = 4 << 20
 MAX_TASKS = 1_000_000
-_MAX_ENTRIES = 1000  # of a task, and of its messages
+_MAX_ENTRIES = 1000  # of a task and of its messages
 _MAX_PROBLEMS = 20
 _MAX_PROBLEM_CHARS = 500
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -32,7 +32,7 @@ _TOOLS = ("tools", "functions")
 
 
 class TaskFileError(ValueError):
-    """A task file that cannot be used; ``problems`` has one entry per wrong line."""
+    """An invalid task file; ``problems`` has one entry per problem."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -41,7 +41,7 @@ class TaskFileError(ValueError):
 
 @dataclass(frozen=True)
 class Line:
-    """One line that is not blank, and its number from 1. ``task`` is None if it cannot be used."""
+    """A line that is not blank, with its number from 1; ``task`` is None if it is invalid."""
 
     number: int
     text: str
@@ -54,18 +54,18 @@ class Line:
 
 
 def read_tasks(path: Path) -> tuple[Task, ...]:
-    """Read a task file, or raise a `TaskFileError` of up to 20 problems."""
+    """Read a task file, or raise a `TaskFileError` with up to 20 problems."""
     try:
         with path.open("rb") as file:
-            return tuple(sound_tasks(raw_lines(file)))
+            return tuple(valid_tasks(raw_lines(file)))
     except OSError as error:
         raise TaskFileError([f"{path}: {error.strerror}"]) from error
 
 
-def sound_tasks(lines: Iterable[bytes]) -> Iterator[Task]:
-    """The tasks of a file one by one, in the memory of one line and of 200 bytes per task.
+def valid_tasks(lines: Iterable[bytes]) -> Iterator[Task]:
+    """Yield the valid tasks of a file, with memory for one line and 200 bytes per task.
 
-    A `TaskFileError` of up to 20 problems comes after the last task or the last of these.
+    A `TaskFileError` with up to 20 problems follows.
     """
     problems: list[str] = []
     num_tasks = 0
@@ -79,42 +79,50 @@ def sound_tasks(lines: Iterable[bytes]) -> Iterator[Task]:
         if line.task is not None:
             yield line.task
     if not num_tasks:
-        problems.append("line 1: the file holds no task")
+        problems.append("line 1: the file has no task")
     if problems:
         raise TaskFileError(problems[:_MAX_PROBLEMS])
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterator[Line]:
-    """Every line that is not blank: a task, or what is wrong with it."""
-    first_line_of: dict[int, int] = {}  # by the hash of the id, which may be long
+    """Yield every line that is not blank, with its task or its problems."""
+    first_lines: dict[int, int] = {}  # by the hash of the id, which may be long
     for number, raw in enumerate(lines, start=1):
-        if raw.isspace() or (line := _line(number, raw)) is None:
+        line = _parse_line(number, raw)
+        if line is None:
             continue
         if line.task is not None:
-            earlier = first_line_of.setdefault(hash(line.task.id), number)
-            line = line if earlier == number else _repeated(line, line.task, earlier)
+            earlier = first_lines.setdefault(hash(line.task.id), number)
+            if earlier != number:
+                line = _resolve_repetition(line, line.task, earlier)
         yield line
 
 
 def raw_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[bytes]:
-    """Lines without a byte order mark; of a line that is too long, just over the limit."""
+    """Yield lines without a byte order mark; cut long ones just above ``max_bytes``."""
     raw = file.readline(max_bytes + 1).removeprefix(_BYTE_ORDER_MARK)
     while raw:
-        rest = raw if len(raw) > max_bytes else b""
-        while rest and not rest.endswith(b"\n"):
-            rest = file.readline(max_bytes)
+        remainder = raw if len(raw) > max_bytes else b""
+        while remainder and not remainder.endswith(b"\n"):
+            remainder = file.readline(max_bytes)
         yield raw
         raw = file.readline(max_bytes + 1)
 
 
-def _line(number: int, raw: bytes) -> Line | None:
+def _parse_line(number: int, raw: bytes) -> Line | None:
+    if raw.isspace():
+        return None
     if len(raw) > MAX_LINE_BYTES:
-        return Line(number, "", None, (f"longer than {MAX_LINE_BYTES >> 20} MiB; split the file",))
+        problem = f"longer than {MAX_LINE_BYTES >> 20} MiB; split the file"
+        return Line(number, "", None, (problem,))
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        where = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
-        return Line(number, "", None, (f"not UTF-8: {where}; save the file as UTF-8",))
+        problem = (
+            f"not UTF-8: byte {error.start + 1} of the line is 0x{raw[error.start]:02x}; "
+            "save the file as UTF-8"
+        )
+        return Line(number, "", None, (problem,))
     if not text.strip():
         return None
     try:
@@ -124,8 +132,8 @@ def _line(number: int, raw: bytes) -> Line | None:
         return Line(number, text, None, tuple(text[:_MAX_PROBLEM_CHARS] for text in problems))
 
 
-def _repeated(line: Line, task: Task, earlier: int) -> Line:
-    """A line that has no id of its own may be repeated: its number makes another id."""
+def _resolve_repetition(line: Line, task: Task, earlier: int) -> Line:
+    """Give a repeated line without an id another one; report a repeated id."""
     if task.id == _derived_id(line.text):
         return replace(line, task=task.model_copy(update={"id": f"{task.id}-{line.number}"}))
     problem = f"id: {task.id!r}"[:_MAX_PROBLEM_CHARS]
@@ -140,17 +148,18 @@ def _parse_task(text: str) -> Task:
     data = _read_json(text)
     if not isinstance(data, dict):
         raise ValueError("a task must be a JSON object: {...}")
-    for name, several in (("task", data), ("messages", data.get("messages"))):
-        if isinstance(several, dict | list) and len(several) > _MAX_ENTRIES:
+    for name, entries in (("task", data), ("messages", data.get("messages"))):
+        if isinstance(entries, dict | list) and len(entries) > _MAX_ENTRIES:
             raise ValueError(f"{name}: more than {_MAX_ENTRIES:,} entries; leave some out")
-    if text.count("[") + text.count("{") > MAX_DEPTH and (place := _too_deep(data)) is not None:
-        raise ValueError(f"{place}: nested more than {MAX_DEPTH} deep; write it flatter")
-    # A file's text is sound, so only an escape can bring in what is not.
-    if "\\u" in text and (faults := list(unencodable(data))):
-        raise ValueError("\n".join(faults))
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(data)
+    # The file is valid UTF-8, so that only escapes can add lone surrogates.
+    problems = list(unencodable(data)) if "\\u" in text else []
+    if problems:
+        raise ValueError("\n".join(problems))
+    fields = _convert_openai(data) if "messages" in data else data
     try:
-        own = {"id": _derived_id(text)} | (_of_openai(data) if "messages" in data else data)
-        task = Task.model_validate(own)
+        task = Task.model_validate({"id": _derived_id(text)} | fields)
     except ValidationError as error:
         raise ValueError(explain(error, whole="task")) from error
     if task.prompt is not None and task.answer is None:
@@ -177,19 +186,18 @@ def _finite(text: str) -> float:
 def _whole(text: str) -> int:
     try:
         return int(text)
-    except ValueError as error:  # Python refuses a long one, because that takes time
+    except ValueError as error:  # Python refuses to parse long numbers
         problem = f"a number of {len(text)} digits cannot be read"
         raise ValueError(f"{problem}; write it as text, in quotes, or remove it") from error
 
 
-def _too_deep(data: dict[str, Any]) -> str | None:
+def _check_depth(data: dict[str, Any]) -> None:
     for name, value in data.items():
         level = [value]
         for _ in range(MAX_DEPTH):
-            level = [part for each in level for part in _parts(each)]
+            level = [part for parent in level for part in _parts(parent)]
         if level:
-            return name
-    return None
+            raise ValueError(f"{name}: nested more than {MAX_DEPTH} deep; write it flatter")
 
 
 def _parts(value: object) -> Iterable[object]:
@@ -198,48 +206,51 @@ def _parts(value: object) -> Iterable[object]:
     return value if isinstance(value, list) else ()
 
 
-def _of_openai(data: dict[str, Any]) -> dict[str, Any]:
-    """A line with ``messages`` as the fields of a task."""
-    if wrong := [key for key in _TOOLS if key in data]:
-        raise ValueError(f"{wrong[0]}: no tools are offered to the model here; remove it")
+def _convert_openai(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a task from a line with ``messages``."""
+    for name in _TOOLS:
+        if name in data:
+            raise ValueError(f"{name}: the model gets no tools; remove it")
     columns = {key: value for key, value in data.items() if key not in Task.model_fields}
-    own = {key: data[key] for key in Task.model_fields if data.get(key) is not None}
-    metadata = own.setdefault("metadata", {})
+    fields = {key: data[key] for key in Task.model_fields if data.get(key) is not None}
+    metadata = fields.setdefault("metadata", {})
     if not isinstance(metadata, dict):
-        raise ValueError("metadata: must be an object {...}; call the column otherwise")
-    if twice := [key for key in columns if key in metadata]:
-        raise ValueError(f"{twice[0]}: stands in the metadata too; remove one of them")
+        raise ValueError("metadata: must be an object {...}; rename the column")
+    repeated = [key for key in columns if key in metadata]
+    if repeated:
+        raise ValueError(f"{repeated[0]}: is a column and in the metadata; remove one of them")
     if columns.get("reference_answer") not in (None, ""):
-        own.setdefault("answer", columns["reference_answer"])
-    texts = {key: as_text(own[key]) for key in ("id", "answer", "solution") if key in own}
-    return own | texts | {"metadata": metadata | columns}
+        fields.setdefault("answer", columns["reference_answer"])
+    texts = {key: as_text(fields[key]) for key in ("id", "answer", "solution") if key in fields}
+    return fields | texts | {"metadata": metadata | columns}
 
 
 def as_text(value: object) -> str:
-    """How a template shows a value of JSON: a text as it is, else as JSON."""
+    """Return a text unchanged, and any other value as JSON, as templates do."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def unencodable(value: Any, path: str = "") -> Iterator[str]:
-    """What JSON in UTF-8 cannot hold, though Python's lets it in: its dotted place, and the remedy.
+    """Yield the dotted path and remedy of each value that JSON in UTF-8 cannot represent.
 
-    That is NaN, infinity, and text with a lone surrogate, which is half a character ("\\ud83d").
+    Python's parser accepts such values: NaN, infinity, and texts with a lone surrogate ("\\ud83d").
     """
-    waiting = [(path, value)]
-    while waiting:
-        place, found = waiting.pop()
-        if isinstance(found, float) and not math.isfinite(found):
-            yield f"{shown(place)}: must be a finite number"
-        elif isinstance(found, str) and not found.isascii() and shown(found) != found:
-            yield f"{shown(place)}: holds half a character (a lone surrogate); remove it"
-        elif isinstance(found, Mapping):
-            for key, item in reversed(list(found.items())):
-                below = f"{place}.{key}" if place else str(key)
-                waiting += [(below, item), (below, key)]
-        elif isinstance(found, list | tuple):
-            waiting += [(f"{place}.{index}", found[index]) for index in reversed(range(len(found)))]
+    stack = [(path, value)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{escape_surrogates(path)}: must be a finite number"
+        elif isinstance(value, str) and not value.isascii() and escape_surrogates(value) != value:
+            yield f"{escape_surrogates(path)}: has half a character (a lone surrogate); remove it"
+        elif isinstance(value, Mapping):
+            for key, child in reversed(list(value.items())):
+                child_path = f"{path}.{key}" if path else str(key)
+                stack += [(child_path, child), (child_path, key)]
+        elif isinstance(value, list | tuple):
+            for index in reversed(range(len(value))):
+                stack.append((f"{path}.{index}", value[index]))
 
 
-def shown(text: str) -> str:
-    """The text, with an escape for what UTF-8 cannot hold."""
+def escape_surrogates(text: str) -> str:
+    """Escape lone surrogates."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,9 +1,8 @@
-"""A weights folder: how new weights get from the learner to every rollout.
+"""Weights folders, which carry new weights from the learner to the rollouts.
 
-The learner fills a temporary folder, adds a manifest with the digest of each file, and renames the
-folder into place, so a folder that has its name is complete. Its own digest, that of the manifest,
-travels in the announcement. Whoever loads it verifies it first. Checkpoints are sealed with the
-same manifest.
+The learner fills a temporary folder, adds a manifest with a digest per file, and renames the
+folder, so a folder with its final name is complete. The announcement has the manifest's digest.
+Readers verify a folder before they load it. Checkpoints have the same manifest.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _DIGESTS = TypeAdapter(dict[str, str])
 
 
 class WeightsError(RuntimeError):
-    """A weights folder does not hold what was announced."""
+    """A weights folder differs from its announcement."""
 
 
 class WeightsGone(WeightsError):
-    """The folder is no longer there: newer weights have taken its place, so take those."""
+    """The folder was removed; newer weights have replaced it."""
 
 
 def version_folder(job_id: str, attempt: int, number: int) -> str:
@@ -40,19 +39,19 @@ def version_folder(job_id: str, attempt: int, number: int) -> str:
 
 
 def link_folder(job_id: str, attempt: int, number: int) -> str:
-    """The folder of what has changed from one version to the next: see `deltas`."""
+    """The folder of the delta from one version to the next: see `deltas`."""
     return f"{job_id}/{attempt}.{number}.link"
 
 
 def base_folder(job_id: str, attempt: int) -> str:
-    """The folder of the model that the adapters of an attempt are for."""
+    """The folder of the base model of an attempt's adapters."""
     return f"{job_id}/{attempt}.base"
 
 
 def write(root: Path, folder: str, fill: Callable[[Path], None]) -> str:
-    """Publish what ``fill`` puts into a folder, all or nothing; returns the folder's digest.
+    """Publish the files that ``fill`` writes atomically; return the folder's digest.
 
-    A folder that is there already (from an announcement that was never made) is replaced.
+    An existing folder, which was never announced, is replaced.
     """
     target = root / folder
     temporary = target.with_name(f"{UNFINISHED}{target.name}")
@@ -68,9 +67,9 @@ def write(root: Path, folder: str, fill: Callable[[Path], None]) -> str:
 
 
 def copy(source: Path, target: Path, *, follow_links: bool = False) -> None:
-    """Copy the regular files of a folder, and perhaps those it links to; hard links where possible.
+    """Copy the regular files of a folder, as hard links if possible.
 
-    Its manifest stays behind, and so do pickled weights, which nobody here reads.
+    The manifest and pickled weights, which Weir never reads, are left out.
     """
     target.mkdir(parents=True, exist_ok=True)
     for entry in os.scandir(source):
@@ -79,12 +78,12 @@ def copy(source: Path, target: Path, *, follow_links: bool = False) -> None:
             file = os.path.realpath(entry.path)
             try:
                 os.link(file, target / entry.name)
-            except OSError:  # another disk, or one without links
+            except OSError:  # another disk, or no support for links
                 shutil.copy2(file, target / entry.name)
 
 
 def seal(folder: Path) -> str:
-    """Add the manifest, with the digest of each file in the folder and below; returns its own."""
+    """Add the manifest, with a digest per file of the tree; return the manifest's digest."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     manifest = _file_digests(folder, sorted(names))
     content = json.dumps(manifest, indent=1).encode()
@@ -93,19 +92,19 @@ def seal(folder: Path) -> str:
 
 
 def verify(path: Path, digest: str | None = None) -> None:
-    """Check a sealed folder, file by file; without a digest its manifest is taken at its word.
+    """Check each file of a sealed folder; without ``digest`` trust the manifest.
 
     Raises:
-        WeightsGone: if the folder, or a file of it, has been removed.
-        WeightsError: if anything in it is not what was sealed, or announced.
+        WeightsGone: if the folder or a file was removed.
+        WeightsError: if a file differs from the manifest, or the manifest from ``digest``.
     """
     try:
         content = (path / MANIFEST).read_bytes()
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise WeightsError(f"{path}: the manifest is not the one that was announced")
         manifest = _parse_manifest(path / MANIFEST, content)
-        for name, found in _file_digests(path, manifest).items():
-            if found != manifest[name]:
+        for name, file_digest in _file_digests(path, manifest).items():
+            if file_digest != manifest[name]:
                 raise WeightsError(f"{path / name}: damaged; its digest is not the manifest's")
     except FileNotFoundError as error:
         raise WeightsGone(f"{error.filename}: gone") from error
@@ -114,7 +113,7 @@ def verify(path: Path, digest: str | None = None) -> None:
 
 
 def _parse_manifest(path: Path, content: bytes) -> dict[str, str]:
-    """The digests by name, which are those of files below the folder; there is one at least."""
+    """Read a non-empty manifest of files below the folder: digests by name."""
     with suppress(ValueError):
         manifest = _DIGESTS.validate_json(content)
         if manifest and all(map(_is_below, manifest)):
@@ -129,7 +128,7 @@ def _is_below(name: str) -> bool:
 
 @contextmanager
 def leased(folder: Path, lock: int = fcntl.LOCK_SH) -> Generator[None]:
-    """Within, nobody removes a folder or writes other weights into it; `WeightsGone` if one does.
+    """Lock a folder against removal and new weights; raise `WeightsGone` if it is being replaced.
 
     A disk without locks grants every lease.
     """
@@ -150,21 +149,21 @@ def leased(folder: Path, lock: int = fcntl.LOCK_SH) -> Generator[None]:
 
 
 def retain(root: Path, job_id: str, attempt: int, keep: Iterable[str]) -> None:
-    """Remove what attempts up to this one have published or left unfinished, but for ``keep``.
+    """Remove the folders of attempts up to this one, finished or not, except for ``keep``.
 
-    What somebody has a lease on is left to a later call.
+    A leased folder stays until a later call.
     """
-    kept = {Path(folder).name for folder in keep}
+    names = {Path(folder).name for folder in keep}
     job_folder = root / job_id
     for path in job_folder.iterdir() if job_folder.is_dir() else ():
         number = re.search(r"\d+", path.name)
-        if path.name not in kept and number is not None and int(number[0]) <= attempt:
+        if path.name not in names and number is not None and int(number[0]) <= attempt:
             with suppress(WeightsGone), leased(path, fcntl.LOCK_EX):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_tree(folder: Path) -> None:
-    """Make a folder and everything in it survive a power failure, but for its own name."""
+    """Sync a tree to disk, except for the name of the folder."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -175,7 +174,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames within a folder survive a power failure."""
+    """Sync renames within a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -256,7 +256,7 @@ class _Worker(Generic[I, O]):
             self.consumer.group,
             self.consumer.inputs if self.job else (),
             self.job.job_id if self.job else "",
-            held=[entry for entry in leased if self.job and entry.job_id == self.job.job_id],
+            leases=[entry for entry in leased if self.job and entry.job_id == self.job.job_id],
             may_claim=self._may_claim() and not self.service.stopping.is_set(),
         )
         self.roster.look(pulse.beats, time.monotonic())
@@ -290,7 +290,7 @@ class _Worker(Generic[I, O]):
                 stream,
                 job_id,
                 count=free_slots,
-                held=self.leases.values(),
+                leases=self.leases.values(),
                 replicas=self._replicas,
                 # The workers that an excluded input is left to may all have failed at an entry.
                 only_troubled=stream not in inputs,

@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from protocol.operations import DamagedFile
 from protocol.recipe import explain
-from protocol.tasks import shown
+from protocol.tasks import escape_surrogates
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -145,10 +145,10 @@ def internal_problem(error: Exception) -> Problem:
 
 def openai_error(problem: Problem) -> OpenAIError:
     return OpenAIError(
-        message=shown(problem.detail[:MAX_DETAIL_CHARS]),
+        message=escape_surrogates(problem.detail[:MAX_DETAIL_CHARS]),
         type="invalid_request_error" if problem.status_code < 500 else "server_error",
         code=problem.code,
-        param=problem.param and shown(problem.param[:MAX_DETAIL_CHARS]),
+        param=problem.param and escape_surrogates(problem.param[:MAX_DETAIL_CHARS]),
     )
 
 

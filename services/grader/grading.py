@@ -191,7 +191,7 @@ def combine(
 
 def _combine_values(parts: Sequence[tuple[Check, Graded]], formula: str | None) -> float:
     if formula is not None:
-        numbers = {check.label: check.as_meant(score.value) for check, score in parts}
+        numbers = {check.label: check.to_scale(score.value) for check, score in parts}
         return read_formula(formula).value(numbers)
     total_weight = sum(check.weight for check, _ in parts)
     return sum(check.weight * score.value for check, score in parts) / total_weight

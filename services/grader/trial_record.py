@@ -6,7 +6,7 @@ from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from protocol.tasks import shown
+from protocol.tasks import escape_surrogates
 
 _MAX_CHARS = 2_000
 
@@ -33,4 +33,4 @@ def record_tokens(model: str, count: int) -> None:
 
 
 def record_failure(reason: str, message: str) -> None:
-    _RECORD.get().details[reason] = shown(message)[:_MAX_CHARS]
+    _RECORD.get().details[reason] = escape_surrogates(message)[:_MAX_CHARS]

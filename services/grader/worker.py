@@ -124,7 +124,7 @@ def find_capabilities(tools: Tools) -> Capabilities:
 def find_missing(reward: Reward, tools: Tools) -> str | None:
     """Return which verifier or judge of a reward this grader lacks, as a sentence."""
     capabilities = find_capabilities(tools)
-    problems = (capabilities.lacking(check) for check in (*reward.outcome, *reward.process))
+    problems = (capabilities.find_missing(check) for check in (*reward.outcome, *reward.process))
     return next(filter(None, problems), None)
 
 
@@ -136,7 +136,7 @@ def find_obstacle(reward: Reward, tools: Tools, *, permanent: bool = False) -> s
     missing = find_missing(reward, tools)
     if missing:
         return missing
-    for check in reward.checks_of_a_judge:
+    for check in reward.judge_checks:
         judge = tools.named_judges[check.model]
         if not judge.is_up and (judge.refuses_all or not permanent):
             return _describe_outage(judge)

@@ -251,7 +251,7 @@ def _work_rows(plan: Plan) -> Iterator[Row]:
         f"groups_per_step {training.groups_per_step} x group_size {group_size} x "
         f"{_longest_response(recipe)}; {training.updates_per_batch} updates",
     )
-    for check in recipe.reward.checks_of_a_judge:
+    for check in recipe.reward.judge_checks:
         yield (
             f"calls of {check.label} a step",
             f"{training.groups_per_step * group_size * check.samples:,}",

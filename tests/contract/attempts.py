@@ -225,7 +225,7 @@ async def _answer_forever(
             streams = [REQUESTS]
         claimed = await exchange.claim(streams, active.job_id, count=8, wait_s=0.02)
         for stream in streams:
-            claimed += await exchange.reclaim(stream, active.job_id, count=8, held=claimed)
+            claimed += await exchange.reclaim(stream, active.job_id, count=8, leases=claimed)
         for delivery in claimed:
             request = delivery.message()
             if (version := await _find_version(exchange, request)) is not None:

@@ -55,7 +55,7 @@ async def claim_one(exchange: Exchange) -> Delivery[RolloutRequest]:
 
 
 async def lost(exchange: Exchange, *held: Delivery) -> Set[Place]:
-    return (await exchange.heartbeat("rollout", (REQUESTS,), "job", held=held)).lost
+    return (await exchange.heartbeat("rollout", (REQUESTS,), "job", leases=held)).lost
 
 
 async def take_over(exchange: Exchange, *inputs: Stream, job_id: str = "job") -> list[Delivery]:

@@ -153,7 +153,7 @@ async def test_entries(server: Server, exchanges: dict[str, Exchange]) -> None:
         client.xreadgroup("grader", "x", {ROLLOUTS.key("job"): ">"})
     await grader.heartbeat("grader")
     await grader.expire_worker("grader", "x", 0, (ROLLOUTS,), "job")
-    assert await grader.reclaim(ROLLOUTS, "job", count=5, held=claimed) == []
+    assert await grader.reclaim(ROLLOUTS, "job", count=5, leases=claimed) == []
     assert await exchanges["gateway"].backlog(ROLLOUTS, "job") == backlog.__class__(1, 1)
     with server.client("grader") as client:
         client.xadd(GRADED.key("job"), {b"key": b"\xff"})

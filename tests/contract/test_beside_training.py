@@ -152,7 +152,7 @@ async def test_what_is_asked_beyond_the_end_of_an_evaluation_is_taken_from_who_h
             await rollout.hand_off(delivery, GRADED, an_answer(delivery.message(), 0))
         async with answering(server.url):
             await until(is_told)
-            pulse = await rollout.heartbeat("rollout", [EVAL_REQUESTS], "job", held=[left])
+            pulse = await rollout.heartbeat("rollout", [EVAL_REQUESTS], "job", leases=[left])
     assert pulse.lost == {left.place}
 
 

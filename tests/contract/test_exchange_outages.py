@@ -215,7 +215,7 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Serv
         await again(worker.release(rolled_out, "failures"))
         (held,) = await again(worker.reclaim(ROLLOUTS, "job", count=9))
         assert (held.failures, held.deaths) == ((worker.me,), ())
-        assert not (await again(worker.heartbeat("grader", [ROLLOUTS], "job", held=[held]))).lost
+        assert not (await again(worker.heartbeat("grader", [ROLLOUTS], "job", leases=[held]))).lost
         assert await again(worker.expire_worker("grader", "nobody", 0, [ROLLOUTS], "job")) == 0
         await worker.hand_off(held, GRADED, a_graded_group())
         (graded,) = await worker.claim([GRADED], "job", count=9, wait_s=0)

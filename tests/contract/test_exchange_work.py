@@ -104,7 +104,7 @@ async def test_work_moves_unchanged_and_leaves_nothing_behind(
     received = result.message()
     assert (result.key, received.request) == (request.key, request)
     assert received.token_ids.tobytes() == group.token_ids.tobytes()
-    assert received.is_own.tobytes() == group.is_own.tobytes()
+    assert received.policy_mask.tobytes() == group.policy_mask.tobytes()
     await exchange.hand_off(result, GRADED, a_graded_group(group))
     (graded,) = await exchange.claim((GRADED,), "job", count=1, wait_s=0)
     assert await exchange.pending_keys("job") == {"train:0"}
@@ -164,7 +164,7 @@ async def test_a_heartbeat_tells_what_was_lost_of_which_stream_and_takes_nothing
                 delivery, GRADED, delivery.as_failed(FailureKind.DEATHS, "no matter why")
             )
         held = [done, kept, taken, done_too]
-        pulse = await slow.heartbeat("rollout", inputs, "job", held=held)
+        pulse = await slow.heartbeat("rollout", inputs, "job", leases=held)
         assert pulse.lost == {done.place, done_too.place}
         (inherited,) = await take_over(heir, REQUESTS)
         assert inherited.place == taken.place
@@ -265,7 +265,7 @@ async def test_a_claim_is_bounded_by_bytes_and_found_again_if_its_reply_was_lost
     size = sum(map(len, claimed[0].fields.values()))
     assert len(claimed) == -(-2_000 // size) < 9
     async with open_exchange(exchange.me) as same_worker:
-        found = await same_worker.reclaim(REQUESTS, "job", count=9, held=claimed[:1])
+        found = await same_worker.reclaim(REQUESTS, "job", count=9, leases=claimed[:1])
         assert [entry.place for entry in found] == [entry.place for entry in claimed[1:]]
     assert {entry.deaths for entry in found} == {()}
     assert len(await exchange.adopt(REQUESTS, "job", count=9)) == len(claimed)
@@ -302,7 +302,7 @@ async def test_work_on_a_job_that_ended_is_quietly_nothing_also_for_who_waits_fo
         assert await waiting == []
     for job_id in ("job", "nobody"):
         delivery = Delivery(REQUESTS, job_id, held.entry_id, held.key, {})
-        pulse = await exchange.heartbeat("rollout", (REQUESTS,), job_id, held=[delivery])
+        pulse = await exchange.heartbeat("rollout", (REQUESTS,), job_id, leases=[delivery])
         assert pulse.lost == {delivery.place}
         assert await exchange.reclaim(REQUESTS, job_id, count=1) == []
         assert await exchange.adopt(REQUESTS, job_id, count=1) == []

@@ -62,7 +62,7 @@ class World:
                     failing = yield
                 for delivery in entries:
                     group = str(stream.group)
-                    beat = exchange.heartbeat(group, [stream], self.job_id, held=[delivery])
+                    beat = exchange.heartbeat(group, [stream], self.job_id, leases=[delivery])
                     lost = (await beat).lost
                     failing = yield
                     if failing:

@@ -1,7 +1,7 @@
-"""Calls on their way: gateways ask, rollouts take them and answer piece by piece.
+"""Calls: gateways queue them, and rollouts take them and answer in pieces.
 
-The gateway of a call keeps it. Every few seconds it renews the calls that clients wait for, and it
-asks again for a call that no rollout has. So all keys expire, and may be lost with the server.
+The gateway of a call stores it. Every few seconds it renews the calls that clients wait for, and
+queues those again that no rollout has. So all keys expire, and the server may lose them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import cast
 
 from protocol import streams
 from protocol.calls import Call, Pieces
-from protocol.exchange.connection import Connection, block_ms
+from protocol.exchange.connection import Connection, block_ms, pairs
 from protocol.exchange.rows import readable
 
-_KEPT_S = 20  # gateways renew their calls every few seconds
-_MAX_PIECES = 100  # read at once
+_EXPIRY_S = 20  # gateways renew their calls every few seconds
+_MAX_PIECES = 100  # in one read
 
 
 class Calls(Connection):
     async def ask_call(self, call: Call, limit: int) -> bool:
         """Queue a call for a rollout; False if ``limit`` calls wait already."""
         keys = [streams.CALLS, streams.CALL_BODIES, streams.waited_for_key(self.me)]
-        args = [call.key, call.id, call.model_dump_json(), limit, _KEPT_S, call.tries]
+        args = [call.key, call.id, call.model_dump_json(), limit, _EXPIRY_S, call.tries]
         return bool(await self.run("ask_call", keys, args))
 
     async def keep_calls(self, tries: Mapping[str, int]) -> set[str]:
@@ -31,7 +31,7 @@ class Calls(Connection):
         A rollout drops a call that its gateway does not renew every few seconds.
         """
         keys = [streams.waited_for_key(self.me), streams.CALL_BODIES, streams.CALLS]
-        args: list[str | int] = [_KEPT_S]
+        args: list[str | int] = [_EXPIRY_S]
         for call_id, number in tries.items():
             args += [call_id, number]
         call_ids: list[bytes] = await self.run("keep_calls", keys, args)
@@ -59,7 +59,7 @@ class Calls(Connection):
         """Count the 256 oldest calls by the key of their weights, the oldest call's key first."""
         keys = [streams.CALLS, streams.CALL_BODIES]
         reply = await self.run("take_calls", keys, ["", 0, 0])
-        counts = zip(reply[::2], reply[1::2], strict=True)
+        counts = pairs(reply).items()
         return dict(readable(streams.CALLS, counts, lambda row: (row[0].decode(), row[1])))
 
     async def wanted_calls(self, gateway: str, calls: Iterable[Call]) -> set[str]:
@@ -77,7 +77,7 @@ class Calls(Connection):
 
     async def send_pieces(self, gateway: str, pieces: Pieces) -> None:
         text = pieces.model_dump_json(exclude_defaults=True)
-        await self.run("push", [streams.answers_key(gateway)], [text, _KEPT_S])
+        await self.run("push", [streams.answers_key(gateway)], [text, _EXPIRY_S])
 
     async def pieces(self, wait_s: float) -> list[Pieces]:
         """Return the pieces for this gateway in order; none if none arrive in ``wait_s``."""

@@ -18,13 +18,13 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 T = TypeVar("T")
-Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # of a read, by stream key
+Rows = dict[bytes, list[tuple[bytes, dict[bytes, bytes]]]]  # the reply to a read, by stream key
 
 _MEMORY_FULL_PAUSE_S = 0.2
-_LONGEST_BLOCK_S = 20.0
-_LIMIT_S = 60.0  # of a command: then the server hangs, or has vanished without a word
-_LEAST_LIMIT_S = 5.0
-_PULSE_LIMIT_S = 10.0  # of a heartbeat, a lease, a status or connecting: all are small
+_MAX_BLOCK_S = 20.0
+_LIMIT_S = 60.0  # for a command; after it the server hangs or has vanished
+_MIN_LIMIT_S = 5.0
+_PULSE_LIMIT_S = 10.0  # for connecting and for small commands such as a heartbeat
 
 MemoryFull = errors.OutOfMemoryError
 Disconnected = (errors.ConnectionError, errors.TimeoutError)  # for longer than the patience
@@ -36,34 +36,34 @@ _HASHES = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in _SCRI
 
 
 class Fenced(RuntimeError):
-    """A newer attempt of the learner has taken over; this one must stop without another word."""
+    """A newer attempt of the learner has taken over; this one must stop without more writes."""
 
 
 class Memory(NamedTuple):
-    """Bytes that the server uses, its ``maxmemory``, None if it has no limit, and its machine's."""
+    """The server's used bytes, its ``maxmemory`` or None, and the memory of its machine."""
 
     used: int
     limit: int | None
-    machine: int | None = None  # not every server tells
+    machine: int | None = None  # None: the server does not report it
 
 
 @dataclass
 class Connection:
-    """A connection for one life of one process."""
+    """The connection of one process."""
 
-    me: str  # a name of this run only: an earlier run's leases are not ours
+    me: str  # a new name per process start, so that earlier leases are not reused
     writer: PatientRedis
     reader: PatientRedis
     pulse: PatientRedis  # for heartbeats and leases, and reads that precede them
-    redact: Callable[[str], str] = str  # a text as people may see it: in events, errors, statuses
+    redact: Callable[[str], str] = str  # removes secrets from events, errors, statuses
     backpressure_seconds: float = 0.0
     waiting_for_memory: int = 0  # writes
 
     def hurry(self, patience_s: float) -> None:
-        """From now on wait only so long for a server that is away."""
+        """Lower the patience with an unavailable server."""
         for client in (self.writer, self.reader, self.pulse):
             client.patience_s = patience_s
-            client.limit_s = min(client.limit_s, max(patience_s, _LEAST_LIMIT_S))
+            client.limit_s = min(client.limit_s, max(patience_s, _MIN_LIMIT_S))
 
     async def ping(self) -> None:
         await cast(Awaitable[bool], self.writer.ping())
@@ -85,7 +85,7 @@ class Connection:
             try:
                 return await client.evalsha(_HASHES[name], len(keys), *keys, *args)
             except errors.NoScriptError:
-                # Loading it and calling it by its hash would fail if the server went in between.
+                # A restart between SCRIPT LOAD and EVALSHA would lose the script.
                 return await client.eval(_SCRIPTS[name], len(keys), *keys, *args)
         except errors.ResponseError as error:
             if str(error).startswith("FENCED"):
@@ -93,7 +93,7 @@ class Connection:
             raise
 
     async def produce(self, name: str, keys: Sequence[Any], args: Sequence[Any]) -> Any:
-        """Run a script that adds work; it waits while the server's memory is full."""
+        """Run a script that adds work; wait while the server's memory is full."""
         while True:
             try:
                 return await self.run(name, keys, args)
@@ -107,15 +107,15 @@ class Connection:
 
 
 class PatientRedis(Redis):
-    """A client that repeats a command while the server is away, but not for ever.
+    """A client that repeats a command while the server is unavailable, up to its patience.
 
-    redis-py's own retries are switched off: they multiply (those of connecting within those of the
-    command) and would wait two minutes for a wrong password to become right. So is its time limit:
-    writing within `asyncio.wait_for` can swallow a cancellation in Python 3.11.
+    The retries of redis-py are off: retries of connecting multiply those of commands, and a wrong
+    password would take two minutes to fail. Its timeout is off as well: in Python 3.11 a write
+    within `asyncio.wait_for` can swallow a cancellation.
     """
 
     patience_s = 0.0
-    limit_s = 0.0  # of one command: waiting for a connection, sending, and reading the answer
+    limit_s = 0.0  # for one command with its connection and reply
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         waited_s = 0.0
@@ -127,7 +127,7 @@ class PatientRedis(Redis):
             except (errors.AuthenticationError, errors.AuthorizationError):
                 raise
             except Disconnected:
-                # More is a pause of this process, which is no fault of the server.
+                # A longer time is a pause of this process, not of the server.
                 waited_s += min(time.monotonic() - began, self.limit_s) + pause_s
                 if waited_s > self.patience_s:
                     raise
@@ -147,26 +147,30 @@ async def if_job_ended(fallback: T, command: Awaitable[T]) -> T:
     try:
         return await command
     except errors.ResponseError as error:
-        # Redis 7.0 says UNBLOCKED to who waits on a stream that goes, later ones say NOGROUP.
+        # Readers of a deleted stream get UNBLOCKED from Redis 7.0 and NOGROUP from later versions.
         if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
             raise
         return fallback
 
 
 def block_ms(wait_s: float) -> int:
-    """BLOCK in milliseconds; 0 would mean for ever."""
-    return max(1, round(min(wait_s, _LONGEST_BLOCK_S) * 1000))
+    """Return BLOCK in milliseconds; Redis would wait without end for 0."""
+    return max(1, round(min(wait_s, _MAX_BLOCK_S) * 1000))
 
 
 def flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
     return [part for pair in fields.items() for part in pair]
 
 
+def pairs(flat: Sequence[Any]) -> dict[Any, Any]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
 @asynccontextmanager
 async def open_clients(
     url: str, patience_s: float
 ) -> AsyncIterator[tuple[PatientRedis, PatientRedis, PatientRedis]]:
-    """A client that writes, one that reads, and one for heartbeats, which wait for no other."""
+    """Open clients for writes, for reads, and for heartbeats, which never wait for others."""
     settings: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": None,

@@ -1,4 +1,4 @@
-"""Jobs: their records, one or many, their queue, and which one the stack works on."""
+"""Jobs: their records, their queue, and the active job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import starmap
@@ -16,26 +16,26 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from protocol import STORED_VERSION, __version__, streams
-from protocol.exchange.connection import Connection, block_ms, flat
+from protocol.exchange.connection import Connection, block_ms, flat, pairs
 from protocol.exchange.queue import Delivery
 from protocol.frames import encode
 from protocol.messages import ActiveJob, Fault, JobError, JobRecord, JobRef, JobState, Requested
 from protocol.recipe import explain
 
 JOB_INDEX = streams.PREFIX + "job_index"
-RECORD = streams.job_key("")  # what the keys of records begin with
-_MOST_LOOKED_AT = 1000  # records, while nobody else is served
-_WEIGHED = 500
+RECORD = streams.job_key("")  # the prefix of the keys of records
+_SCAN_SIZE = 1000  # records in one script, which blocks the server
+_MEASURED_JOBS = 500  # in one script
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 _CHANGING = sorted(set(JobRecord.model_fields) - {"recipe", "request"})
-_as_active = lru_cache(maxsize=1)(ActiveJob.model_validate_json)  # all ask for it, all the time
-_HELD_UP = streams.PREFIX + "held_up"  # the ids of jobs that wait for something to be mended
+_as_active = lru_cache(maxsize=1)(ActiveJob.model_validate_json)  # all services read it often
+_HELD_UP = streams.PREFIX + "held_up"  # the ids of jobs that wait for a repair
 
 
 class UnreadableRecord(Exception):
-    """A job's record is damaged, or another release has written it; no other job is concerned.
+    """A job's record is damaged or from another release; other jobs are not affected.
 
-    Such a job cannot run: its ``state`` is failed, or cancelled if the user asked for that.
+    Such a job cannot run: its ``state`` is failed, or cancelled if the user requested that.
     """
 
     def __init__(self, job_id: str, problem: str, stored: Mapping[bytes, bytes]) -> None:
@@ -52,17 +52,14 @@ AnyRecord = JobRecord | UnreadableRecord
 
 
 class Lease(NamedTuple):
-    """Which learner takes up jobs, and how many heartbeats it has shown."""
+    """The learner that may start jobs, and the number of its heartbeats."""
 
     holder: str
     beats: int
 
 
 class Queue(NamedTuple):
-    """The job that would be taken up next, "" if none can run.
-
-    Also those that have been begun, and in order those that can run.
-    """
+    """The next job, or "", the begun jobs, and the jobs that can run, in order."""
 
     first: str
     begun: Sequence[str]
@@ -71,7 +68,7 @@ class Queue(NamedTuple):
 
 @dataclass(frozen=True)
 class JobQuery:
-    """A search for jobs; an empty field excludes none."""
+    """A search for jobs; an empty field matches all."""
 
     states: Sequence[JobState] = ()
     text: str = ""  # of the id, the recipe's name, the model or a label, in any case
@@ -84,10 +81,10 @@ class JobQuery:
         return not any((self.states, self.text, self.name, self.model, self.metadata))
 
     def args(self) -> list[str]:
-        """How the script sees it: as texts of the stored JSON, which others may hold too."""
+        """Return the texts of matching JSON for the script; other jobs may match them as well."""
         model = [_pair("model", self.model)] if self.model else []
         name = _pair("name", self.name) if self.name else ""
-        # The script knows the case of ASCII alone.
+        # The script folds the case of ASCII only.
         text = json.dumps(max(_NOT_ASCII.split(self.text.lower()), key=len))[1:-1]
         states = " ".join(map(json.dumps, self.states))
         return [states, text, name, *model, *starmap(_pair, self.metadata.items())]
@@ -117,7 +114,7 @@ ALL_JOBS = JobQuery()
 
 class Jobs(Connection):
     async def submit(self, record: JobRecord) -> bool:
-        """Queue a job; False if one with its id exists."""
+        """Queue a job; return False if its id exists."""
         fields = _fields({"version": STORED_VERSION, **record.model_dump(mode="json")})
         keys = [streams.job_key(record.id), streams.JOBS.key(), JOB_INDEX]
         args = [record.id, record.created_at, len(fields), *fields]
@@ -125,16 +122,16 @@ class Jobs(Connection):
         return bool(await self.produce("submit", keys, [*args, *entry]))
 
     async def job(self, job_id: str) -> JobRecord | None:
-        """A job's record, if there is such a job; an `UnreadableRecord` is raised."""
+        """Return a job's record or None, or raise its `UnreadableRecord`."""
         if ":" in job_id:
-            return None  # another key of a job's
+            return None  # the id would name another key
         (record,) = await self.records([job_id]) or [None]
         if isinstance(record, UnreadableRecord):
             raise record
         return record
 
     async def job_ids(self, count: int = 0) -> list[str]:
-        """The ids of the newest ``count`` jobs, or of all, newest first."""
+        """Return the ids of the newest ``count`` jobs, or of all, newest first."""
         rows = cast(list[bytes], await self.writer.zrevrange(JOB_INDEX, 0, count - 1))
         return [row.decode() for row in rows]
 
@@ -148,7 +145,7 @@ class Jobs(Connection):
         The learner obeys for the active job; any other is paused, queued again or cancelled at
         once. A cancel request is final. This works when memory is full.
         """
-        keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
+        keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_work_keys(job_id)]
         args = [json.dumps(requested), json.dumps(time.time()), job_id]
         await self.run("request_state", keys, args)
 
@@ -159,12 +156,12 @@ class Jobs(Connection):
         return None if wish is None else Requested(json.loads(wish))
 
     async def revive(self, job_id: str) -> None:
-        """Queue a failed job again, to go on from its last checkpoint; no other job is touched."""
+        """Queue a failed job again, to resume from its last checkpoint."""
         keys = [streams.job_key(job_id), streams.JOBS.key()]
         await self.produce("revive", keys, flat(encode(JobRef(job_id=job_id))))
 
     async def renew_lease(self, instead_of: Lease | None = None) -> Lease:
-        """Hold the lease on the learner's role if nobody does, or ``instead_of`` shows no life."""
+        """Take or renew the learner's lease if it is free, or if ``instead_of`` is unchanged."""
         args = [self.me, *(instead_of or ("", ""))]
         holder, beats = await self.run("renew_lease", [streams.LEARNER], args, client=self.pulse)
         return Lease(holder.decode(), int(beats))
@@ -173,20 +170,20 @@ class Jobs(Connection):
         await self.run("release_lease", [streams.LEARNER], [self.me])
 
     async def next_job(self, wait_s: float) -> Delivery[JobRef] | None:
-        """The job to work on: the active one, else the oldest that can run.
+        """Return the active job, or the oldest one that can run, for an idle learner.
 
-        A paused job keeps its place in the queue and is passed over. One that was held up waits
-        until a job ends or is paused, or no other is left. For the learner, while it works on none.
+        A paused job keeps its place in the queue. A held-up job waits until a job ends or is
+        paused, or until it is the only one.
         """
         job = await self._next_job()
         if job is None and wait_s:
-            # Woken by a submission; a job that is resumed is found when the time is over.
+            # A submission ends the wait; a resumed job is found afterwards.
             await self.reader.xread({streams.JOBS.key(): "$"}, count=1, block=block_ms(wait_s))
             job = await self._next_job()
         return job
 
     async def begin_attempt(self, job_id: str) -> int:
-        """Begin a life of the learner: make the job's streams, and fence every earlier attempt."""
+        """Begin an attempt: create the job's streams, and fence earlier attempts."""
         keys = [streams.job_key(job_id), _attempt_token_key(job_id), streams.LEARNER]
         keys += [stream.key(job_id) for stream in streams.WORK_STREAMS]
         groups = [str(stream.group) for stream in streams.WORK_STREAMS]
@@ -194,14 +191,14 @@ class Jobs(Connection):
         return int(await self.run("begin_attempt", keys, args))
 
     async def activate(self, active: ActiveJob) -> None:
-        """Name the job that this stack works on; ValueError if no worker could read it."""
+        """Set the active job; raise ValueError if no worker could read it."""
         keys = [streams.ACTIVE, streams.job_key(active.job_id), streams.LEARNER]
         stored = active.model_dump_json()
         ActiveJob.model_validate_json(stored)
         await self.run("activate", keys, [active.attempt, stored, self.me])
 
     async def active(self) -> ActiveJob | None:
-        """The job that this stack works on, if any that this release can read."""
+        """Return the active job, or None if there is none that this release can read."""
         stored = await self.pulse.get(streams.ACTIVE)
         try:
             return None if stored is None else _as_active(cast(bytes, stored))
@@ -220,36 +217,36 @@ class Jobs(Connection):
         error: JobError | str | None,
         held_up_by: Fault | None = None,
     ) -> bool:
-        """Let the stack work on another job: this one is paused.
+        """Pause a job, so that the stack works on another one.
 
-        One that is held up keeps its work, and goes on by itself when ``error`` is mended. The work
-        of one that waits for a person would hold memory for as long: it is deleted, and the next
-        attempt asks for it again. Returns False if it was resumed or cancelled meanwhile.
+        A held-up job keeps its work, and continues when ``error`` is repaired. The work of a job
+        that waits for a person is deleted to free memory, and the next attempt requests it again.
+        Return False if the job was resumed or cancelled meanwhile.
         """
-        keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_keys_of_work(job_id)]
+        keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_work_keys(job_id)]
         args = [attempt, job_id, json.dumps(held_up_by), json.dumps(self._redact(error))]
         return bool(await self.run("pause_job", keys, args))
 
     async def close_job(self, delivery: Delivery[JobRef], attempt: int, **values: Any) -> None:
-        """End a job: write its last word, delete its work streams, and free the stack."""
+        """End a job: write its last fields, delete its work streams, and free the stack."""
         job_id = delivery.job_id
         keys = [streams.job_key(job_id), streams.JOBS.key(), streams.ACTIVE, _HELD_UP]
         args = [attempt, job_id, delivery.entry_id, *self._stored(values)]
-        await self.run("close_job", [*keys, *_keys_of_work(job_id)], args)
+        await self.run("close_job", [*keys, *_work_keys(job_id)], args)
 
     async def forget_queued(self, delivery: Delivery[JobRef]) -> None:
-        """Take a job out of the queue that can neither be worked on nor be ended."""
+        """Remove a job from the queue that can neither run nor end."""
         await cast(Awaitable[int], self.writer.xdel(streams.JOBS.key(), delivery.entry_id))
 
     async def records(self, job_ids: Sequence[str]) -> list[AnyRecord]:
         if not job_ids:
             return []
         rows = await self.run("records", [RECORD + job_id for job_id in job_ids], [])
-        pairs = zip(job_ids, rows, strict=True)
-        return [_readable_or_not(job_id, flat) for job_id, flat in pairs if flat]
+        stored = zip(job_ids, rows, strict=True)
+        return [_readable_or_not(job_id, flat) for job_id, flat in stored if flat]
 
     async def changing(self, job_ids: Sequence[str]) -> dict[str, list[bytes | None]]:
-        """All of these jobs' records, as stored, that can change: not recipe and request."""
+        """Return the stored fields of these jobs that may change: not recipe and request."""
         if not job_ids:
             return {}
         keys = [RECORD + job_id for job_id in job_ids]
@@ -258,12 +255,12 @@ class Jobs(Connection):
     async def find_jobs(
         self, after: str | None, count: int, query: JobQuery = ALL_JOBS
     ) -> list[AnyRecord] | None:
-        """Up to ``count`` jobs that are sought, newest first; None if no job is ``after``."""
+        """Return up to ``count`` matching jobs, newest first; None if ``after`` does not exist."""
         matches: list[AnyRecord] = []
         place = after or ""
         while len(matches) < count:
-            look_at = count if query.is_empty else _MOST_LOOKED_AT
-            args = [RECORD, place, count - len(matches), look_at, *query.args()]
+            scan_size = count if query.is_empty else _SCAN_SIZE
+            args = [RECORD, place, count - len(matches), scan_size, *query.args()]
             reply = await self.run("find_jobs", [JOB_INDEX], args)
             if reply is None:
                 return matches if place != (after or "") else None
@@ -275,10 +272,10 @@ class Jobs(Connection):
         return matches
 
     async def count_states(self) -> dict[JobState, int]:
-        """How many jobs are in each state; one of another release counts as failed."""
+        """Count the jobs in each state; unknown states count as failed."""
         flat = await self.run("count_states", [JOB_INDEX], [RECORD])
         counts = dict.fromkeys(JobState, 0)
-        for stored, count in _pairs(flat):
+        for stored, count in pairs(flat).items():
             name = stored.decode(errors="replace").strip('"')
             counts[JobState(name) if name in set(JobState) else JobState.FAILED] += count
         return counts
@@ -288,40 +285,40 @@ class Jobs(Connection):
         return await self.records([job_id.decode() for job_id in job_ids])
 
     async def submitted_since(self, moment: float, request: Mapping[str, object]) -> str | None:
-        """The id of the newest job that this request made since then and nobody cancelled."""
+        """Return the newest uncancelled job of this request since ``moment``, or None."""
         job_id = await self.run("submitted", [JOB_INDEX], [RECORD, moment, json.dumps(request)])
         return None if job_id is None else job_id.decode()
 
     async def forget_job(self, job_id: str) -> bool:
-        """Delete the record and the events of a job that has ended; False if it has not."""
-        keys = [streams.job_key(job_id), JOB_INDEX, *streams.keys_of_events(job_id)]
+        """Delete the record and events of an ended job; return False if it has not ended."""
+        keys = [streams.job_key(job_id), JOB_INDEX, *streams.event_keys(job_id)]
         return bool(await self.run("forget_job", keys, [job_id]))
 
-    async def forget_oldest(self, most_bytes: int) -> list[str]:
-        """Forget the oldest jobs that have ended and take more memory; returns their ids."""
+    async def forget_oldest(self, max_bytes: int) -> list[str]:
+        """Forget the oldest ended jobs beyond ``max_bytes`` of memory; return their ids."""
         total = 0
         doomed: list[str] = []
-        async for job_id, size in self._weights():
+        async for job_id, size in self._job_sizes():
             total += size
-            if size and total > most_bytes:
+            if size and total > max_bytes:
                 doomed.append(job_id)
         return [job_id for job_id in reversed(doomed) if await self.forget_job(job_id)]
 
-    async def _weights(self) -> AsyncIterator[tuple[str, int]]:
-        """Every job, newest first, with the bytes that it takes in memory if it has ended."""
-        news = streams.keys_of_events("%s")
+    async def _job_sizes(self) -> AsyncIterator[tuple[str, int]]:
+        """Yield each job, newest first, with its bytes in memory if it has ended."""
+        event_keys = streams.event_keys("%s")
         first = 0
         while True:
-            args = [RECORD, *news, first, first + _WEIGHED - 1]
+            args = [RECORD, *event_keys, first, first + _MEASURED_JOBS - 1]
             flat = await self.run("measure_jobs", [JOB_INDEX], args)
-            for job_id, size in _pairs(flat):
+            for job_id, size in pairs(flat).items():
                 yield job_id.decode(), size
-            if len(flat) < 2 * _WEIGHED:
+            if len(flat) < 2 * _MEASURED_JOBS:
                 return
-            first += _WEIGHED
+            first += _MEASURED_JOBS
 
     def _redact(self, error: JobError | str | None) -> dict[str, Any] | None:
-        """Return the error as a record stores it; a text is one without a kind of its own."""
+        """Return the error as a record stores it; a text becomes an error."""
         if not error:
             return None
         if isinstance(error, str):
@@ -342,7 +339,7 @@ class Jobs(Connection):
         return Delivery(streams.JOBS, job_id, entry_id, job_id, {})
 
 
-def _keys_of_work(job_id: str) -> list[str]:
+def _work_keys(job_id: str) -> list[str]:
     work = [stream.key(job_id) for stream in (*streams.WORK_STREAMS, streams.POLICY)]
     work += [streams.pending_key(job_id), streams.faults_key(job_id), _attempt_token_key(job_id)]
     return work
@@ -353,12 +350,12 @@ def _attempt_token_key(job_id: str) -> str:
 
 
 def _fields(values: Mapping[str, Any]) -> list[str]:
-    """Names and values in turn, as a record holds them."""
+    """Return alternating names and values of a record."""
     return [part for name, value in values.items() for part in (name, json.dumps(value))]
 
 
 def _readable_or_not(job_id: str, flat: Sequence[bytes]) -> AnyRecord:
-    stored = dict(_pairs(flat))
+    stored = pairs(flat)
     values: dict[str, Any] = {}
     for key, value in stored.items():
         name = key.decode(errors="backslashreplace")
@@ -377,9 +374,5 @@ def _readable_or_not(job_id: str, flat: Sequence[bytes]) -> AnyRecord:
 
 
 def _pair(name: str, value: str) -> str:
-    """A pair as it stands in a stored record."""
+    """Return a pair in the syntax of a stored record."""
     return f"{json.dumps(name)}: {json.dumps(value)}"
-
-
-def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(flat[::2], flat[1::2], strict=True)

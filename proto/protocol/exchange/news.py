@@ -1,4 +1,4 @@
-"""News of a job and of processes: policy versions, events, statuses; and trials of graders."""
+"""Policy versions, events, and statuses for all listeners, and trials for graders."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from protocol.frames import decode, encode
 from protocol.messages import JobEvent, PolicyVersion, Status, Trial, TrialResult
 
 MAX_EVENTS = 10_000
-_TRIAL_KEPT_S = 300
+_TRIAL_EXPIRY_S = 300
 _MIN_FURTHER_PAGE = 200  # entries that are read at once after unreadable ones
 Row = tuple[bytes, dict[bytes, bytes]]
 
 
 class News(Connection):
-    """Messages for every listener; none of them is work.
+    """Messages that are not work.
 
-    A grader takes a trial at most once, and the client may ask again: so a trial is no hand-off,
-    and its keys expire.
+    A grader takes a trial at most once, and the client may repeat it. So its keys expire.
     """
 
     async def announce(self, policy: PolicyVersion) -> None:
@@ -42,7 +41,7 @@ class News(Connection):
         """Record an event; False if its id is among the newest `MAX_EVENTS`, which are kept."""
         event = event.model_copy(update={"message": self.redact(event.message)})
         args = [MAX_EVENTS, event.id, *flat(encode(event))]
-        return bool(await self.run("record_event", streams.keys_of_events(event.job_id), args))
+        return bool(await self.run("record_event", streams.event_keys(event.job_id), args))
 
     async def events(
         self, job_id: str, *, after: str = "0", count: int = 1000, wait_s: float | None = None
@@ -109,7 +108,7 @@ class News(Connection):
 
     async def ask_trial(self, trial: Trial, limit: int) -> bool:
         """Queue a trial; False if ``limit`` trials wait already."""
-        args = [trial.model_dump_json(), limit, _TRIAL_KEPT_S]
+        args = [trial.model_dump_json(), limit, _TRIAL_EXPIRY_S]
         return bool(await self.produce("ask_trial", [streams.TRIALS], args))
 
     async def withdraw_trial(self, trial: Trial) -> bool:
@@ -126,7 +125,7 @@ class News(Connection):
         return next(readable(streams.TRIALS, texts, Trial.model_validate_json), None)
 
     async def answer_trial(self, trial: Trial, result: TrialResult) -> None:
-        args = [result.model_dump_json(), _TRIAL_KEPT_S]
+        args = [result.model_dump_json(), _TRIAL_EXPIRY_S]
         await self.run("push", [streams.trial_key(trial.id)], args)
 
     async def _pop(self, key: str, wait_s: float) -> tuple[bytes, ...]:
@@ -138,7 +137,7 @@ class News(Connection):
 async def _read_readable(
     key: str, read: Callable[[str, int, bool], Awaitable[list[Row]]], place: str, count: int
 ) -> list[tuple[str, JobEvent]]:
-    """Return up to ``count`` events from a place on, however many between them are unreadable."""
+    """Return up to ``count`` readable events from a place on."""
     events: list[tuple[str, JobEvent]] = []
     size = count
     while len(events) < count:
@@ -165,5 +164,5 @@ def _read_status(row: tuple[bytes, bytes]) -> tuple[str, Status]:
 def _is_stray(row: tuple[bytes, bytes]) -> bool:
     try:
         return from_json(row[1])["replica"].encode() != row[0]
-    except Exception:  # any bytes may be there
+    except Exception:  # the bytes are arbitrary
         return True

@@ -1,4 +1,4 @@
-"""Work streams: groups are asked for, claimed, handed off, released, and taken in."""
+"""Work streams: requests, claims, hand-offs, releases and ingestion of groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from protocol import streams
-from protocol.exchange.connection import Connection, Rows, block_ms, flat, if_job_ended
+from protocol.exchange.connection import Connection, Rows, block_ms, flat, if_job_ended, pairs
 from protocol.exchange.rows import name_bad_row, read_count, readable
 from protocol.frames import decode, encode
 from protocol.messages import FailureKind, GradedGroup, GroupFailure, Message, RolloutRequest
@@ -21,7 +21,7 @@ Place = tuple[str, str]  # the key of a stream, and the id of an entry
 Verdict = Literal["unharmed", "failures", "deaths"]
 CLAIM_BYTES = 64 * 2**20
 _KEY = re.compile(rf"({'|'.join(Purpose)}):[0-9]{{1,18}}")
-_REPLICAS_KEPT = 4  # a replica is remembered for so many times the silence of a death
+_REPLICA_MEMORY = 4  # a replica is remembered for this many timeouts of a worker
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +33,12 @@ class Delivery(Generic[M]):
     entry_id: str
     key: str
     fields: Mapping[bytes, bytes] = field(repr=False)
-    deaths: tuple[str, ...] = ()  # the workers that died holding it
+    deaths: tuple[str, ...] = ()  # the workers that died with it
     failures: tuple[str, ...] = ()  # the workers where it failed
 
     @property
     def place(self) -> Place:
-        """Where it lies: entries of different streams may have the same id."""
+        """The stream and the entry id, which is unique only within its stream."""
         return (self.stream.key(self.job_id), self.entry_id)
 
     def message(self) -> M:
@@ -63,11 +63,11 @@ class Delivery(Generic[M]):
 
 @dataclass(frozen=True)
 class Backlog:
-    """Entries of a stream, the claimed ones among them, and the oldest."""
+    """The numbers of all and of claimed entries of a stream, and its oldest entry."""
 
     entries: int
     claimed: int
-    oldest_s: float = field(default=0.0, compare=False)  # age of the oldest; 0: there is none
+    oldest_s: float = field(default=0.0, compare=False)  # age of the oldest entry, or 0
     oldest_key: str = field(default="", compare=False)  # of its group
 
     @property
@@ -81,32 +81,34 @@ class Heartbeat:
 
     # By worker; negative if it claims nothing, 0 if it never sent a heartbeat.
     beats: Mapping[str, int]
-    lost: frozenset[Place]  # entries that others have taken over
+    lost: frozenset[Place]  # entries that other workers have claimed
 
 
 def replica_name(life: str) -> str:
-    """Where a worker runs: what its next life, after a restart, has in common with it."""
+    """Return the part of a worker's name that survives a restart."""
     return life.rpartition(".")[0] or life
 
 
 @dataclass
 class WorkerRegistry:
-    """Which workers live, as one observer has seen it by its own clock. Times are in seconds.
+    """The liveness of workers by the clock of one observer. Times are in seconds.
 
-    The server's wall clock may jump, the server may hang or fail over, and the observer may be
-    stopped: none of this is silence of a worker. So silence is counted from look to look, and what
-    passes between two looks counts for two heartbeats at the most.
+    The server's clock may jump, the server may hang or fail over, and the observer may be stopped.
+    So silence is measured between looks, and the time between two looks counts for at most two
+    heartbeats.
     """
 
-    idle_s: float  # of silence, which are a death
-    heartbeat_s: float  # between two signs of life
+    idle_s: float  # a worker is dead after this silence
+    heartbeat_s: float  # between two heartbeats
     _looked_at: float | None = None
     _beats: dict[str, int] = field(default_factory=dict)
     silence: dict[str, float] = field(default_factory=dict)  # by worker
-    _replicas: dict[str, float] = field(default_factory=dict)  # since one there would claim
+    _replicas: dict[str, float] = field(
+        default_factory=dict
+    )  # since a worker there was willing to claim
 
     def look(self, lives: Mapping[str, int], now: float) -> None:
-        """Take in the beats of all workers at a moment of the monotonic clock."""
+        """Update from the beats of all workers; ``now`` is of the monotonic clock."""
         passed = 0.0 if self._looked_at is None else now - self._looked_at
         passed = min(passed, 2 * self.heartbeat_s)
         self._looked_at = now
@@ -118,31 +120,31 @@ class WorkerRegistry:
         self._replicas = {
             replica: silence + passed
             for replica, silence in self._replicas.items()
-            if silence + passed < _REPLICAS_KEPT * self.idle_s
+            if silence + passed < _REPLICA_MEMORY * self.idle_s
         }
         willing = (life for life, beats in lives.items() if beats > 0 and not self.silence[life])
         self._replicas |= dict.fromkeys(map(replica_name, willing), 0.0)
 
     def dead(self, me: str) -> Iterable[tuple[str, int]]:
-        """The workers that have been silent for too long, with the beats last seen."""
+        """Yield the workers with too long silence, with their last beats."""
         for life, silence in self.silence.items():
             if silence >= self.idle_s and life != me:
                 yield life, self._beats[life]
 
     @property
     def num_alive(self) -> int:
-        """How many workers have shown life lately, whether or not they would claim."""
+        """The number of live workers, willing to claim or not."""
         return sum(silence < self.idle_s for silence in self.silence.values())
 
     @property
     def replicas(self) -> frozenset[str]:
-        """Where somebody would claim, or would a moment ago: who restarts is soon back."""
+        """Replicas willing to claim now or recently: a restarting worker is back soon."""
         return frozenset(self._replicas)
 
 
 class Work(Connection):
     async def ask(self, request: RolloutRequest) -> bool:
-        """Ask for a group, unless it was asked for already. Waits while memory is full."""
+        """Request a group once. Waits while memory is full."""
         keys = [
             streams.request_stream(request.purpose, request.in_environment).key(request.job_id),
             streams.pending_key(request.job_id),
@@ -152,11 +154,11 @@ class Work(Connection):
         return bool(await self.produce("ask", keys, args))
 
     async def withdraw(
-        self, stream: Stream[RolloutRequest], job_id: str, attempt: int, kept: Iterable[str]
+        self, stream: Stream[RolloutRequest], job_id: str, attempt: int, keep: Iterable[str]
     ) -> None:
-        """Withdraw all requests but those of the ``kept`` keys; a heartbeat tells the holders."""
+        """Withdraw all requests except for those to ``keep``; heartbeats inform the workers."""
         keys = [stream.key(job_id), streams.pending_key(job_id), streams.job_key(job_id)]
-        args = [attempt, stream.group, stream.name, *kept]
+        args = [attempt, stream.group, stream.name, *keep]
         await self.run("withdraw", [*keys, streams.faults_key(job_id)], args)
 
     async def claim(
@@ -164,7 +166,7 @@ class Work(Connection):
     ) -> list[Delivery[M]]:
         """Claim up to ``count`` new entries, or `CLAIM_BYTES` of them, earlier inputs first.
 
-        If there are none it waits for ``wait_s``, at most 20 s, for one entry per input.
+        If there are none, wait up to ``wait_s``, at most 20 s, for one entry per input.
         """
         claimed = await if_job_ended(None, self._claim(inputs, job_id, count, wait_s))
         if claimed is None:
@@ -177,18 +179,18 @@ class Work(Connection):
         job_id: str,
         *,
         count: int,
-        held: Iterable[Delivery] = (),
+        leases: Iterable[Delivery] = (),
         replicas: Iterable[str] = (),
         only_troubled: bool = False,
     ) -> list[Delivery[M]]:
-        """Claim up to ``count`` entries that were released, or are ours and not ``held``.
+        """Claim up to ``count`` released entries, or own entries that are not in ``leases``.
 
-        An entry that failed on this replica is left to those of ``replicas``, where workers may
-        claim it, in which it has not failed yet; one that was held through two deaths likewise.
-        ``only_troubled`` claims nothing else that was released.
+        ``replicas`` are those with workers that may claim. An entry that failed on this replica, or
+        that two workers died with, is left to the replicas on which it has not failed yet.
+        ``only_troubled`` claims no other released entries.
         """
         other_replicas = sorted(set(replicas) - {replica_name(self.me)})
-        own_ids = [d.entry_id for d in held if d.place[0] == stream.key(job_id)]
+        own_ids = [d.entry_id for d in leases if d.place[0] == stream.key(job_id)]
         keys = [stream.key(job_id), streams.faults_key(job_id)]
         head = [stream.group, self.me, replica_name(self.me), stream.name, int(only_troubled)]
 
@@ -197,18 +199,18 @@ class Work(Connection):
             row: Any = await if_job_ended(
                 None, self.run("reclaim", keys, [*head, len(other_replicas), *other_replicas, *ids])
             )
-            return row and _delivery(stream, job_id, row[0], _pairs(row[1]), *row[2:])
+            return row and _delivery(stream, job_id, row[0], pairs(row[1]), *row[2:])
 
         return await self._claim_each(count, next_one)
 
     async def adopt(self, stream: Stream[M], job_id: str, *, count: int) -> list[Delivery[M]]:
-        """Claim up to ``count`` that anyone has claimed, for a lone reader that works on none."""
+        """Claim up to ``count`` entries that workers have claimed, for an idle only reader."""
         key = stream.key(job_id)
 
         async def next_one(claimed: Sequence[Delivery[M]]) -> Delivery[M] | None:
             after = claimed[-1].entry_id if claimed else "0"
             row = await if_job_ended(None, self.run("adopt", [key], [stream.group, self.me, after]))
-            return row and _delivery(stream, job_id, row[0], _pairs(row[1]))
+            return row and _delivery(stream, job_id, row[0], pairs(row[1]))
 
         return await self._claim_each(count, next_one)
 
@@ -218,20 +220,20 @@ class Work(Connection):
         inputs: Sequence[Stream] = (),
         job_id: str = "",
         *,
-        held: Iterable[Delivery] = (),
+        leases: Iterable[Delivery] = (),
         may_claim: bool = True,
     ) -> Heartbeat:
-        """Show life, and learn who else does; ``held`` are the entries claimed from the inputs."""
+        """Send a heartbeat and return those of all workers; ``leases`` are of the inputs."""
         index_of = {stream.key(job_id): number for number, stream in enumerate(inputs, start=1)}
-        places = [delivery.place for delivery in held]
+        places = [delivery.place for delivery in leases]
         entries = [part for key, entry_id in places for part in (index_of[key], entry_id)]
         names = [stream.name for stream in inputs]
         args = [group, self.me, int(may_claim), len(names), *names, *entries]
         keys = [streams.lives_key(group), streams.faults_key(job_id), *index_of]
         lives, lost = await self.run("heartbeat", keys, args, client=self.pulse)
         of_index = {str(number).encode(): key for key, number in index_of.items()}
-        workers = dict(readable(keys[0], _pairs(lives).items(), read_count))
-        for life, beats in _pairs(lives).items() if len(workers) < len(lives) // 2 else ():
+        workers = dict(readable(keys[0], pairs(lives).items(), read_count))
+        for life, beats in pairs(lives).items() if len(workers) < len(lives) // 2 else ():
             if _as_text(life) not in workers:  # no worker writes such a row: release its entries
                 await self.expire_worker(group, life, beats, inputs, job_id)
         return Heartbeat(
@@ -247,9 +249,9 @@ class Work(Connection):
         inputs: Sequence[Stream] = (),
         job_id: str = "",
     ) -> int:
-        """Release the entries of a dead worker; its death counts against each of them.
+        """Release the entries of a dead worker, and count its death for each.
 
-        Returns how many there were, -1 if the worker has shown more than these beats.
+        Return their number, or -1 if the worker has sent more than these beats.
         """
         keys = [streams.lives_key(group), streams.faults_key(job_id)]
         args = [group, life, beats, *(stream.name for stream in inputs)]
@@ -259,7 +261,7 @@ class Work(Connection):
         await self.run("leave", [streams.lives_key(group)], [self.me])
 
     async def hand_off(self, delivery: Delivery, output: Stream[M], result: M) -> bool:
-        """Replace a claimed entry by its result; False if someone else did, or the job has ended.
+        """Replace a claimed entry by its result; return False if it is gone or the job has ended.
 
         This works when memory is full: the script frees the input before it adds the result.
         """
@@ -269,21 +271,21 @@ class Work(Connection):
         return bool(await self.run("hand_off", keys, [*place, *flat(encode(result))]))
 
     async def release(self, delivery: Delivery, verdict: Verdict = "unharmed") -> bool:
-        """Give an entry back to all workers; False if it was no longer ours.
+        """Release an entry to all workers; return False if this worker had lost it.
 
-        Counted against it: "failures", if it failed here; "deaths", if a part of this worker died.
+        The verdict is "failures" if it failed here, "deaths" if a part of this worker died.
         """
         keys = [delivery.stream.key(delivery.job_id), streams.faults_key(delivery.job_id)]
         args = [delivery.stream.group, self.me, delivery.entry_id, delivery.stream.name, verdict]
         return int(await if_job_ended(-1, self.run("release", keys, args))) == 0
 
     async def clear_failures(self, job_id: str, deliveries: Iterable[Delivery]) -> None:
-        """Take back that entries have failed here: this worker was at fault, and not they."""
+        """Clear the failures of entries here, because this worker caused them."""
         entries = [part for d in deliveries for part in (d.stream.name, d.entry_id)]
         await self.run("clear_failures", [streams.faults_key(job_id)], [self.me, *entries])
 
     async def ingest(self, delivery: Delivery[GradedGroup], attempt: int) -> bool:
-        """Remove a graded group that is safely logged; False if it was gone already."""
+        """Remove a graded group that is logged on disk; return False if it was gone."""
         job_id = delivery.job_id
         keys = [delivery.stream.key(job_id), streams.pending_key(job_id), streams.job_key(job_id)]
         args = [attempt, delivery.stream.group, delivery.entry_id, delivery.key]
@@ -294,7 +296,7 @@ class Work(Connection):
         return {member.decode() for member in await cast(Awaitable[set[bytes]], members)}
 
     async def queued(self, stream: Stream, job_id: str) -> tuple[int, int]:
-        """How many entries of a work stream wait, and how many are claimed or were released."""
+        """Count the waiting entries of a work stream, and the claimed or released ones."""
         waiting, claimed = await self.run("queued", [stream.key(job_id)], [str(stream.group)])
         return waiting, claimed
 
@@ -322,7 +324,7 @@ class Work(Connection):
         count: int,
         next_one: Callable[[Sequence[Delivery[M]]], Awaitable[Delivery[M] | None]],
     ) -> list[Delivery[M]]:
-        """One after the other: Redis bounds a claim by number, and a group may hold megabytes."""
+        """Claim entries one by one: Redis cannot limit claims by bytes, and groups are large."""
         claimed: list[Delivery[M]] = []
         num_bytes = 0
         while len(claimed) < count and num_bytes < CLAIM_BYTES:
@@ -334,7 +336,7 @@ class Work(Connection):
         return claimed
 
     async def _named(self, deliveries: Sequence[Delivery[M]]) -> list[Delivery[M]]:
-        """Return the deliveries that name a group; delete the others, which no learner awaits."""
+        """Return the deliveries that name a group; delete all others."""
         named: list[Delivery[M]] = []
         for delivery in deliveries:
             if delivery.names_group:
@@ -374,7 +376,3 @@ def _delivery(
 
 def _as_text(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
-
-
-def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))

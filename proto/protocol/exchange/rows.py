@@ -1,4 +1,4 @@
-"""Rows of keys that many processes write: one that cannot be read spoils no other."""
+"""Reading of rows that many processes write: an unreadable row does not affect others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TypeVar
 R = TypeVar("R")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_LONGEST_COUNT = 20  # digits
-_named: set[str] = set()  # keys of which people have heard
+_MAX_DIGITS = 20  # of a count
+_named: set[str] = set()  # keys that a log line has named
 
 
 def readable(key: str, rows: Iterable[R], read: Callable[[R], T]) -> Iterator[T]:
@@ -18,14 +18,14 @@ def readable(key: str, rows: Iterable[R], read: Callable[[R], T]) -> Iterator[T]
     for row in rows:
         try:
             value = read(row)
-        except Exception as error:  # whatever bytes somebody has written
+        except Exception as error:  # the bytes are arbitrary
             name_bad_row(key, str(error))
         else:
             yield value
 
 
 def read_count(row: tuple[bytes, bytes]) -> tuple[str, int]:
-    if len(row[1]) > _LONGEST_COUNT:
+    if len(row[1]) > _MAX_DIGITS:
         raise ValueError("too many digits")
     return row[0].decode(), int(row[1])
 

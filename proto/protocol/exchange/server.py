@@ -1,4 +1,4 @@
-"""Whether the server keeps acknowledged writes: its settings and its clock."""
+"""Checks of the server's durability settings and clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def server_problems(exchange: Connection) -> list[ServerProblem]:
         try:
             if text := await check(exchange):
                 problems.append(ServerProblem(setting, text, setting == "maxmemory-policy"))
-        except Refused as error:  # by an ACL, or because the server is a managed one
+        except Refused as error:  # by an ACL or a managed server
             text = (
                 f"{setting} cannot be checked, since the server refuses to tell ({error}); make "
                 "sure that it is as deploy/README.md says, or jobs and work can be lost"
@@ -37,7 +37,7 @@ async def server_problems(exchange: Connection) -> list[ServerProblem]:
 
 async def _about_policy(exchange: Connection) -> str | None:
     policy = (await exchange.writer.info("memory"))["maxmemory_policy"]
-    if not policy.startswith("allkeys"):  # others delete what expires, as only trials do
+    if not policy.startswith("allkeys"):  # other policies delete only keys that expire
         return None
     return (
         f"maxmemory-policy is {policy!r}: when its memory is full the server deletes jobs and work "

@@ -57,7 +57,7 @@ async def _grade(requests: BinaryIO, results: BinaryIO) -> None:
 def _open_judges(reward: Reward) -> dict[str, Judge]:
     """Return the judges of a reward, which do not wait while they are down."""
     deployed = deployed_judges()
-    names = {check.model for check in reward.checks_of_a_judge}
+    names = {check.model for check in reward.judge_checks}
     if names - deployed.keys():  # the judge of WEIR_JUDGE_URL has other names
         names.add("")
     judges: dict[str, Judge] = {}

@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 
 from protocol.messages import Graded, Score, Task, Ungradable
-from protocol.rewards import AskedOfAJudge, LabelModel, ModelJudge, ScoreModel
+from protocol.rewards import JudgeCheck, LabelModel, ModelJudge, ScoreModel
 
 from services.grader.judge.chat import OVER_CONTEXT
 from services.grader.judge.judge import Answer
@@ -55,7 +55,7 @@ async def model_judge(task: Task, text: str, check: ModelJudge, tools: Tools) ->
         for criterion in rubric.criteria:
             level = str(verdict[criterion.name])
             levels[criterion.name] = level
-            breakdown[criterion.name] = criterion.score_of(level)
+            breakdown[criterion.name] = criterion.scores[level]
         return rubric.score(levels), breakdown
 
     form = rubric_form(rubric)
@@ -106,7 +106,7 @@ def _fill_messages(
 async def _judge(
     task: Task,
     text: str,
-    check: AskedOfAJudge,
+    check: JudgeCheck,
     tools: Tools,
     form: Form,
     messages: Callable[[Task, str], tuple[Turn, ...]],

@@ -99,12 +99,12 @@ def grpo(
 
 
 def grpo_trl(scores: GroupScores) -> Tensor:
-    """GRPO as TRL computes it, [group]: (r - mean) / (sample std + 1e-4); 0 alone."""
+    """GRPO of TRL, [group]: (r - mean) / (sample std + 1e-4); 0 for one response."""
     return _over_sample_std(scores.reward, TRL_EPS)
 
 
 def grpo_verl(scores: GroupScores) -> Tensor:
-    """GRPO as verl computes it, [group]: (r - mean) / (sample std + 1e-6); r / (1 + 1e-6) alone."""
+    """GRPO of verl, [group]: (r - mean) / (sample std + 1e-6); r / (1 + 1e-6) for one response."""
     return standardized_as_verl(scores.reward)
 
 
@@ -118,7 +118,7 @@ def dr_grpo(scores: GroupScores) -> Tensor:
 
 
 def rloo(scores: GroupScores) -> Tensor:
-    """r minus the mean of the others, [group]: REINFORCE leave-one-out (arXiv:2402.14740).
+    """r - mean of the other responses, [group]: REINFORCE leave-one-out (arXiv:2402.14740).
 
     0 alone. The mean without r lies as far from r as the mean with it, times n / (n - 1).
     """
@@ -204,7 +204,7 @@ def papo_full_norm(
     denominator: str = "add",
     std_eps: float = EPS,
 ) -> Tensor:
-    """PAPO's ablation that normalizes A_proc over the whole group, [group].
+    """The ablation of PAPO that normalizes A_proc over the whole group, [group].
 
     As in the released code, correctness does not matter: a wrong response with a process score
     enters with it. A wrong one without counts as 0; a correct one without is left out.
@@ -225,7 +225,7 @@ def papo_full_norm_terms(
 
 
 def multiplicative(scores: GroupScores) -> Tensor:
-    """PAPO's ablation with the reward outcome x process, [group], under verl's GRPO.
+    """The ablation of PAPO with outcome x process as the reward, [group], under verl's GRPO.
 
     Made for outcomes of 0 and 1. The process score of a wrong response without one is 0; a correct
     one without has no reward, and is left out.
@@ -234,7 +234,7 @@ def multiplicative(scores: GroupScores) -> Tensor:
 
 
 def process_only(scores: GroupScores) -> Tensor:
-    """PAPO's ablation whose reward is the process score alone, [group], under verl's GRPO.
+    """The ablation of PAPO with the process score as the reward, [group], under verl's GRPO.
 
     Wrong responses are judged too. A response without a process score is left out.
     """

@@ -78,7 +78,7 @@ def clip(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tens
 def dual_clip(
     tokens: TokenBatch, *, clip_low: float, clip_high: float, dual_clip: float
 ) -> tuple[Tensor, Tensor]:
-    """`clip`, and for negative advantages no loss above ``dual_clip`` x |A|, [token].
+    """`clip` with a loss of at most ``dual_clip`` x |A| for negative advantages, [token].
 
     Dual-clip PPO (arXiv:1912.09729, equation 5): a token that became very likely although it is bad
     stops pushing. Above ``1 + clip_high`` this bound is the delta of INTELLECT-2's two-sided
@@ -128,7 +128,7 @@ def dppo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tens
 
 
 def ipo(tokens: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
-    """`dppo`, masking whatever the sign of the advantage, [token]: IPO, of prime-rl.
+    """`dppo` with a mask for advantages of either sign, [token]: IPO of prime-rl.
 
     INTELLECT Policy Optimization: where sampling runs ahead of training, the sign does not predict
     which way a probability has moved. It measures from the policy that sampled, with bounds of 0.2,

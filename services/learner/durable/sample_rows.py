@@ -211,8 +211,8 @@ def _response_columns(
         return
     values = _recipe_values(group)
     is_trained = group.fate == USED and group.graded.purpose is not Purpose.EVAL
-    sampled = np.where(rollout.is_own, rollout.behavior_logprobs, math.nan)
-    lengths = rollout.own_lengths.tolist()
+    sampled = np.where(rollout.policy_mask, rollout.behavior_logprobs, math.nan)
+    lengths = rollout.policy_lengths.tolist()
     for index, (start, end) in enumerate(rollout.bounds()):
         response = rollout.responses[index]
         grade = group.graded.grades[index]
@@ -270,7 +270,7 @@ def _loss_mask(group: ScoredGroup) -> np.ndarray:
     rollout = group.graded.group
     if rollout is None or group.fate != USED:
         return np.zeros(0, dtype=bool)
-    return np.repeat(group.has_loss, rollout.lengths) & rollout.is_own
+    return np.repeat(group.has_loss, rollout.lengths) & rollout.policy_mask
 
 
 def _spread(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -302,13 +302,13 @@ def _parse_rollout(rows: Sequence[Row]) -> RolloutGroup:
     token_ids = [token_id for row in rows for token_id in row["token_ids"]]
     logprobs = [logprob for row in rows for logprob in row["behavior_logprobs"]]
     sampled = np.array(logprobs, dtype=np.float32)
-    is_own = np.isfinite(sampled)
+    policy_mask = np.isfinite(sampled)
     return RolloutGroup(
         request=RolloutRequest.model_validate_json(head["request"]),
         prompt_ids=np.array(head["prompt_ids"], dtype=np.int32),
         token_ids=np.array(token_ids, dtype=np.int32),
-        behavior_logprobs=np.where(is_own, sampled, 0),
-        own=None if is_own.all() else is_own,
+        behavior_logprobs=np.where(policy_mask, sampled, 0),
+        own=None if policy_mask.all() else policy_mask,
         lengths=np.array([len(row["token_ids"]) for row in rows], dtype=np.int32),
         responses=tuple(map(_parse_response, rows)),
         begins_thinking=head["begins_thinking"],

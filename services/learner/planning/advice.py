@@ -11,7 +11,7 @@ from itertools import combinations
 from operator import or_
 from typing import Any
 
-from protocol.placement import MOST_OF_A_GPU
+from protocol.placement import MAX_GPU_SHARE
 from protocol.recipe import Recipe
 
 from services.learner.ordering import order_warnings
@@ -152,7 +152,7 @@ def remedy(plan: Plan) -> str:
 def _gpu_options(machine: Machine) -> Iterator[tuple[int, tuple[int, int], list[str]]]:
     """Yield the learner's GPUs, bytes of each in and between its turns, and how to get them."""
     num_gpus = machine.placement.num_ranks
-    whole = int(machine.gpu_bytes * MOST_OF_A_GPU)
+    whole = int(machine.gpu_bytes * MAX_GPU_SHARE)
     yield num_gpus, (machine.learner_bytes, machine.learner_bytes_at_rest), []
     if machine.learner_bytes < whole:
         yield num_gpus, (whole, whole), ["give the learner its GPUs alone (learner= in WEIR_GPUS)"]

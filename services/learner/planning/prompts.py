@@ -21,7 +21,7 @@ def prompt_remarks(plan: Plan) -> Iterator[str]:
         return
     files = [(recipe.tasks.train, recipe.rollout.sampling)]
     for name, evaluation in recipe.evaluations.items():
-        files.append((recipe.held_out_files[name], recipe.sampling_for(evaluation)))
+        files.append((recipe.held_out_files[name], recipe.evaluation_sampling(evaluation)))
     for path, sampling in files:
         with suppress(TaskFileError):  # it has its own warning
             tasks = read_tasks(Path(path))

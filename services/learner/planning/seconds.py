@@ -9,7 +9,7 @@ from functools import cached_property
 
 from protocol.capacity import count_tasks
 from protocol.recipe import Recipe, Rollout
-from protocol.rewards import AskedOfAJudge
+from protocol.rewards import JudgeCheck
 
 from services.learner.planning.footprint import RolloutFootprint, TrainedModel
 from services.learner.planning.machine import Machine
@@ -162,7 +162,7 @@ class Estimate:
         calls = tokens = 0.0
         for checks, default_sees in ((reward.outcome, "all"), (reward.process, reward.process_for)):
             for check in checks:
-                if isinstance(check, AskedOfAJudge):
+                if isinstance(check, JudgeCheck):
                     only_correct = "correct" in (check.sees, default_sees)
                     check_calls = responses * (CORRECT if only_correct else 1.0) * check.samples
                     answer_tokens = min(JUDGE_TOKENS[check.reasoning_effort], check.max_tokens)
@@ -274,7 +274,7 @@ class Estimate:
         for name, evaluation in recipe.evaluations.items():
             if tasks := count_tasks(evaluation, held_out.get(name, 0)):
                 settings = {"groups_per_step": tasks, "dynamic_sampling": False}
-                sampling = recipe.sampling_for(evaluation)
+                sampling = recipe.evaluation_sampling(evaluation)
                 changes = {
                     "training": recipe.training.model_copy(update=settings),
                     "rollout": Rollout(group_size=evaluation.samples, sampling=sampling),

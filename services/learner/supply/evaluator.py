@@ -95,7 +95,7 @@ class Evaluator:
             step=self.step,
             task=self.held_out[name][number - numbers.start],
             group_size=evaluation.samples,
-            sampling=recipe.sampling_for(evaluation),
+            sampling=recipe.evaluation_sampling(evaluation),
             min_version=self.step,
             version=self.step,
         )

@@ -205,7 +205,7 @@ def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
     assert graded.group is not None
     group = graded.group
     responses = zip(
-        group.responses, group.own_lengths.tolist(), graded.grades, group.bounds(), strict=True
+        group.responses, group.policy_lengths.tolist(), graded.grades, group.bounds(), strict=True
     )
     for response, length, grade, (first, end) in responses:
         if isinstance(grade.outcome, Ungradable):
@@ -219,14 +219,14 @@ def _note(facts: GroupFacts, graded: GradedGroup, version: int) -> None:
         facts.truncated += response.finish_reason is FinishReason.LENGTH
         if grade.process_score is not None:
             (facts.process if is_correct else facts.process_wrong).append(grade.process_score)
-        _note_staleness(facts, response, group.is_own[first:end], version)
+        _note_staleness(facts, response, group.policy_mask[first:end], version)
 
 
 def _note_staleness(
-    facts: GroupFacts, response: Response, is_own: np.ndarray, version: int
+    facts: GroupFacts, response: Response, policy_mask: np.ndarray, version: int
 ) -> None:
     for span in response.spans:
-        tokens = int(is_own[span.start : span.end].sum())
+        tokens = int(policy_mask[span.start : span.end].sum())
         facts.tokens += tokens
         facts.staleness_token_sum += tokens * (version - span.version)
         facts.staleness_max = max(facts.staleness_max, version - span.version)

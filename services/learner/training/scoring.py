@@ -160,7 +160,7 @@ class ScoredGroup:
     def scores(self) -> GroupScores:
         grades = [grade for grade in self.graded.grades if grade.accuracy is not None]
         rollout = self.graded.group
-        lengths = [] if rollout is None else rollout.own_lengths[self.is_graded].tolist()
+        lengths = [] if rollout is None else rollout.policy_lengths[self.is_graded].tolist()
         return self.scoring.scores(grades, lengths)
 
     @cached_property

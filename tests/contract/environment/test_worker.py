@@ -161,7 +161,7 @@ async def test_of_an_episode_with_branches_the_longest_is_trained_and_an_event_s
     agent = an_agent("ask('a')", "told.clear()", "ask('b')", "ask('c')", "print(1)")
     job_id = await ask(exchange, groups=2, command=agent)
     for group in await claim_messages(exchange, ROLLOUTS, job_id, 2):
-        assert (group.prompt_ids.tolist(), group.own_lengths.tolist()) == ([ord("b")], [10])
+        assert (group.prompt_ids.tolist(), group.policy_lengths.tolist()) == ([ord("b")], [10])
     event_ids = [event.id for _, event in await exchange.events(job_id)]
     assert event_ids.count("branches:1") == 1
 
@@ -247,7 +247,7 @@ async def test_a_taskset_is_played_by_its_own_agent(
     (episode,) = list_episodes(group)
     assert (episode.reward, episode.turns) == (1, 2)
     assert "".join(map(chr, group.prompt_ids)) == "Count."
-    assert group.own_lengths.tolist() == [10]
+    assert group.policy_lengths.tolist() == [10]
     for ends, problem in (("raises", "no such row"), ("unpaid", "gave no reward")):
         task = {"metadata": {"task": {"prompt": "Count.", "ends": ends}}}
         assert problem in (await play_episode(exchange, taskset=TASKSET, task=task)).words

@@ -12,9 +12,9 @@ from protocol.placement import (
     Gpu,
     PlacementError,
     choose,
-    choose_on,
+    choose_for_cluster,
     divide,
-    environment_of,
+    gpu_variables,
     parse,
     split_problem,
     visible_gpus,
@@ -62,9 +62,11 @@ def test_one_gpu_too_few_too_many_or_twice_is_told(
 ) -> None:
     box, line = box_and_line
     node = data.draw(st.sampled_from(sorted(box)))
-    with pytest.raises(PlacementError, match=f"nobody has {f'{node}:' if node else ''}{box[node]}"):
+    with pytest.raises(
+        PlacementError, match=f"no service has GPU {f'{node}:' if node else ''}{box[node]}"
+    ):
         parse(line, box | {node: box[node] + 1})
-    with pytest.raises(PlacementError, match=f"{box[node] - 1} is not there"):
+    with pytest.raises(PlacementError, match=f"{box[node] - 1} does not exist"):
         parse(line, box | {node: box[node] - 1})
     gpu = Gpu(node, data.draw(st.integers(0, box[node] - 1)))
     with pytest.raises(PlacementError, match=f"GPU {gpu} is "):
@@ -96,13 +98,13 @@ def test_a_box_that_nobody_divides_is_divided_wholly(number: int) -> None:
         ("learner=0 rollout=0@0.5 judge=0@0.4", "exceed 0.8"),
         ("learner=0@0.5 rollout=0@0.4", "'learner=0@0.5' is not"),
         ("learner=0 rollout=1@nan", "'rollout=1@nan' is not"),
-        ("learner=0 rollout=1 idle=1", "GPU 1 is idle and given away"),
-        ("learner=0,1 rollout=1 rollout=3", "GPU 1 is given twice"),
-        ("learner=0 rollout=1@0.5:turns", "nobody to take turns with"),
+        ("learner=0 rollout=1 idle=1", "GPU 1 is idle and has another role"),
+        ("learner=0,1 rollout=1 rollout=3", "GPU 1 is listed twice"),
+        ("learner=0 rollout=1@0.5:turns", "takes turns with no learner"),
         ("learner=0 rollout=0:turns", "'rollout=0:turns' is not"),
         ("learner=0 judge=0@0.4:turns", "'judge=0@0.4:turns' is not"),
-        ("learner=0 rollout=a:1", "either every GPU is of a named node"),
-        ("learner=a:0 rollout=a:1,b:0", "must be of one node"),
+        ("learner=0 rollout=a:1", "some GPUs have a node and others have none"),
+        ("learner=a:0 rollout=a:1,b:0", "must be on one node"),
     ],
 )
 def test_a_wrong_line_says_what_is_wrong(line: str, words: str) -> None:
@@ -113,9 +115,9 @@ def test_a_wrong_line_says_what_is_wrong(line: str, words: str) -> None:
 
 def test_a_bundle_binds_its_processes_to_its_gpus() -> None:
     learner, engine, _ = parse(WISH).bundles
-    assert environment_of(learner, tuple("01234567"))["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert gpu_variables(learner, tuple("01234567"))["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
     visible = ("8", "9", "10", "11", "GPU-e", "GPU-f", "GPU-g", "GPU-h")
-    assert environment_of(engine, visible) == {
+    assert gpu_variables(engine, visible) == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "GPU-e,GPU-f",
         "WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE": "2",
@@ -126,7 +128,7 @@ def test_a_shared_gpu_leaves_the_learner_the_rest() -> None:
     placement = parse("learner=0,1 rollout=0@0.25 judge=0@0.35")
     assert placement.learner_share(Gpu("", 0)) == pytest.approx(0.3)
     assert placement.learner_share(Gpu("", 1)) == pytest.approx(0.9)
-    assert environment_of(placement.rollouts[0])["WEIR_ROLLOUT_GPU_MEMORY"] == "0.25"
+    assert gpu_variables(placement.rollouts[0])["WEIR_ROLLOUT_GPU_MEMORY"] == "0.25"
 
 
 def test_an_engine_that_takes_turns_leaves_the_learner_its_share_while_it_sleeps() -> None:
@@ -134,7 +136,7 @@ def test_an_engine_that_takes_turns_leaves_the_learner_its_share_while_it_sleeps
     assert placement.learner_share(Gpu("", 1)) == pytest.approx(0.62)
     assert placement.learner_share(Gpu("", 1), at_rest=True) == pytest.approx(0.15)
     for bundle in (*placement.learner, *placement.rollouts):
-        assert environment_of(bundle)["WEIR_TURNS"] == "1"
+        assert gpu_variables(bundle)["WEIR_TURNS"] == "1"
 
 
 def test_a_machine_with_gpus_divides_them_or_obeys() -> None:
@@ -176,7 +178,9 @@ CLUSTER = [a_node("10.0.0.1", 4), a_node("10.0.0.2", 4, "b"), a_node("10.0.0.9",
 
 def test_a_node_goes_by_its_address_and_by_its_given_names() -> None:
     for name in ("10.0.0.2", "b"):
-        placement = choose_on(CLUSTER, {"WEIR_GPUS": f"learner=10.0.0.1:0-3 rollout={name}:0-3"})
+        placement = choose_for_cluster(
+            CLUSTER, {"WEIR_GPUS": f"learner=10.0.0.1:0-3 rollout={name}:0-3"}
+        )
         assert placement.rollouts[0].node == name
 
 
@@ -184,21 +188,23 @@ def test_a_node_goes_by_its_address_and_by_its_given_names() -> None:
     ("line", "words"),
     [
         ("learner=b:0-3 rollout=10.0.0.9:0", "there is no node"),
-        ("learner=b:0-3 rollout=10.0.0.1:0-5", "10.0.0.1:4 is not there"),
-        ("learner=b:0-3 rollout=10.0.0.1:0,1", "nobody has 10.0.0.1:2-3"),
+        ("learner=b:0-3 rollout=10.0.0.1:0-5", "10.0.0.1:4 does not exist"),
+        ("learner=b:0-3 rollout=10.0.0.1:0,1", "no service has GPU 10.0.0.1:2-3"),
         ("learner=0 rollout=0@0.4", "can be shared"),
     ],
 )
 def test_what_a_cluster_does_not_have_is_told(line: str, words: str) -> None:
     with pytest.raises(PlacementError, match=words):
-        choose_on(CLUSTER, {"WEIR_GPUS": line})
+        choose_for_cluster(CLUSTER, {"WEIR_GPUS": line})
 
 
 def test_a_cluster_without_a_line_is_divided() -> None:
-    assert str(choose_on(CLUSTER, {})).startswith("learner=10.0.0.1:0-3 rollout=b:0 rollout=b:1")
+    assert str(choose_for_cluster(CLUSTER, {})).startswith(
+        "learner=10.0.0.1:0-3 rollout=b:0 rollout=b:1"
+    )
     with pytest.raises(PlacementError, match="can be shared"):
-        choose_on([a_node("10.0.0.1", 1)], {})
-    on_cpus = choose_on([a_node("10.0.0.1", 0)], {"WEIR_ROLLOUTS": "2"})
+        choose_for_cluster([a_node("10.0.0.1", 1)], {})
+    on_cpus = choose_for_cluster([a_node("10.0.0.1", 0)], {"WEIR_ROLLOUTS": "2"})
     assert (on_cpus.uses_gpus, len(on_cpus.rollouts)) == (False, 2)
 
 

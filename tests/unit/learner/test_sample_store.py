@@ -84,12 +84,12 @@ def test_a_group_is_read_as_it_was_written(tmp_path: Path) -> None:
         request = a_request(number=number, group_size=2)
         return a_graded_group(a_group(request, lengths, **fields), [1.0, 0.0])
 
-    is_own = np.array([1, 0, 1, 0, 1])
+    policy_mask = np.array([1, 0, 1, 0, 1])
     grades = [Grade(outcome=Ungradable(reason="episode_failed"))] * 2
     groups = [
         a_pair(3, [3, 0]),
         a_failed_group(4),
-        a_pair(5, [3, 2], own=is_own, begins_thinking=True),
+        a_pair(5, [3, 2], own=policy_mask, begins_thinking=True),
         a_graded_group(an_episodes_group(None, 0.5, number=6), grades=grades),
     ]
     scored = [ScoredGroup(group, SCORING) for group in groups]

@@ -54,9 +54,9 @@ def test_a_group_knows_its_key_and_where_each_response_lies() -> None:
 
 def test_a_group_knows_which_tokens_are_the_policys_own() -> None:
     group = a_group(lengths=[3, 2], own=np.array([1, 0, 1, 0, 1]))
-    assert group.is_own.tolist() == [True, False, True, False, True]
-    assert group.own_lengths.tolist() == [2, 1]
-    assert a_group(lengths=[3, 0]).own_lengths.tolist() == [3, 0]
+    assert group.policy_mask.tolist() == [True, False, True, False, True]
+    assert group.policy_lengths.tolist() == [2, 1]
+    assert a_group(lengths=[3, 0]).policy_lengths.tolist() == [3, 0]
 
 
 def test_a_graded_group_is_either_graded_or_failed() -> None:

@@ -80,7 +80,7 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
         ({"optimizer": {"zero_stage": 0, "offload": "optimizer"}}, "needs zero_stage >= 1"),
         (
             {"model": {"dtype": "bfloat16"}, "optimizer": {"zero_stage": 0}},
-            "optimizer.zero_stage = 0 adds gradients up in bfloat16",
+            "optimizer.zero_stage = 0 sums gradients in bfloat16",
         ),
         ({"rollout": {"sampling": {"max_tokens": 8, "top_p": 0.9}}}, "sampling.top_p must be 1"),
         ({"reward": {"outcome": "my-lab.oracle"}}, "reward.outcome.0.verifier: 'my-lab.oracle' "),

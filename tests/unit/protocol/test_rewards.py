@@ -54,8 +54,8 @@ def test_a_check_has_the_class_of_its_verifier_and_survives_its_journey() -> Non
     kinds = [type(check) for check in recipe.reward.process]
     assert kinds == [ModelJudge, Check, ScoreModel, StringCheck]
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
-    asked = [check.verifier for check in recipe.reward.checks_of_a_judge]
-    assert asked == ["model_judge", "score_model"]
+    verifiers = [check.verifier for check in recipe.reward.judge_checks]
+    assert verifiers == ["model_judge", "score_model"]
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,17 @@ def test_a_check_has_the_class_of_its_verifier_and_survives_its_journey() -> Non
         ({"process": JUDGE | {"rubric": "holistc"}}, "reward.process.0.rubric: 'holistc' is none"),
         ({"process": JUDGE | {"samples": 2}}, "reward.process.0: samples = 2"),
         ({"process": SCORE | {"range": [1, 1]}}, "reward.process.0: range"),
-        ({"process": ["equation_steps"] * 2}, "reward: process: two checks have one name"),
+        ({"process": ["equation_steps"] * 2}, "reward: process: two checks have the same name"),
         ({"process": STEPS | {"if_ungradable": "leave_out"}}, "the only check cannot be left out"),
         ({"process": [STEPS | {"sees": "correct"}]}, "reward: process: some check must see all"),
         (
             {"process": [STEPS, JUDGE | {"sees": "correct"}], "process_for": "correct"},
             "reward: process: sees = 'correct' does nothing",
         ),
-        ({"outcome": ["math_answer", JUDGE | {"sees": "correct"}]}, "known only after it"),
+        (
+            {"outcome": ["math_answer", JUDGE | {"sees": "correct"}]},
+            "correctness is not known before it",
+        ),
         ({"process": STEPS | {"weight": math.inf}}, "reward.process.0.weight: "),
         ({"values": [0, math.nan]}, "reward.values.1: "),
         ({"outcome": NAMED, "formula": "a + c"}, "'c' is none of"),

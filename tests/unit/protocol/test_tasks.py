@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from protocol.messages import Task
-from protocol.tasks import MAX_LINE_BYTES, TaskFileError, read_tasks, sound_tasks
+from protocol.tasks import MAX_LINE_BYTES, TaskFileError, read_tasks, valid_tasks
 
 HALF = "\ud83d"
 ASKED = [{"role": "user", "content": "1+1?"}]
@@ -24,7 +24,7 @@ def openai_line(**columns: Any) -> str:
 
 
 def parse_tasks(*lines: str) -> tuple[Task, ...]:
-    return tuple(sound_tasks(text.encode() for text in lines))
+    return tuple(valid_tasks(text.encode() for text in lines))
 
 
 def problems(*lines: str) -> list[str]:
@@ -138,7 +138,7 @@ def test_long_lines_and_many_problems_take_bounded_memory_and_time(tmp_path: Pat
         read_tasks(path)
     lines = iter([b"nonsense\n"] * 1000)
     with pytest.raises(TaskFileError):
-        tuple(sound_tasks(lines))
+        tuple(valid_tasks(lines))
     assert len(list(lines)) == 980
     long = line(id="i" * 10_000)
     for problem in problems(line(**{"k" * 10_000: 1}), long, long):

@@ -16,7 +16,7 @@ from typing import Any
 
 from protocol.messages import ErrorKind, JobRecord, JobState, Requested
 from protocol.operations import Operation, OperationLog
-from protocol.recipe import MOST_STEPS, Lora, Model, Recipe, RecipeError, parse_recipe
+from protocol.recipe import SESSION_STEPS, Lora, Model, Recipe, RecipeError, parse_recipe
 
 from services.gateway.api.openai.job_object import job_status
 from services.gateway.api.tinker import bodies
@@ -182,7 +182,7 @@ def _build_recipe(path: str, lora: bodies.LoraConfig, defaults: Mapping[str, Any
             "lora": _build_lora(lora),
             "max_context": described.max_context,
         },
-        "training": {**defaults.get("training", {}), "steps": MOST_STEPS, "seed": lora.seed},
+        "training": {**defaults.get("training", {}), "steps": SESSION_STEPS, "seed": lora.seed},
         "optimizer": defaults.get("optimizer", {}),
     }
     try:

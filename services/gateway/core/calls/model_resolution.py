@@ -78,7 +78,7 @@ async def resolve_sampler(job_id: str, name: str, jobs: JobService) -> Served:
     try:
         if not _SAMPLER_NAME.fullmatch(name):
             raise FileNotFoundError
-        state = await asyncio.to_thread(State.of, folder)
+        state = await asyncio.to_thread(State.read, folder)
     except FileNotFoundError as error:
         raise not_found("sampler", f"{job_id}@{name}") from error
     # The samplers that are used least are removed first. The disk may be full.

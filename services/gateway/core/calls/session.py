@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
 
-from protocol.calls import Begun, Call, CallSampling, Terms
+from protocol.calls import Call, CallSampling, ChatPrefix, Terms
 from protocol.messages import Message
 from pydantic import ValidationError
 
@@ -120,12 +120,12 @@ class Session:
             top_logprobs=call.sampling.top_logprobs,
         )
 
-    def _find_beginning(self, call: Call) -> Begun | None:
+    def _find_beginning(self, call: Call) -> ChatPrefix | None:
         hashes = _hash_turns(call.served.name, call, map(_normalize, call.messages or ()))
         num_messages, earlier = self._find_longest(hashes)
         if earlier is None:
             return None
-        return Begun(num_messages=num_messages, token_ids=tuple(earlier.token_ids()))
+        return ChatPrefix(num_messages=num_messages, token_ids=tuple(earlier.token_ids()))
 
     def _find_longest(self, hashes: Sequence[int]) -> tuple[int, AnsweredCall | None]:
         """Find the answered call with the longest of some beginnings, and its number of turns."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.messages import Task
-from protocol.tasks import TaskFileError, raw_lines, sound_tasks
+from protocol.tasks import TaskFileError, raw_lines, valid_tasks
 
 from services.chassis.pool import Failed, Pool
 
@@ -49,7 +49,7 @@ def read_contents(path: str) -> dict[str, Any]:
     columns: Counter[str] | None = Counter()
     try:
         with open(path, "rb") as file:
-            for task in sound_tasks(raw_lines(file)):
+            for task in valid_tasks(raw_lines(file)):
                 num_tasks += 1
                 if columns is not None:
                     columns.update(_task_columns(task))

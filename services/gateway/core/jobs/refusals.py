@@ -137,7 +137,7 @@ async def check_graders(exchange: Exchange, reward: Reward, outcome_field: str |
         checks.append((f"recipe.reward.process.{place}", check))
     lines = []
     for field, check in checks:
-        reasons = [grader.lacking(check) for grader in graders]
+        reasons = [grader.find_missing(check) for grader in graders]
         if reasons and all(reasons):
             lines.append(f"{field}: {reasons[0]}")
     if lines:

@@ -136,7 +136,7 @@ class Evaluation:
         recipe = learning.recipe
         step = self.evaluator.step
         assert step is not None, "an evaluation has begun"
-        sampling = recipe.sampling_for(recipe.evaluations[name])
+        sampling = recipe.evaluation_sampling(recipe.evaluations[name])
         samples, _ = build_samples(used(groups), attempt=learning.attempt.number, version=step)
         is_past = progress.step > step
         has_weights = learning.snapshot_version == step or not is_past

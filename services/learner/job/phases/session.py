@@ -269,7 +269,7 @@ class Session:
         """Return which state a folder holds."""
         try:
             weights.verify(source)
-            state = State.of(source)
+            state = State.read(source)
         except (OSError, ValueError, weights.WeightsError) as error:
             raise OperationFault(f"path: there is no state in {source.name}: {error}") from error
         current = self._current_state(operation)
@@ -344,7 +344,7 @@ class Session:
 def _is_saved(target: Path, operation: Operation) -> bool:
     """Whether a killed attempt has saved it, or a later operation after it."""
     try:
-        return State.of(target).operation >= operation.number
+        return State.read(target).operation >= operation.number
     except FileNotFoundError:
         return False
     except DamagedFile:

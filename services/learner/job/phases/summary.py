@@ -46,7 +46,9 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
     rollouts = [group.group for group in groups if group.group is not None]
     results = [result for result in map(_task_result, groups) if result.num_graded]
     grades = [grade for group in groups for grade in group.grades]
-    lengths = [length for rollout in rollouts for length in rollout.own_lengths.tolist() if length]
+    lengths = [
+        length for rollout in rollouts for length in rollout.policy_lengths.tolist() if length
+    ]
     summary = {
         "step": step,
         "asked": len(groups),
