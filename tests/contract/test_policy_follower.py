@@ -95,7 +95,7 @@ async def line(server: Server, tmp_path: Path) -> AsyncIterator[Following]:
 
 
 async def served(follower: PolicyFollower, min_version: int = 0) -> None:
-    async with follower.engine_for(a_request(min_version=min_version)):
+    async with follower.acquire_engine(a_request(min_version=min_version)):
         pass
 
 
