@@ -90,10 +90,12 @@ class _Batching(Scheduler if TYPE_CHECKING else object):
         for request_id, buffer in self._buffers.items():
             request = self.requests.get(request_id)
             # An aborted request is gone.
-            if request is not None:
-                empty = EngineCoreOutputs(outputs=[])
-                outputs = client_outputs.setdefault(request.client_index, empty).outputs
-                outputs.append(_join(buffer))
+            if request is None:
+                continue
+            index = request.client_index
+            if index not in client_outputs:
+                client_outputs[index] = EngineCoreOutputs(outputs=[])
+            client_outputs[index].outputs.append(_join(buffer))
         self._buffers.clear()
 
 
