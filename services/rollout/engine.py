@@ -256,7 +256,8 @@ class Engine:
         final: RequestOutput | None = None
         with _translated_errors():
             parameters = _group_params(sampling, seed, **options)
-            async with self._outputs(prompt_ids, parameters, priority=priority) as outputs:
+            name = f"response-{next(self._numbers)}"
+            async with self._outputs(prompt_ids, parameters, name, priority) as outputs:
                 async for output in outputs:
                     final = output
         if final is None:
@@ -267,8 +268,8 @@ class Engine:
         self,
         prompt_ids: Sequence[int],
         parameters: SamplingParams,
-        name: str = "",
-        priority: int = 0,
+        name: str,
+        priority: int,
     ) -> aclosing[AsyncGenerator[RequestOutput]]:
         if max(prompt_ids, default=0) >= self.num_ids:
             # vLLM accepts each id of the tokenizer, and crashes on ids without an embedding.
@@ -276,7 +277,6 @@ class Engine:
                 f"token {max(prompt_ids)} of the prompt is none of the {self.num_ids} in use"
             )
         prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
-        name = name or f"response-{next(self._numbers)}"
         outputs = self.llm.generate(
             prompt, parameters, name, lora_request=self._adapter, priority=priority
         )
@@ -401,15 +401,14 @@ class Engine:
     async def _exchange(self, folder: Path | None) -> None:
         if folder is None:
             self._adapter = None
-            return
-        if not self.settings.lora_rank:
+        elif self.settings.lora_rank:
+            await self.llm.add_lora(LoRARequest(_ADAPTER, 1, str(folder), load_inplace=True))
+            # A request with `load_inplace` would load the adapter in every batch.
+            self._adapter = LoRARequest(_ADAPTER, 1, str(folder))
+        else:
             await self.llm.start_weight_update()
             await self.llm.update_weights(WeightTransferUpdateRequest({"path": str(folder)}))
             await self.llm.finish_weight_update()
-            return
-        await self.llm.add_lora(LoRARequest(_ADAPTER, 1, str(folder), load_inplace=True))
-        # With `load_inplace` in the request every batch would load the adapter.
-        self._adapter = LoRARequest(_ADAPTER, 1, str(folder))
 
     async def _name_version(self, label: str) -> None:
         await self.llm.update_weight_version(label)

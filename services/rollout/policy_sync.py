@@ -74,6 +74,10 @@ class Serving:
     shape: ModelShape
     settings: EngineSettings
 
+    @property
+    def label(self) -> str:
+        return version_label(self.policy.attempt, self.policy.number)
+
 
 def incompatibility(current: Serving, new: Serving) -> str | None:
     """Return why the running engine cannot load the new weights, or None if it can."""
@@ -213,9 +217,9 @@ class PolicyFollower:
         """Whether the engine answers calls of this key now, or after the load in progress."""
         if self.active is not None:
             return key.partition(":")[2] == self.active.job_id and self._refused is None
-        return key == self.call_key or (
-            self.loading_folder is not None and key == self.loading_folder.key
-        )
+        if self.loading_folder is not None and key == self.loading_folder.key:
+            return True
+        return key == self.call_key
 
     async def serve(self, served: Served) -> None:
         """Load the weights of a folder, unless a job that announces versions is active.
@@ -432,10 +436,9 @@ class PolicyFollower:
 
     async def _start(self, folder: Path, serving: Serving, base: Path | None) -> None:
         self.service.readiness.set(False, "the engine is starting")
-        label = version_label(serving.policy.attempt, serving.policy.number)
         with self.service.activity.during(Doing.STARTS_ENGINE):
             try:
-                self.engine = await self.start_engine(folder, label, serving.settings, base)
+                self.engine = await self.start_engine(folder, serving.label, serving.settings, base)
             except EngineError as error:
                 raise StartupFailed(str(error), serving.policy.job_id) from error
         self._started_with = serving
@@ -449,12 +452,11 @@ class PolicyFollower:
         reason = incompatibility(self._started_with, serving) if folder else None
         if reason is not None:
             raise IncompatibleEngine(f"the policy needs another engine, so this one ends: {reason}")
-        label = version_label(serving.policy.attempt, serving.policy.number)
         # Requests wait until a load has succeeded.
         self.serving = self.demand.serving = None
         # Calls for the old folder end.
         self.served_folder = None
-        return await self.engine.load(folder, label, keep_kv=keep_kv)
+        return await self.engine.load(folder, serving.label, keep_kv=keep_kv)
 
     async def _passes_probes(
         self, policy: PolicyVersion, model: Model, seconds: dict[str, float]
@@ -511,7 +513,4 @@ class PolicyFollower:
         self._refused = None
         await self._notify()
         self.service.readiness.set(True)
-        log.info(
-            "policy loaded",
-            extra={"policy": serving.policy.folder, "seconds": seconds},
-        )
+        log.info("policy loaded", extra={"policy": serving.policy.folder, "seconds": seconds})

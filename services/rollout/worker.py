@@ -93,30 +93,27 @@ class GroupSampler:
             PromptError: if the task makes no prompt of this model, or one that is too long.
             SamplingError: if vLLM aborts a response.
         """
-        async with self.follower.acquire_engine(request) as engine:
-            return await self._sample(engine, job, request)
-
-    async def _sample(
-        self, engine: Engine, job: ActiveJob, request: RolloutRequest
-    ) -> RolloutGroup:
+        model = job.recipe.model
         sampling = request.sampling
-        options = job.recipe.model.chat_template_options
-        prompt = await engine.prompts.render(request.task, request.prompt_template, options)
-        check_length(request.task, prompt, job.recipe.model.max_context, sampling.max_tokens)
-        started = time.monotonic()
-        with SAMPLING.track_inprogress(), PHASES.during("sampling"):
-            samples = await engine.generate(prompt, sampling, request.group_size, request.seed)
-            await self.follower.wait_for_probes()
-        _count(request, prompt, samples)
-        seconds = time.monotonic() - started
-        GROUP_SECONDS.observe(seconds)
-        return build_group(
-            request,
-            prompt,
-            samples,
-            seconds,
-            begins_thinking=begins_thinking(engine.tokenizer, prompt),
-        )
+        async with self.follower.acquire_engine(request) as engine:
+            prompt = await engine.prompts.render(
+                request.task, request.prompt_template, model.chat_template_options
+            )
+            check_length(request.task, prompt, model.max_context, sampling.max_tokens)
+            started = time.monotonic()
+            with SAMPLING.track_inprogress(), PHASES.during("sampling"):
+                samples = await engine.generate(prompt, sampling, request.group_size, request.seed)
+                await self.follower.wait_for_probes()
+            seconds = time.monotonic() - started
+            _count(request, prompt, samples)
+            GROUP_SECONDS.observe(seconds)
+            return build_group(
+                request,
+                prompt,
+                samples,
+                seconds,
+                begins_thinking=begins_thinking(engine.tokenizer, prompt),
+            )
 
 
 def _count(request: RolloutRequest, prompt: list[int], samples: list[Sample]) -> None:
