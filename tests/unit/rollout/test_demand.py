@@ -6,23 +6,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from protocol.messages import PolicyVersion, RolloutRequest
+from protocol.messages import RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, REQUESTS
 
 from services.rollout.demand import Demand
 from tests.builders import a_policy, a_request
 
-EVALUATION = a_request(number=7, purpose=Purpose.EVAL, min_version=3, version=3)
+EVALUATION = a_request(purpose=Purpose.EVAL, min_version=3, version=3)
 
 
 def a_demand(serving: int | None, newest: int, evaluated: int | None = None) -> Demand:
-    policies: list[PolicyVersion | None] = [
-        None if number is None else a_policy(number) for number in (serving, evaluated)
-    ]
+    newest_policy = a_policy(newest)
+    if evaluated is not None:
+        update = {"evaluated": a_policy(evaluated)}
+        newest_policy = newest_policy.model_copy(update=update)
     return Demand(
-        newest=a_policy(newest).model_copy(update={"evaluated": policies[1]}),
-        serving=policies[0],
+        newest=newest_policy,
+        serving=None if serving is None else a_policy(serving),
         last_version=9,
         is_alone=False,
         linger_s=0.0,
@@ -63,14 +64,16 @@ def test_nothing_is_sampled_before_a_policy_is_served() -> None:
 
 def test_a_request_is_sampled_by_its_oldest_allowed_policy_and_newer_ones() -> None:
     demand = a_demand(3, 3)
-    allowed = [demand.may_begin(a_request(min_version=number)) for number in (2, 3, 4)]
-    assert allowed == [True, True, False]
+    assert demand.may_begin(a_request(min_version=2))
+    assert demand.may_begin(a_request(min_version=3))
+    assert not demand.may_begin(a_request(min_version=4))
     assert not demand.may_begin(a_request(job_id="other"))
 
 
 def test_an_evaluation_is_sampled_by_its_own_version_alone() -> None:
-    allowed = [a_demand(number, number).may_begin(EVALUATION) for number in (2, 3, 4)]
-    assert allowed == [False, True, False]
+    assert not a_demand(2, 2).may_begin(EVALUATION)
+    assert a_demand(3, 3).may_begin(EVALUATION)
+    assert not a_demand(4, 4).may_begin(EVALUATION)
 
 
 def test_a_rollout_stays_at_the_evaluated_version_until_the_last_response() -> None:
@@ -84,14 +87,14 @@ def test_a_rollout_stays_at_the_evaluated_version_until_the_last_response() -> N
 
 def test_a_rollout_returns_to_the_evaluated_version_when_no_sample_needs_a_newer_one() -> None:
     demand = a_demand(5, 5, evaluated=3)
-    older = a_request(number=2, min_version=3)
-    newer = a_request(number=1, min_version=4)
+    older = a_request(min_version=3)
+    newer = a_request(min_version=4)
     with sampling(demand, older), demand.hold(EVALUATION):
         with sampling(demand, newer):
             assert target_number(demand) == 3
             assert not demand.may_switch
             assert demand.may_begin(older)
-            assert not demand.may_begin(a_request(number=3, min_version=4))
+            assert not demand.may_begin(newer)
         assert demand.may_switch
 
 
@@ -119,9 +122,7 @@ def test_requests_for_newer_weights_are_left_to_others_during_an_evaluation(
     assert not demand.excluded_streams(0, 2)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "evaluating"), [(1, 1), (2, 1), (4, 1), (7, 1), (8, 2), (16, 4)]
-)
+@pytest.mark.parametrize(("replicas", "evaluating"), [(1, 1), (2, 1), (7, 1), (8, 2)])
 def test_an_evaluation_during_training_is_for_a_quarter_of_the_rollouts(
     replicas: int, evaluating: int
 ) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from protocol import weights
 from protocol.calls import Served
-from protocol.messages import PolicyVersion
 from protocol.recipe import Lora, Model
 from protocol.weights import WeightsError, WeightsGone
 from safetensors.numpy import save_file
@@ -26,19 +25,28 @@ from tests.builders import a_policy, a_recipe
 SETTINGS = EngineSettings(dtype="float32", max_context=64)
 
 
-def write_folder(folder: Path, *, hidden: int = 4, value: float = 0.0, **config: object) -> None:
+def write_folder(
+    folder: Path,
+    *,
+    hidden: int = 4,
+    value: float = 0.0,
+    **config: object,
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     values = {"model_type": "qwen2", "hidden_size": hidden, **config}
     (folder / "config.json").write_text(json.dumps(values))
     (folder / "tokenizer.json").write_text("{}")
-    tensors = {"embed.weight": np.full((3, hidden), value, dtype=np.float32)}
+    embedding = np.full((3, hidden), value, dtype=np.float32)
+    tensors = {"embed.weight": embedding}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_adapter(folder: Path, *, rank: int, value: float = 0.0) -> None:
     folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
-    save_file({"q.lora_A.weight": np.full((rank, 4), value)}, folder / "adapter_model.safetensors")
+    config = {"r": rank}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tensors = {"q.lora_A.weight": np.full((rank, 4), value)}
+    save_file(tensors, folder / "adapter_model.safetensors")
 
 
 def a_serving(folder: Path) -> Serving:
@@ -55,8 +63,16 @@ def an_adapter(folder: Path, **changes: Any) -> Serving:
     return a_serving(folder)
 
 
-def with_base(serving: Serving, digest: str) -> PolicyVersion:
-    return serving.policy.model_copy(update={"base": "job/2.base", "base_digest": digest})
+def change_base(serving: Serving, digest: str) -> Serving:
+    changes = {"base": "job/2.base", "base_digest": digest}
+    policy = serving.policy.model_copy(update=changes)
+    return replace(serving, policy=policy)
+
+
+def mismatch(current: Serving, new: Serving) -> str:
+    reason = incompatibility(current, new)
+    assert reason is not None
+    return reason
 
 
 @pytest.fixture
@@ -74,15 +90,18 @@ def test_an_engine_loads_weights_of_its_own_shape(current: Serving, tmp_path: Pa
 
 
 def test_another_shape_or_setting_needs_another_engine(current: Serving, tmp_path: Path) -> None:
-    reason = str(incompatibility(current, a_model(tmp_path / "wider", hidden=8)))
+    wider = a_model(tmp_path / "wider", hidden=8)
+    reason = mismatch(current, wider)
     assert "config hidden_size: 4 became 8" in reason
     assert "tensor embed.weight: (3, 4) became (3, 8)" in reason
-    write_folder(tmp_path / "other")
-    (tmp_path / "other/tokenizer.json").write_text('{"version": 2}')
-    reason = str(incompatibility(current, a_serving(tmp_path / "other")))
+    folder = tmp_path / "other"
+    write_folder(folder)
+    (folder / "tokenizer.json").write_text('{"version": 2}')
+    reason = mismatch(current, a_serving(folder))
     assert "file tokenizer.json: " in reason
-    longer = replace(current, settings=replace(SETTINGS, max_context=128))
-    assert "128" in str(incompatibility(current, longer))
+    settings = replace(SETTINGS, max_context=128)
+    longer = replace(current, settings=settings)
+    assert "128" in mismatch(current, longer)
 
 
 def test_an_adapter_can_follow_one_of_its_own_shape_and_base(tmp_path: Path) -> None:
@@ -90,20 +109,31 @@ def test_an_adapter_can_follow_one_of_its_own_shape_and_base(tmp_path: Path) -> 
     second = an_adapter(tmp_path / "second", rank=2, value=1.0)
     assert incompatibility(first, second) is None
     wider = an_adapter(tmp_path / "wider", rank=4)
-    assert "config r: 2 became 4" in str(incompatibility(first, wider))
-    assert incompatibility(first, replace(second, policy=with_base(second, "other")))
+    assert "config r: 2 became 4" in mismatch(first, wider)
+    assert mismatch(first, change_base(second, "other")) == "its adapter is for another model"
 
 
 def test_an_adapter_of_a_job_fits_the_engine_of_that_job(tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
     adapter = an_adapter(folder, rank=2)
-    model = Model(path="p", dtype="float32", max_context=64, lora=Lora(rank=2))
-    served = Served(name="job", job_id="job", folder=str(folder), base="/base", model=model)
+    model = Model(
+        path="p",
+        dtype="float32",
+        max_context=64,
+        lora=Lora(rank=2),
+    )
+    served = Served(
+        name="job",
+        job_id="job",
+        folder=str(folder),
+        base="/base",
+        model=model,
+    )
     settings = EngineSettings.from_environment(model)
-    last = replace(adapter, policy=with_base(adapter, "base"), settings=settings)
+    last = replace(change_base(adapter, "base"), settings=settings)
     assert incompatibility(last, read_serving(served, last)) is None
     foreign = served.model_copy(update={"job_id": "another"})
-    assert incompatibility(last, read_serving(foreign, last)) is not None
+    assert mismatch(last, read_serving(foreign, last))
 
 
 def test_a_shape_is_read_only_from_announced_weights(tmp_path: Path) -> None:

@@ -112,7 +112,8 @@ async def test_a_task_that_is_no_prompt_is_refused(
         await render_task(None, template, task)
 
 
-TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+ADD_ONE = {"name": "add", "arguments": {"a": 1}}
+TOOL_CALL = {"type": "function", "function": ADD_ONE}
 TOOL_CHAT = (
     CHAT + "{% for tool in tools or () %}[{{ tool.function.name }}]{% endfor %}"
     "{% for turn in messages %}{% for call in turn.tool_calls or () %}"
@@ -123,7 +124,7 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
 ASSISTANT_TURN = {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL]}
 
 
-def call_for(template: str | None, content: dict[str, Any]) -> Call:
+def make_call(template: str | None, content: dict[str, Any]) -> Call:
     model = Model(path="p", prompt_template=template)
     served = JOB.model_copy(update={"model": model})
     return a_call(served=served, **content)
@@ -147,7 +148,7 @@ async def test_a_call_is_rendered_like_a_task(
     template: str | None, content: dict[str, Any], text: str
 ) -> None:
     tokenizer = make_character_tokenizer(TOOL_CHAT)
-    ids = await render_prompt(call_for(template, content), InlinePrompts(tokenizer))
+    ids = await render_prompt(make_call(template, content), InlinePrompts(tokenizer))
     assert "".join(tokenizer.convert_ids_to_tokens(ids)) == text
 
 
@@ -163,7 +164,8 @@ def make_pair_tokenizer() -> PreTrainedTokenizerFast:
     """Make a tokenizer with one token for "12" and one for "ab"."""
     entries = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "12", "ab"]
     vocabulary = {entry: token_id for token_id, entry in enumerate(entries)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[("1", "2"), ("a", "b")]))
+    merges = [("1", "2"), ("a", "b")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
@@ -179,14 +181,21 @@ async def test_sampled_tokens_of_a_chat_are_not_tokenized_again(end: list[str]) 
     prompt = await render_prompt(a_call(messages=[question]), prompts)
     sampled = tokenizer.convert_tokens_to_ids([*reply, *end])
     start = prompt + sampled
-    turns = [question, {"role": "assistant", "content": reply}, {"role": "tool", "content": "ab12"}]
-    continued = a_call(messages=turns, begun={"num_messages": 2, "token_ids": start})
+    turns = [
+        question,
+        {"role": "assistant", "content": reply},
+        {"role": "tool", "content": "ab12"},
+    ]
+    begun = {"num_messages": 2, "token_ids": start}
+    continued = a_call(messages=turns, begun=begun)
     exact = await render_prompt(continued, prompts)
     new_text = "<|im_end|>\n<|im_start|>tool\nab12<|im_end|>\n<|im_start|>assistant\n"
-    new_ids = tokenizer(new_text.removeprefix("".join(end))).input_ids
+    new_text = new_text.removeprefix("".join(end))
+    new_ids = tokenizer(new_text).input_ids
     assert exact == start + new_ids
     plain = await render_prompt(a_call(messages=turns), prompts)
-    assert tokenizer.decode(plain) == str(tokenizer.decode(exact)).replace("a</think>", "")
+    exact_text = str(tokenizer.decode(exact))
+    assert tokenizer.decode(plain) == exact_text.replace("a</think>", "")
     tokenizer.chat_template = THINKING_CHAT.replace("split('</think>')[-1]", "upper()")
     changed = await render_prompt(a_call(messages=turns), prompts)
     assert await render_prompt(continued, prompts) == changed
@@ -205,7 +214,7 @@ async def test_messages_that_the_model_cannot_render_are_refused(
 ) -> None:
     prompts = InlinePrompts(make_character_tokenizer(TOOL_CHAT))
     with pytest.raises(CallRefused) as refused:
-        await render_prompt(call_for(template, content), prompts)
+        await render_prompt(make_call(template, content), prompts)
     assert refused.value.code == "invalid_messages"
 
 
@@ -217,21 +226,22 @@ def test_a_label_names_attempt_and_number_in_this_order() -> None:
 def a_sample(ids: list[int]) -> Sample:
     return Sample(
         token_ids=np.array(ids, dtype=np.int32),
-        behavior_logprobs=np.full(len(ids), -float(ids[0]), dtype=np.float32),
+        behavior_logprobs=np.full(len(ids), -ids[0], dtype=np.float32),
         text=str(ids),
         finish_reason=FinishReason.STOP,
-        spans=(VersionSpan(attempt=1, version=0, start=0, end=len(ids)),),
+        spans=(),
     )
 
 
 def test_a_group_keeps_responses_separate_and_in_order() -> None:
-    samples = [a_sample(ids) for ids in ([1, 2], [3], [4, 5, 6])]
-    group = build_group(a_request(group_size=3), [9, 8], samples, 0.5)
+    samples = [a_sample([1, 2]), a_sample([3])]
+    request = a_request(group_size=2)
+    group = build_group(request, [9, 8], samples, 0.5)
     assert group.prompt_ids.tolist() == [9, 8]
-    parts = [group.token_ids[start:end].tolist() for start, end in group.bounds()]
-    assert parts == [[1, 2], [3], [4, 5, 6]]
-    assert group.behavior_logprobs.tolist() == [-1, -1, -3, -4, -4, -4]
-    assert [response.text for response in group.responses] == ["[1, 2]", "[3]", "[4, 5, 6]"]
+    assert group.token_ids.tolist() == [1, 2, 3]
+    assert list(group.bounds()) == [(0, 2), (2, 3)]
+    assert group.behavior_logprobs.tolist() == [-1, -1, -3]
+    assert [response.text for response in group.responses] == ["[1, 2]", "[3]"]
 
 
 def make_word_tokenizer() -> PreTrainedTokenizerFast:
