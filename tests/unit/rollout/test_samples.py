@@ -48,8 +48,8 @@ class Pooled(PreTrainedTokenizerFast):
 
 def make_character_tokenizer(chat: str | None) -> PreTrainedTokenizerFast:
     """Make a tokenizer with one token for each character, and a BOS token in front."""
-    entries = [BOS, *(chr(code) for code in range(33, 127))]
-    vocabulary = {entry: token_id for token_id, entry in enumerate(entries)}
+    vocabulary = {chr(code): code for code in range(33, 127)}
+    vocabulary[BOS] = 0
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -59,7 +59,10 @@ def make_character_tokenizer(chat: str | None) -> PreTrainedTokenizerFast:
 
 
 async def render_task(
-    chat: str | None, template: str | None, changes: dict[str, Any], **options: object
+    chat: str | None,
+    template: str | None,
+    changes: dict[str, Any],
+    **options: object,
 ) -> str:
     """Render a task for a context with room for a prompt of 56 tokens."""
     tokenizer = make_character_tokenizer(chat)
@@ -83,7 +86,10 @@ async def render_task(
     ids=["plain", "other braces", "chat", "a developer as system", "a developer", "full", "a turn"],
 )
 async def test_a_prompt_is_rendered_after_one_bos(
-    chat: str | None, template: str | None, task: dict[str, Any], text: str
+    chat: str | None,
+    template: str | None,
+    task: dict[str, Any],
+    text: str,
 ) -> None:
     assert await render_task(chat, template, task) == BOS + text
 
@@ -106,7 +112,9 @@ async def test_options_are_variables_of_the_chat_template() -> None:
     ],
 )
 async def test_a_task_that_is_no_prompt_is_refused(
-    template: str | None, task: dict[str, Any], words: str
+    template: str | None,
+    task: dict[str, Any],
+    words: str,
 ) -> None:
     with pytest.raises(PromptError, match=words):
         await render_task(None, template, task)
@@ -145,7 +153,9 @@ def make_call(template: str | None, content: dict[str, Any]) -> Call:
     ],
 )
 async def test_a_call_is_rendered_like_a_task(
-    template: str | None, content: dict[str, Any], text: str
+    template: str | None,
+    content: dict[str, Any],
+    text: str,
 ) -> None:
     tokenizer = make_character_tokenizer(TOOL_CHAT)
     ids = await render_prompt(make_call(template, content), InlinePrompts(tokenizer))
