@@ -176,7 +176,7 @@ class Engine:
             EngineDied: if the engine's processes are gone.
         """
         if self.dirty:
-            raise LoadError("the last load of weights failed; sampling needs a load that succeeds")
+            raise LoadError("the last load failed; nothing is sampled until a load succeeds")
         seeds = range(spread(seed), spread(seed) + num)
         responses = [asyncio.ensure_future(self._respond(prompt_ids, sampling, s)) for s in seeds]
         self.num_groups += 1
