@@ -239,7 +239,7 @@ def a_sample(ids: list[int]) -> Sample:
         behavior_logprobs=np.full(len(ids), -ids[0], dtype=np.float32),
         text=str(ids),
         finish_reason=FinishReason.STOP,
-        spans=(),
+        spans=(version_span("1.0", 0, len(ids)),),
     )
 
 
