@@ -79,7 +79,7 @@ async def roll_out(service: Service) -> None:
     follower = PolicyFollower(service, start_engine)
 
     async def answer(_: ActiveJob, request: RolloutRequest) -> GradedGroup:
-        async with follower.engine_for(request):
+        async with follower.acquire_engine(request):
             assert follower.serving is not None
             version = follower.serving.policy.number
             is_evaluation = request.purpose is Purpose.EVAL
@@ -94,7 +94,7 @@ async def roll_out(service: Service) -> None:
         handle=answer,
         free_slots=limit_in_flight(PLACES),
         is_open=follower.serves,
-        excluded_inputs=follower.demand.left_to_others,
+        excluded_inputs=follower.demand.excluded_streams,
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follower.follow_policy_forever())

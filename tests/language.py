@@ -22,6 +22,7 @@ DONE = frozenset(
         "services/data",
         "services/environment",
         "services/grader",
+        "services/rollout",
         "weir",
     }
 )

@@ -1,4 +1,4 @@
-"""Calls of the model door: taken from the queue, answered by the engine, sent piece by piece."""
+"""Answer calls: take them from the queue, sample with the engine, and send the pieces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import (
     AbstractContextManager,
     aclosing,
@@ -31,20 +31,31 @@ from services.chassis.prompts import PromptError
 from services.chassis.renderer import PromptRenderer
 from services.chassis.service import summarize_error
 from services.rollout.policy_sync import PolicyFollower
-from services.rollout.samples import TOKENS, EngineDied, EngineError, EngineUnfit, ParityError
+from services.rollout.samples import (
+    TOKENS,
+    EngineDied,
+    EngineError,
+    IncompatibleEngine,
+    ParityError,
+)
 
 if TYPE_CHECKING:
     from services.rollout.engine import Engine
 
 log = logging.getLogger(__name__)
-_LOOK_S = 0.05
-_SOON_S = 0.01  # while calls wait or are answered
-_LIFE_S = 1.0  # between two signs of life, and two looks at what is wanted
-_PARTING_S = 2.0
-_SHARE = 8  # one of so many places is for calls while a job trains
-_AT_FIRST = 64  # calls that weights are loaded for
-_LET_OTHERS_S = 0.5  # take calls, who have their weights
-_ALL = 1000
+_IDLE_POLL_S = 0.05
+# The interval while calls wait or are answered.
+_BUSY_POLL_S = 0.01
+# The interval of reports to gateways, and of checks for cancelled calls.
+_REPORT_S = 1.0
+_SHUT_DOWN_S = 2.0
+# During training, clients' calls have at most this fraction of the engine's places.
+_CLIENT_FRACTION = 8
+# Calls to take when their weights are loaded.
+_FIRST_CALLS = 64
+# Rollouts that already have the weights may take the calls within this time.
+_LOAD_DELAY_S = 0.5
+_ALL_CALLS = 1000
 _FOREVER_S = 1e9
 _MOVED = Refusal(
     status=409, code="moved", message="other weights are in the engine now", again=True
@@ -52,7 +63,7 @@ _MOVED = Refusal(
 
 
 class CallRefused(Unworkable):
-    """A call that no rollout can answer; the text says what to change."""
+    """No rollout can answer the call; the text says what to change."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -60,130 +71,153 @@ class CallRefused(Unworkable):
 
 
 @dataclass(eq=False)
-class _Held:
+class _OpenCall:
     call: Call
     task: asyncio.Task[None] | None = None
-    piece: Piece | None = None  # yet to be sent
+    # The piece to send next.
+    piece: Piece | None = None
 
     def add(self, piece: Piece) -> None:
-        if (last := self.piece) is not None:
-            joined = {"tokens": last.tokens + piece.tokens, "text": last.text + piece.text}
-            of_both = ("prompt_ids", "prompt_logprobs")  # which come once
-            joined |= {name: getattr(last, name) or getattr(piece, name) for name in of_both}
-            joined["spans"] = piece.spans or last.spans
-            piece = piece.model_copy(update=joined)
+        last = self.piece
+        if last is not None:
+            piece = piece.model_copy(
+                update={
+                    "tokens": last.tokens + piece.tokens,
+                    "text": last.text + piece.text,
+                    "prompt_ids": last.prompt_ids or piece.prompt_ids,
+                    "prompt_logprobs": last.prompt_logprobs or piece.prompt_logprobs,
+                    "spans": piece.spans or last.spans,
+                }
+            )
         self.piece = piece
 
     @property
+    def is_over(self) -> bool:
+        return self.piece is not None and self.piece.is_last
+
+    @property
     def is_due(self) -> bool:
-        """Whether what there is to be sent is waited for."""
-        return self.piece is not None and (self.call.streams or self.piece.is_last)
+        """Whether the piece must be sent at once."""
+        return self.is_over or (self.piece is not None and self.call.streams)
 
     def refuse(self, refusal: Refusal) -> None:
-        own = {"call_id": self.call.id, "tries": self.call.tries}
-        self.add(Piece(**own, refusal=refusal))
+        self.add(Piece(call_id=self.call.id, tries=self.call.tries, refusal=refusal))
+        self.cancel()
+
+    def cancel(self) -> None:
         if self.task is not None:
             self.task.cancel()
 
 
 @dataclass
-class Answering:
-    """Answers calls: of the active job a few beside its groups, or as many as the engine takes."""
+class CallServer:
+    """Answers calls: as many as the engine takes, or a few while it samples a job's groups."""
 
     follower: PolicyFollower
-    held: list[_Held] = field(default_factory=list)
-    _told: dict[str, float] = field(default_factory=dict)  # gateways, and when they were told last
-    _looked_at: float = 0.0
-    _followed_at: float = 0.0
-    _waiting: dict[str, int] = field(default_factory=dict)  # calls, by what they are for
-    _next: tuple[str, float] = ("", 0.0)  # the weights that the oldest call is for, and since when
-    _bringing: asyncio.Task[None] | None = None
+    open_calls: list[_OpenCall] = field(default_factory=list)
+    # The time of the last report, by gateway.
+    _reported_at: dict[str, float] = field(default_factory=dict)
+    _checked_at: float = 0.0
+    _refreshed_at: float = 0.0
+    # The number of waiting calls by key.
+    _waiting: dict[str, int] = field(default_factory=dict)
+    # The key of the oldest waiting call, and since when it is that.
+    _next_key: str = ""
+    _next_since: float = 0.0
+    _loading: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self.service = self.follower.service
         self.exchange = self.service.exchange
 
     @property
-    def of_episodes(self) -> int:
-        return sum(held.call.terms is not None for held in self.held)
+    def num_episode_calls(self) -> int:
+        return sum(entry.call.terms is not None for entry in self.open_calls)
 
     async def answer_forever(self) -> None:
         """Consumes calls; produces their answers.
 
-        Waits for: calls that the weights in the engine answer. Unblocked by: gateways.
+        Waits for: calls for the weights in the engine. Unblocked by: gateways.
 
         Raises:
-            EngineUnfit: if calls are for weights that need another engine.
-            EngineDied: if the engine dies of loading some.
+            IncompatibleEngine: if calls are for weights that need another engine.
+            EngineDied: if the engine dies while it loads weights.
         """
         try:
-            while not await self.service.pause(_SOON_S if self.held or self._waiting else _LOOK_S):
-                if self._bringing is not None and self._bringing.done():
-                    self._bringing = self._bringing.result()
-                await self._look()
-                if not self._next[0] and not self.held:
+            while not await self.service.pause(self._poll_s):
+                if self._loading is not None and self._loading.done():
+                    self._loading = self._loading.result()
+                await self._count_waiting()
+                if not self._next_key and not self.open_calls:
                     continue
-                if time.monotonic() > self._followed_at + _LOOK_S:
-                    await self.follower.look()
-                    self._followed_at = time.monotonic()
-                self._cut()
+                if time.monotonic() > self._refreshed_at + _IDLE_POLL_S:
+                    await self.follower.refresh_job()
+                    self._refreshed_at = time.monotonic()
+                self._refuse_moved()
                 await self._take()
                 await self._send()
                 await self._drop_unwanted()
         finally:
-            await self._give_back()
+            await self._shut_down()
 
-    def _cut(self) -> None:
-        """A job that begins has the engine at once, and one that ends takes its weights along."""
-        for held in self.held:
-            if not self.follower.may_answer(held.call.key) and not _is_over(held):
-                held.refuse(_MOVED)
+    @property
+    def _poll_s(self) -> float:
+        return _BUSY_POLL_S if self.open_calls or self._waiting else _IDLE_POLL_S
 
-    async def _look(self) -> None:
+    def _refuse_moved(self) -> None:
+        """Refuse calls whose weights leave the engine because a job begins or ends."""
+        for entry in self.open_calls:
+            if not self.follower.may_answer(entry.call.key) and not entry.is_over:
+                entry.refuse(_MOVED)
+
+    async def _count_waiting(self) -> None:
         self._waiting = await self.exchange.waiting_calls()
-        wanted = next(iter(self._waiting), "")
-        if wanted != self._next[0]:
-            self._next = wanted, time.monotonic()
+        oldest_key = next(iter(self._waiting), "")
+        if oldest_key != self._next_key:
+            self._next_key = oldest_key
+            self._next_since = time.monotonic()
 
     async def _take(self) -> None:
-        wanted = self._next[0]
-        key = self.follower.answers
+        next_key = self._next_key
+        call_key = self.follower.call_key
         job = self.follower.active
-        if not wanted:
+        if not next_key:
             return
         if job is not None and self.follower.serves(job):
-            await self._take_work(job.job_id)
-        if key and self._room > 0:
-            self._begin(await self.exchange.take_calls(key, self._room))
-        if job is None and wanted.startswith("folder:"):
-            await self._turn_to(wanted)
-        elif job is None or wanted.partition(":")[2] != job.job_id:
-            await self._leave(wanted)
+            await self._take_job_calls(job.job_id)
+        if call_key and self._room > 0:
+            self._begin(await self.exchange.take_calls(call_key, self._room))
+        if job is None and next_key.startswith("folder:"):
+            await self._switch_weights(next_key)
+        elif job is None or next_key.partition(":")[2] != job.job_id:
+            await self._refuse_waiting(next_key)
 
-    async def _take_work(self, job_id: str) -> None:
-        """Calls of the job's own episodes, which may have all places."""
-        engine = self.follower.engine
-        (place, replicas) = self.service.position
-        for key in self.follower.demand.calls_taken(job_id, place, replicas):
-            room = engine.places - len(self.held) if engine and not engine.sleeps else 0
-            if (count := min(room, math.ceil(self._waiting.get(key, 0) / replicas))) > 0:
+    async def _take_job_calls(self, job_id: str) -> None:
+        """Take calls of the job's own episodes, which may have all places."""
+        place, replicas = self.service.position
+        for key in self.follower.demand.call_keys(job_id, place, replicas):
+            share = math.ceil(self._waiting.get(key, 0) / replicas)
+            count = min(self._places - len(self.open_calls), share)
+            if count > 0:
                 self._begin(await self.exchange.take_calls(key, count, _FOREVER_S))
 
-    async def _turn_to(self, key: str) -> None:
-        """Load other weights if nothing is answered, and no rollout that has them takes calls."""
-        is_free = not self.held and self._bringing is None and key != self.follower.answers
-        _, replicas = self.service.position
-        let_s = _LET_OTHERS_S if replicas > 1 else 0.0
-        if not is_free or time.monotonic() < self._next[1] + let_s:
+    async def _switch_weights(self, key: str) -> None:
+        """Load other weights if the engine is idle, and no other rollout takes the calls."""
+        if self.open_calls or self._loading is not None or key == self.follower.call_key:
             return
-        if calls := await self.exchange.take_calls(key, _AT_FIRST, _FOREVER_S):
+        _, replicas = self.service.position
+        delay_s = _LOAD_DELAY_S if replicas > 1 else 0.0
+        if time.monotonic() < self._next_since + delay_s:
+            return
+        calls = await self.exchange.take_calls(key, _FIRST_CALLS, _FOREVER_S)
+        if calls:
             self._begin(calls)
-            self._bringing = asyncio.create_task(self._bring(calls[0].served))
+            self._loading = asyncio.create_task(self._load(calls[0].served))
 
-    async def _bring(self, served: Served) -> None:
+    async def _load(self, served: Served) -> None:
         try:
             await self.follower.serve(served)
-        except (EngineUnfit, EngineDied):
+        except (IncompatibleEngine, EngineDied):
             raise
         except (
             EngineError,
@@ -195,165 +229,175 @@ class Answering:
         ) as error:
             log.warning("a model is not served", extra={"model": served.name, "why": str(error)})
             words = f"model {served.name} cannot be served: {summarize_error(error).words}"
-            message = self.exchange.redact(words)
             code = "parity" if isinstance(error, ParityError) else "model_not_served"
-            refusal = Refusal(status=500, code=code, message=message)
-            for held in self.held:
-                if held.call.served.key == served.key:
-                    held.refuse(refusal)
+            refusal = Refusal(status=500, code=code, message=self.exchange.redact(words))
+            for entry in self.open_calls:
+                if entry.call.served.key == served.key:
+                    entry.refuse(refusal)
 
-    async def _leave(self, key: str) -> None:
-        """Have the gateways look again where these weights are."""
-        for call in await self.exchange.take_calls(key, _ALL, _FOREVER_S):
-            (held := _Held(call)).refuse(_MOVED)
-            self.held.append(held)
+    async def _refuse_waiting(self, key: str) -> None:
+        """Refuse waiting calls, so that the gateways look up these weights again."""
+        for call in await self.exchange.take_calls(key, _ALL_CALLS, _FOREVER_S):
+            entry = _OpenCall(call)
+            entry.refuse(_MOVED)
+            self.open_calls.append(entry)
+
+    @property
+    def _places(self) -> int:
+        engine = self.follower.engine
+        return engine.places if engine is not None and not engine.sleeps else 0
 
     @property
     def _room(self) -> int:
-        engine = self.follower.engine
-        if engine is None or engine.sleeps:
-            return 0
-        if self.follower.active is None:
-            return engine.places - len(self.held)
-        return max(1, engine.places // _SHARE) - sum(held.call.terms is None for held in self.held)
+        places = self._places
+        num_calls = len(self.open_calls)
+        if places and self.follower.active is not None:
+            places = max(1, places // _CLIENT_FRACTION)
+            num_calls -= self.num_episode_calls
+        return places - num_calls
 
     def _begin(self, calls: Iterable[Call]) -> None:
         for call in calls:
-            for earlier in [each for each in self.held if each.call.id == call.id]:
-                self._drop(earlier)  # a try from before this process was stopped
-            held = _Held(call)
-            held.task = asyncio.create_task(self._answer(held))
-            self.held.append(held)
+            # An earlier try is from before this process was suspended.
+            for entry in [entry for entry in self.open_calls if entry.call.id == call.id]:
+                self._drop(entry)
+            entry = _OpenCall(call)
+            entry.task = asyncio.create_task(self._answer(entry))
+            self.open_calls.append(entry)
 
-    async def _answer(self, held: _Held) -> None:
+    async def _answer(self, entry: _OpenCall) -> None:
         try:
-            await self._sample(held)
+            await self._sample(entry)
         except EngineDied:
-            pass  # which ends this process: the call may have killed it, so nobody is told
+            # This process ends. No refusal is sent, since the call may have killed the engine.
+            pass
         except Busy:
-            held.refuse(_MOVED)
+            entry.refuse(_MOVED)
         except Unworkable as error:
             code = error.code if isinstance(error, CallRefused) else "invalid_request"
-            held.refuse(Refusal(status=400, code=code, message=str(error)))
+            entry.refuse(Refusal(status=400, code=code, message=str(error)))
         except Exception as error:
-            log.exception("a call failed", extra={"call": held.call.id})
-            held.refuse(Refusal(status=500, code="engine_error", message=str(error)))
+            log.exception("a call failed", extra={"call": entry.call.id})
+            entry.refuse(Refusal(status=500, code="engine_error", message=str(error)))
 
-    def _said(self, call: Call) -> AbstractContextManager[None]:
-        """Beside training a few calls of clients are not what the rollout does."""
+    def _activity(self, call: Call) -> AbstractContextManager[None]:
+        """Return the activity to report: none for clients' calls during training."""
         if self.follower.active is not None and call.terms is None:
             return nullcontext()
         return self.service.activity.during(Doing.ANSWERS, timed="sampling")
 
     @asynccontextmanager
-    async def _engine_for(
+    async def _acquire_engine(
         self, call: Call
     ) -> AsyncIterator[tuple[Engine, Callable[[], Awaitable[object]]]]:
-        """The engine that may answer a call, and how to wait until what it samples may leave."""
+        """Yield the engine for a call, and a function that waits until its pieces may be sent."""
         if call.terms is not None:
-            async with self.follower.engine_for(call.terms) as engine:
-                yield engine, self.follower.proven
+            async with self.follower.acquire_engine(call.terms) as engine:
+                yield engine, self.follower.wait_for_probes
         else:
-            answers = partial(self.follower.engine_that_answers, call.served.key)
-            yield await answers(), answers
+            wait = partial(self.follower.answering_engine, call.served.key)
+            yield await wait(), wait
 
-    async def _sample(self, held: _Held) -> None:
-        call = held.call
-        async with self._engine_for(call) as (engine, may_leave):
-            ids = await prompt_of(call, engine.prompts)
-            left = tokens_left(call, len(ids), engine.settings.max_context)
-            await may_leave()
-            with self._said(call):
-                async with aclosing(engine.answer(call, ids, left)) as pieces:
+    async def _sample(self, entry: _OpenCall) -> None:
+        call = entry.call
+        async with self._acquire_engine(call) as (engine, wait):
+            ids = await render_prompt(call, engine.prompts)
+            max_tokens = remaining_tokens(call, len(ids), engine.settings.max_context)
+            await wait()
+            answer = engine.answer(call, ids, max_tokens)
+            with self._activity(call):
+                async with aclosing(answer) as pieces:
                     async for piece in pieces:
-                        await may_leave()
-                        held.add(piece)
+                        await wait()
+                        entry.add(piece)
                         if call.terms is not None:
                             TOKENS.inc(len(piece.tokens))
 
+    def _group_by_gateway(self) -> Iterator[tuple[str, list[_OpenCall]]]:
+        entries = sorted(self.open_calls, key=_gateway)
+        for gateway, group in groupby(entries, _gateway):
+            yield gateway, list(group)
+
     async def _send(self) -> None:
-        """Tell each gateway what came, or else at times that its calls are held."""
+        """Send each gateway the pieces that are due, and at intervals the ids of its open calls."""
         now = time.monotonic()
-        for gateway, those in groupby(sorted(self.held, key=_gateway), _gateway):
-            own = list(those)
-            is_late = now >= self._told.get(gateway, 0.0) + _LIFE_S
-            sent = [held for held in own if is_late or held.is_due]
-            if not sent:
+        for gateway, entries in self._group_by_gateway():
+            is_late = now >= self._reported_at.get(gateway, 0.0) + _REPORT_S
+            due = [entry for entry in entries if is_late or entry.is_due]
+            if not due:
                 continue
-            pieces = tuple(held.piece for held in sent if held.piece is not None)
-            over = {held for held in sent if _is_over(held)}
-            self.held = [held for held in self.held if held not in over]
-            for held in sent:
-                held.piece = None
-            ids = tuple(held.call.id for held in own)
-            self._told[gateway] = now
-            told = {"rollout": self.service.display_name, "doing": self._doing, "held": ids}
-            await self.exchange.send_pieces(gateway, Pieces(**told, pieces=pieces))
+            pieces = tuple(entry.piece for entry in due if entry.piece is not None)
+            over = {entry for entry in due if entry.is_over}
+            self.open_calls = [entry for entry in self.open_calls if entry not in over]
+            for entry in due:
+                entry.piece = None
+            self._reported_at[gateway] = now
+            message = Pieces(
+                rollout=self.service.display_name,
+                doing=self._doing,
+                held=tuple(entry.call.id for entry in entries),
+                pieces=pieces,
+            )
+            await self.exchange.send_pieces(gateway, message)
 
     @property
     def _doing(self) -> str:
-        """What the calls wait for, if they do."""
-        if self.follower.answers:
+        """The activity that calls wait for; empty if they do not wait."""
+        if self.follower.call_key:
             return ""
-        if self.follower.coming is not None:
-            return f"loads {self.follower.coming.name}"
+        if self.follower.loading_folder is not None:
+            return f"loads {self.follower.loading_folder.name}"
         work = self.service.activity.now
         words = work.doing.replace("_", " ")
         return words if work.number is None else f"{words} {work.number}"
 
     async def _drop_unwanted(self) -> None:
-        if time.monotonic() < self._looked_at + _LIFE_S:
+        if time.monotonic() < self._checked_at + _REPORT_S:
             return
-        self._looked_at = time.monotonic()
-        for gateway, those in groupby(sorted(self.held, key=_gateway), _gateway):
-            own = list(those)
-            wanted = await self.exchange.wanted_calls(gateway, [held.call for held in own])
-            for held in own:
-                if held.call.id not in wanted:
-                    self._drop(held)
+        self._checked_at = time.monotonic()
+        for gateway, entries in self._group_by_gateway():
+            calls = [entry.call for entry in entries]
+            wanted_ids = await self.exchange.wanted_calls(gateway, calls)
+            for entry in entries:
+                if entry.call.id not in wanted_ids:
+                    self._drop(entry)
 
-    def _drop(self, held: _Held) -> None:
-        if held.task is not None:
-            held.task.cancel()
-        self.held = [each for each in self.held if each is not held]
+    def _drop(self, dropped: _OpenCall) -> None:
+        dropped.cancel()
+        self.open_calls = [entry for entry in self.open_calls if entry is not dropped]
 
-    async def _give_back(self) -> None:
-        """Have others answer what is held, unless it may have killed the engine."""
-        if self._bringing is not None:
-            self._bringing.cancel()
+    async def _shut_down(self) -> None:
+        """Leave the calls to other rollouts, unless one may have killed the engine."""
+        if self._loading is not None:
+            self._loading.cancel()
         if self.follower.has_died():
             return
-        for held in self.held:
-            if not _is_over(held):
-                held.refuse(_MOVED)
+        for entry in self.open_calls:
+            if not entry.is_over:
+                entry.refuse(_MOVED)
         with suppress(TimeoutError, Refused, *Disconnected):
-            async with asyncio.timeout(_PARTING_S):
+            async with asyncio.timeout(_SHUT_DOWN_S):
                 await self._send()
 
 
-def _gateway(held: _Held) -> str:
-    return held.call.gateway
+def _gateway(entry: _OpenCall) -> str:
+    return entry.call.gateway
 
 
-def _is_over(held: _Held) -> bool:
-    return held.piece is not None and held.piece.is_last
-
-
-async def prompt_of(call: Call, prompts: PromptRenderer) -> list[int]:
-    """The token ids of a call's prompt, as those of a task are made, but for those that are known.
+async def render_prompt(call: Call, prompts: PromptRenderer) -> list[int]:
+    """Return the token ids of a call's prompt, rendered as for a task unless the call has them.
 
     Raises:
-        CallRefused: if the messages are none of this model.
+        CallRefused: if the model cannot render the messages.
         Unworkable: if the model's tokenizer or template fails.
     """
     model = call.served.model
     if call.token_ids is not None:
         return list(call.token_ids)
-    if call.text is not None or model.prompt_template is not None:
-        text = call.text
-        if text is None:
-            text = str(model.prompt_template).replace("{prompt}", _problem(call))
-        return await prompts.encode(text)
+    if call.text is not None:
+        return await prompts.encode(call.text)
+    if model.prompt_template is not None:
+        return await prompts.encode(model.prompt_template.replace("{prompt}", _problem(call)))
     options = {**model.chat_template_options, **call.chat_template_options}
     begun = (call.begun.token_ids, call.begun.num_messages) if call.begun else None
     try:
@@ -363,29 +407,31 @@ async def prompt_of(call: Call, prompts: PromptRenderer) -> list[int]:
 
 
 def _problem(call: Call) -> str:
-    """What takes the place of {prompt}, as in a task with these messages."""
+    """Return the text for {prompt}, as of a task with these messages."""
     if call.tools:
-        raise CallRefused("invalid_messages", "tools: the model's prompt_template has no place")
+        raise CallRefused(
+            "invalid_messages", "tools: the model's prompt_template has no place for them"
+        )
     try:
         return Task.model_validate({"id": call.id, "messages": call.messages}).problem
     except ValidationError as error:
         raise CallRefused("invalid_messages", f"messages: {error.errors()[0]['msg']}") from error
 
 
-def tokens_left(call: Call, num_prompt_tokens: int, max_context: int) -> int:
-    """How many tokens may follow those so far; of an episode's turn, as many as the context leaves.
+def remaining_tokens(call: Call, num_prompt_tokens: int, max_context: int) -> int:
+    """Return how many tokens may follow those so far; an episode's turn may fill the context.
 
     Raises:
-        CallRefused: if the context leaves fewer than the call asks for, or none.
+        CallRefused: if the context has no room for one token, or for ``max_tokens``.
     """
-    asked = call.sampling.max_tokens
-    left = max_context - num_prompt_tokens
-    if asked is not None and call.terms is not None:
-        asked = max(1, min(asked, left))
-    if left < (asked or 1):
+    room = max_context - num_prompt_tokens
+    max_tokens = call.sampling.max_tokens
+    if max_tokens is not None and call.terms is not None:
+        max_tokens = max(1, min(max_tokens, room))
+    if room < (max_tokens or 1):
         raise CallRefused(
             "context_length_exceeded",
             f"the prompt has {num_prompt_tokens} of the context's {max_context} tokens, so it "
-            f"leaves {max(0, left)}, but max_tokens is {asked or 1}; lower one of them",
+            f"leaves {max(0, room)}, but max_tokens is {max_tokens or 1}; lower one of them",
         )
-    return (asked or left) - len(call.so_far)
+    return (max_tokens or room) - len(call.so_far)

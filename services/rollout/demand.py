@@ -1,9 +1,9 @@
-"""Which version the requests in hand ask for, and what is left to other rollouts meanwhile.
+"""Choose the version to serve, and the streams that this rollout leaves to others.
 
-A rollout goes to the newest version, unless it has requests of an evaluation: then it stays at the
-version that is measured, or goes back to it, until it has answered them, and for as long afterwards
-as two loads would take: the next may be on its way. An evaluation beside training is for a quarter
-of the rollouts, at least one; the others go on.
+A rollout serves the newest version, unless it has requests of an evaluation. Then it serves the
+evaluated version until it has answered them. It stays there for as long afterwards as two loads
+would take, since the next request may be on its way. An evaluation during training is for a quarter
+of the rollouts, at least one. The other rollouts continue to train.
 """
 
 from __future__ import annotations
@@ -18,84 +18,92 @@ from protocol.messages import PolicyVersion, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, REQUESTS, Stream
 
-Asked = RolloutRequest | Terms
-_LINGER_S = 0.5
-_MOST_LINGER_S = 30.0
+Request = RolloutRequest | Terms
+_MIN_LINGER_S = 0.5
+_MAX_LINGER_S = 30.0
 
 
 @dataclass
 class Demand:
-    """The requests that this rollout has: those that wait for a version, and those at work."""
+    """The requests of this rollout: those that wait for a version, and those in the engine."""
 
     newest: PolicyVersion | None = None
-    serving: PolicyVersion | None = None  # none while weights are loaded
-    held: list[Asked] = field(default_factory=list[Asked])
-    at_work: list[Asked] = field(default_factory=list[Asked])
-    last_version: int = 0  # of the job, after which nothing is trained
+    # None while weights are loaded.
+    serving: PolicyVersion | None = None
+    requests: list[Request] = field(default_factory=list[Request])
+    sampling: list[Request] = field(default_factory=list[Request])
+    # The job's last version: no request trains on it.
+    last_version: int = 0
     is_alone: bool = True
-    linger_s: float = _LINGER_S  # after the last answer, since the next may be on its way
-    _answered: tuple[int | None, float] = (None, 0.0)  # the version of an evaluation, and when
-    _declines: bool = False  # requests that ask for newer weights
+    # How long to stay at the evaluated version after its last answer.
+    linger_s: float = _MIN_LINGER_S
+    _evaluated: int | None = None
+    _evaluated_at: float = 0.0
+    # Whether requests for newer weights are left to other rollouts.
+    _declines: bool = False
 
     @contextmanager
-    def holding(self, request: Asked) -> Iterator[None]:
-        self.held.append(request)
+    def hold(self, request: Request) -> Iterator[None]:
+        self.requests.append(request)
         try:
             yield
         finally:
-            self.held.remove(request)
+            self.requests.remove(request)
             if request.version is not None:
-                self._answered = (request.version, time.monotonic())
+                self._evaluated = request.version
+                self._evaluated_at = time.monotonic()
             self._declines = self._declines and self._stays
 
     @contextmanager
-    def working_on(self, request: Asked) -> Iterator[None]:
-        self.at_work.append(request)
+    def sample(self, request: Request) -> Iterator[None]:
+        self.sampling.append(request)
         try:
             yield
         finally:
-            self.at_work.remove(request)
+            self.sampling.remove(request)
 
-    def has_loaded(self, seconds: float) -> None:
-        """Linger for as long as it would take to go to the newest version and back."""
-        self.linger_s = min(max(_LINGER_S, 2 * seconds), _MOST_LINGER_S)
+    def set_load_time(self, seconds: float) -> None:
+        """Linger for as long as it would take to load the newest version and to return."""
+        self.linger_s = min(max(_MIN_LINGER_S, 2 * seconds), _MAX_LINGER_S)
 
     @property
-    def wanted(self) -> PolicyVersion | None:
-        """The version to serve: what an evaluation in hand measures, or else the newest."""
+    def target(self) -> PolicyVersion | None:
+        """The version to serve: that of a leased evaluation, or else the newest."""
         newest = self.newest
         if newest is None:
             return None
-        measured = {request.version for request in self.held if request.job_id == newest.job_id}
-        last, answered_at = self._answered
-        if newest.evaluated is not None and time.monotonic() - answered_at < self.linger_s:
-            measured.add(last)
+        versions = {request.version for request in self.requests if request.job_id == newest.job_id}
+        lingers = time.monotonic() - self._evaluated_at < self.linger_s
+        if newest.evaluated is not None and lingers:
+            versions.add(self._evaluated)
         for policy in (self.serving, newest.evaluated):
-            if policy and policy.job_id == newest.job_id and policy.number in measured:
+            if policy and policy.job_id == newest.job_id and policy.number in versions:
                 return policy
         return newest
 
     @property
     def may_switch(self) -> bool:
-        """Whether the wanted version may be loaded now: requests at work need nothing newer."""
-        wanted = self.wanted
-        return wanted is self.newest or (
-            wanted is not None and all(_may_answer(wanted, request) for request in self.at_work)
-        )
+        """Whether the target may be loaded now: no request in the engine needs a newer version."""
+        target = self.target
+        if target is None or target is self.newest:
+            return True
+        return all(_may_answer(target, request) for request in self.sampling)
 
-    def may_begin(self, request: Asked) -> bool:
-        """Whether a request may be answered now, and does not keep others from their version."""
+    def may_begin(self, request: Request) -> bool:
+        """Whether a request may be sampled now, without a delay of the switch to the target."""
         serving = self.serving
-        wanted = self.wanted
         if serving is None or serving.job_id != request.job_id:
             return False
-        waits = None if self.may_switch else wanted
-        return all(_may_answer(policy, request) for policy in (serving, waits) if policy)
+        if not _may_answer(serving, request):
+            return False
+        target = self.target
+        return self.may_switch or target is None or _may_answer(target, request)
 
-    def is_for_others(self, request: Asked) -> bool:
-        """Whether somebody else should sample what asks for newer weights than are measured here.
+    def is_for_others(self, request: Request) -> bool:
+        """Whether another rollout should sample a request for newer weights.
 
-        From then on nothing of that kind is claimed, as long as the evaluation goes on.
+        It should while this rollout evaluates. This rollout then leases no training requests until
+        the evaluation ends.
         """
         declines = (
             not self.is_alone
@@ -107,31 +115,33 @@ class Demand:
         self._declines = self._declines or declines
         return declines
 
-    def left_to_others(self, place: int, replicas: int) -> Set[Stream]:
-        """The streams of which nothing is to be claimed, as one of so many rollouts."""
+    def excluded_streams(self, place: int, replicas: int) -> Set[Stream]:
+        """Return the streams that this one of ``replicas`` rollouts does not read now."""
         self.is_alone = replicas < 2
-        left: set[Stream] = set()
+        streams: set[Stream] = set()
         if self.is_alone:
-            return left
+            return streams
         if self._declines:
-            left.add(REQUESTS)
-        trains_on = self.newest is not None and self.newest.number < self.last_version
-        if trains_on and place >= max(1, replicas // 4):
-            left.add(EVAL_REQUESTS)
-        return left
+            streams.add(REQUESTS)
+        is_training = self.newest is not None and self.newest.number < self.last_version
+        if is_training and place >= max(1, replicas // 4):
+            streams.add(EVAL_REQUESTS)
+        return streams
 
-    def calls_taken(self, job_id: str, place: int, replicas: int) -> Iterator[str]:
-        """The keys of the job's own calls that are taken, those of an evaluation first."""
-        left = self.left_to_others(place, replicas)
-        for stream, kind in ((EVAL_REQUESTS, "eval"), (REQUESTS, "work")):
-            if stream not in left:
-                yield f"{kind}:{job_id}"
+    def call_keys(self, job_id: str, place: int, replicas: int) -> Iterator[str]:
+        """Yield the keys of the job's own calls to take, those of an evaluation first."""
+        excluded = self.excluded_streams(place, replicas)
+        if EVAL_REQUESTS not in excluded:
+            yield f"eval:{job_id}"
+        if REQUESTS not in excluded:
+            yield f"work:{job_id}"
 
     @property
     def _stays(self) -> bool:
-        """Whether an evaluation in hand measures what is served."""
-        return self.serving is not None and self.serving.number in {r.version for r in self.held}
+        """Whether a leased evaluation measures the served version."""
+        versions = {request.version for request in self.requests}
+        return self.serving is not None and self.serving.number in versions
 
 
-def _may_answer(policy: PolicyVersion, request: Asked) -> bool:
+def _may_answer(policy: PolicyVersion, request: Request) -> bool:
     return policy.number >= request.min_version and request.version in (None, policy.number)

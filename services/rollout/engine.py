@@ -1,13 +1,13 @@
-"""The engine: vLLM in this process's children, sampling from weights that change under it.
+"""The engine: vLLM in child processes, with weights that change while it runs.
 
-This file, `answers`, `scheduler` and `transfer`, its part in vLLM's workers, are the only ones that
-import vllm. The same code runs on a CPU and on a GPU.
+Only this module, `answers`, `scheduler` and `transfer` import vllm. The same code runs on a CPU and
+on a GPU.
 
 Weights are exchanged while requests wait: pause, load, name the version, settle the KV cache,
-resume. With ``recompute`` every running request is sent back to prefill, so that each of its next
-tokens is conditioned on the whole prefix under the new weights. With ``keep`` running requests go
-on with the KV cache they have, and vLLM can clear nothing while they do. So that no *new* request
-reads stale blocks, requests made under different weights use differently salted cache keys.
+resume. With ``recompute`` every running request returns to prefill, so that its next tokens are
+conditioned on the whole prefix under the new weights. With ``keep`` running requests continue with
+their KV cache, and vLLM cannot clear it meanwhile. A new request must not read stale blocks, so the
+cache keys of each load have their own salt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
-from vllm.logprobs import FlatLogprobs, PromptLogprobs
+from vllm.logprobs import FlatLogprobs
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.platforms import current_platform
@@ -47,8 +47,8 @@ from vllm.v1.engine.output_processor import RequestState
 
 from services.chassis.faults import Unworkable
 from services.chassis.renderer import PromptRenderer
-from services.rollout import last_words
-from services.rollout.answers import Answer, parameters_of
+from services.rollout import engine_errors
+from services.rollout.answers import Answer, sampling_params
 from services.rollout.samples import (
     EngineDied,
     EngineError,
@@ -56,9 +56,9 @@ from services.rollout.samples import (
     RequestRefused,
     Sample,
     SamplingError,
-    span_of,
+    response_text,
     spread,
-    text_of_response,
+    version_span,
 )
 from services.rollout.scheduler import AsyncBatchingScheduler, BatchingScheduler
 from services.rollout.settings import EngineSettings
@@ -69,36 +69,46 @@ _CPU_BATCH_TOKENS = 4096
 _CPU_SEQUENCES = 256
 _SHUT_DOWN_S = 3.0
 _ADAPTER = "policy"
-_LATELY = 64  # responses
-_GRAPHS_OF_VLLM = 512  # responses, at which its CUDA graphs end unless more are asked for ...
-_GRAPH_STEP = 16  # ... in steps of so many
+# The mean length of responses is a moving average of this many.
+_AVERAGED_RESPONSES = 64
+# vLLM's CUDA graphs end at this batch size, unless it is set higher, in multiples of the step.
+_VLLM_GRAPH_SIZE = 512
+_GRAPH_STEP = 16
 _ONE_TOKEN = Sampling(max_tokens=1)
-_DECODED = 17  # tokens of a probe
-# A load sends running requests back to wait, and not all may find room again.
-_FIRST = -1
-_LORA_RANKS = typing.get_args(MaxLoRARanks)  # that vLLM knows, in order
+# Tokens that the engine decodes to compare with its own prefill.
+_DECODED_TOKENS = 17
+# Probes go first: a load returns running requests to the queue, and some may find no room.
+_PROBE_PRIORITY = -1
+# vLLM's ranks in ascending order.
+_LORA_RANKS = typing.get_args(MaxLoRARanks)
 
 
 class Engine:
-    """One engine and the version of the weights that it samples from."""
+    """One engine and its weights version."""
 
     def __init__(self, llm: AsyncLLM, settings: EngineSettings, prompts: PromptRenderer) -> None:
         self.llm = llm
         self.prompts = prompts
         self.settings = settings
-        self.num_groups = 0  # being sampled
-        self.num_responses = 0  # of them, not yet complete
-        self.mean_tokens = settings.max_context / 2  # of responses lately, prompts included
-        self._num_begun = 0  # responses, outputs of a job's calls, and loads that have ended
-        self._num_seen = 1  # responses, of which the first guess counts as one
-        self.num_ids = math.inf  # of tokens
+        # Groups in the engine, and their incomplete responses.
+        self.num_groups = 0
+        self.num_responses = 0
+        # The mean length of recent responses with their prompts. The initial guess counts as one.
+        self.mean_tokens = settings.max_context / 2
+        self._num_averaged = 1
+        # Counts begun responses, outputs of a job's calls, and completed loads.
+        self._num_events = 0
+        # The number of token ids that the model may sample.
+        self.num_ids = math.inf
         self.label = ""
+        # Whether a load has begun and not succeeded.
         self.dirty = False
         self.sleeps = False
-        self._adapter: LoRARequest | None = None  # what requests are sampled with
+        self._adapter: LoRARequest | None = None
         self._numbers = itertools.count()
         self._cache_salt = ""
-        self._kept_kv = False  # a sync has kept KV that older weights wrote
+        # Whether the last load kept the KV of older weights.
+        self._kept_kv = False
 
     @classmethod
     async def start(
@@ -114,9 +124,10 @@ class Engine:
         It takes tens of seconds. ``label`` names the version.
 
         Raises:
-            EngineError: if vLLM cannot serve the model, in vLLM's words, or its tokenizer fails.
+            EngineError: if vLLM cannot serve the model, with its error, or the tokenizer fails.
         """
-        try:  # first: vLLM loads the tokenizer without limits
+        try:
+            # The renderer checks the tokenizer first: vLLM loads it without limits.
             await prompts.open(base or folder)
             num_ids = (await prompts.describe()).max_id + 1
         except Unworkable as error:
@@ -125,8 +136,8 @@ class Engine:
             arguments = _arguments(base or folder, settings)
             if base is not None:
                 arguments = replace(arguments, **_lora_arguments(folder, settings.lora_rank))
-            last_words.listen()
-            # In a thread: the service answers its health checks meanwhile.
+            engine_errors.reset()
+            # A thread starts it, so that the service answers its health checks meanwhile.
             llm = await asyncio.to_thread(_start_vllm, arguments)
             engine = cls(llm, settings, prompts)
             engine.num_ids = num_ids
@@ -135,13 +146,15 @@ class Engine:
             if base is not None:
                 await engine._exchange(folder)
         except Exception as error:
-            raise EngineError(f"vLLM did not start: {last_words.said() or error}") from error
+            raise EngineError(
+                f"vLLM did not start: {engine_errors.read_last() or error}"
+            ) from error
         await engine._name_version(label)
         return engine
 
     @property
     def tokenizer(self) -> Any:
-        """For text of tokens: it encodes nothing here, and `PromptRenderer` knows it to decode."""
+        """The tokenizer for decoding; `PromptRenderer` encodes."""
         return self.llm.get_tokenizer()
 
     @property
@@ -157,13 +170,13 @@ class Engine:
         """Sample ``num`` responses to one prompt; cancelling this aborts them.
 
         Raises:
-            LoadError: if the weights are not those of any version, because a load has failed.
-            RequestRefused: if vLLM takes no request with such a prompt or such sampling.
+            LoadError: if the last load has failed.
+            RequestRefused: if vLLM refuses the prompt or the sampling parameters.
             SamplingError: if vLLM aborts a response or returns it incomplete.
             EngineDied: if the engine's processes are gone.
         """
         if self.dirty:
-            raise LoadError("the last load of weights failed, so nothing may be sampled")
+            raise LoadError("the last load failed; nothing is sampled until a load succeeds")
         seeds = range(spread(seed), spread(seed) + num)
         responses = [asyncio.ensure_future(self._respond(prompt_ids, sampling, s)) for s in seeds]
         self.num_groups += 1
@@ -176,40 +189,40 @@ class Engine:
             await asyncio.gather(*responses, return_exceptions=True)
 
     def room(self, group_size: int, claimed: int) -> int:
-        """How many groups more would find room, if ``claimed`` ones are here or on their way.
+        """Return how many more groups fit, if ``claimed`` groups are leased already.
 
-        None does while a response has no token yet: it waits for KV blocks or a place in the batch;
-        nor while the engine sleeps.
+        None fits while the engine sleeps, or while a response waits for its first token: it needs
+        KV blocks or a place in the batch.
         """
-        if self.sleeps:
+        if self.sleeps or any(state.is_prefilling for state in self._group_states):
             return 0
-        if any(state.is_prefilling for state in self._states):
-            return 0
-        on_their_way = (claimed - self.num_groups) * group_size
-        return max(0, math.ceil((self.places - self.num_responses - on_their_way) / group_size))
+        num_arriving = (claimed - self.num_groups) * group_size
+        free_places = self.places - self.num_responses - num_arriving
+        return max(0, math.ceil(free_places / group_size))
 
     @property
     def progress(self) -> int:
         """A number that changes when a response begins or gets tokens, or a load ends.
 
-        While the engine sleeps it is the clock, which always changes: sleep is no stall.
+        While the engine sleeps, it is the clock: sleep is no stall.
         """
         if self.sleeps:
             return time.monotonic_ns()
-        detokenizers = [state.detokenizer for state in self._states if state.detokenizer]
-        return self._num_begun + sum(each.num_output_tokens() for each in detokenizers)
+        detokenizers = [state.detokenizer for state in self._group_states if state.detokenizer]
+        num_tokens = sum(detokenizer.num_output_tokens() for detokenizer in detokenizers)
+        return self._num_events + num_tokens
 
     @property
-    def _states(self) -> Iterator[RequestState]:
-        """Those of responses, but for calls: few, which say nothing of a job's groups."""
+    def _group_states(self) -> Iterator[RequestState]:
+        """States of groups' responses. Calls are few, and do not show the progress of groups."""
         states = self.llm.output_processor.request_states.values()
         return (state for state in states if state.output_kind is not RequestOutputKind.DELTA)
 
     @property
     def places(self) -> int:
-        """How many responses fit in a batch, and in the KV cache once they are as long as others.
+        """The number of responses of mean length that fit in a batch and in the KV cache.
 
-        Beyond that vLLM preempts some and computes their KV again.
+        vLLM preempts further ones and computes their KV again.
         """
         config = self.llm.vllm_config
         cache = config.cache_config
@@ -217,19 +230,20 @@ class Engine:
         return min(config.scheduler_config.max_num_seqs, max(1, int(tokens / self.mean_tokens)))
 
     def _note_length(self, num_tokens: int) -> None:
-        self._num_seen = min(self._num_seen + 1, _LATELY)
-        self.mean_tokens += (num_tokens - self.mean_tokens) / self._num_seen
+        self._num_averaged = min(self._num_averaged + 1, _AVERAGED_RESPONSES)
+        self.mean_tokens += (num_tokens - self.mean_tokens) / self._num_averaged
 
     async def _respond(self, prompt_ids: Sequence[int], sampling: Sampling, seed: int) -> Sample:
-        began_under = self.label
+        first_label = self.label
         self.num_responses += 1
-        self._num_begun += 1
+        self._num_events += 1
         try:
             output = await self._output(prompt_ids, sampling, seed)
         finally:
             self.num_responses -= 1
-        self._note_length(len(prompt_ids) + len(output.outputs[0].token_ids))
-        return self._sample(output.outputs[0], began_under)
+        (response,) = output.outputs
+        self._note_length(len(prompt_ids) + len(response.token_ids))
+        return self._sample(response, first_label)
 
     async def _output(
         self,
@@ -240,9 +254,10 @@ class Engine:
         **options: Any,
     ) -> RequestOutput:
         final: RequestOutput | None = None
-        with _errors_named():
-            parameters = _parameters(sampling, seed, **options)
-            async with self._outputs(prompt_ids, parameters, priority=priority) as outputs:
+        with _translated_errors():
+            parameters = _group_params(sampling, seed, **options)
+            name = f"response-{next(self._numbers)}"
+            async with self._outputs(prompt_ids, parameters, name, priority) as outputs:
                 async for output in outputs:
                     final = output
         if final is None:
@@ -253,92 +268,101 @@ class Engine:
         self,
         prompt_ids: Sequence[int],
         parameters: SamplingParams,
-        name: str = "",
-        priority: int = 0,
+        name: str,
+        priority: int,
     ) -> aclosing[AsyncGenerator[RequestOutput]]:
         if max(prompt_ids, default=0) >= self.num_ids:
-            # vLLM takes each one that the tokenizer knows, and dies of those without a row.
-            words = f"token {max(prompt_ids)} of the prompt is none of the {self.num_ids} in use"
-            raise RequestRefused(words)
+            # vLLM accepts each id of the tokenizer, and crashes on ids without an embedding.
+            raise RequestRefused(
+                f"token {max(prompt_ids)} of the prompt is none of the {self.num_ids} in use"
+            )
         prompt = tokens_input(list(prompt_ids), cache_salt=self._cache_salt)
-        name = name or f"response-{next(self._numbers)}"
-        place = {"lora_request": self._adapter, "priority": priority}
-        return aclosing(self.llm.generate(prompt, parameters, name, **place))
+        outputs = self.llm.generate(
+            prompt, parameters, name, lora_request=self._adapter, priority=priority
+        )
+        return aclosing(outputs)
 
     async def answer(
         self, call: Call, prompt_ids: Sequence[int], max_tokens: int
     ) -> AsyncGenerator[Piece]:
-        """Sample up to ``max_tokens`` behind the prompt and the call's tokens so far.
+        """Sample up to ``max_tokens`` after the prompt and the call's tokens so far.
 
-        Closing this aborts the response.
+        Closing the generator aborts the response.
 
         Raises:
-            RequestRefused: if vLLM takes no request with such a prompt or such sampling.
+            RequestRefused: if vLLM refuses the prompt or the sampling parameters.
             SamplingError: if vLLM aborts the response.
             EngineDied: if the engine's processes are gone.
         """
         answer = Answer(call, prompt_ids, self.tokenizer)
-        began_under = self.label
+        first_label = self.label
         name = f"call-{next(self._numbers)}"
-        with _errors_named():
+        with _translated_errors():
             ids = [*prompt_ids, *call.so_far]
-            parameters = parameters_of(call, max_tokens)
-            # What a job asks for goes first, and takes KV blocks of calls where there are none.
-            of_client = call.terms is None
-            async with self._outputs(ids, parameters, name, int(of_client)) as outputs:
+            parameters = sampling_params(call, max_tokens)
+            # The job's requests go first, and may preempt calls of clients.
+            is_from_client = call.terms is None
+            async with self._outputs(ids, parameters, name, int(is_from_client)) as outputs:
                 async for output in outputs:
-                    (only,) = output.outputs
-                    self._num_begun += not of_client
-                    piece = answer.piece(only)
+                    (response,) = output.outputs
+                    self._num_events += not is_from_client
+                    piece = answer.piece(response)
                     count = answer.num_tokens
-                    versions = only.weight_versions or self._versions_so_far(name, count)
-                    spans = self._spans(versions, began_under, count)
-                    told = _of_prompt(output.prompt_logprobs)
-                    yield piece.model_copy(update={"spans": tuple(spans), "prompt_logprobs": told})
+                    versions = response.weight_versions or self._current_versions(name, count)
+                    update = {
+                        "spans": tuple(self._spans(versions, first_label, count)),
+                        "prompt_logprobs": _prompt_logprobs(output),
+                    }
+                    yield piece.model_copy(update=update)
                     if piece.is_last:
-                        if not of_client:
+                        if not is_from_client:
                             self._note_length(len(ids) + count)
                         return
 
-    def _versions_so_far(self, name: str, num_tokens: int) -> list[WeightVersionSpan]:
-        """The weights of a request under way, of which vLLM tells with its last output alone."""
+    def _current_versions(self, name: str, num_tokens: int) -> list[WeightVersionSpan]:
+        """Return the weights versions of a running request; vLLM reports them only at its end."""
         processor = self.llm.output_processor
         (request_id,) = processor.external_req_ids[name]
-        begun = processor.request_states[request_id].weight_version_starts
-        ends = [*(start for _, start in begun[1:]), num_tokens]
-        return [WeightVersionSpan(*of, end) for of, end in zip(begun, ends, strict=True)]
+        versions = processor.request_states[request_id].weight_version_starts
+        ends = [*(start for _, start in versions[1:]), num_tokens]
+        return [
+            WeightVersionSpan(version, start, end)
+            for (version, start), end in zip(versions, ends, strict=True)
+        ]
 
     async def score(self, prompt: Sequence[int], seconds: dict[str, float]) -> list[float]:
-        """Log-probs of the tokens of a prompt, but for its first, in nats at temperature 1.
+        """Return the log-probs of a prompt's tokens from the second on, in nats at temperature 1.
 
-        They are computed anew, whatever the prefix cache has. Behind them are the gaps of tokens
-        that it decodes, to itself when it reads them. Adds the time taken to ``seconds``.
+        They are computed without the prefix cache. After them come the gaps between the engine's
+        decoding and its own prefill, one for each decoded token. Add the duration to ``seconds``.
 
         Raises:
-            LoadError: if that fails or passes its deadline.
+            LoadError: if the engine fails or exceeds the deadline.
             EngineDied: if the engine's processes are gone.
         """
         async with self._phase("probe", seconds):
-            given = await self._read(prompt)
-            begun = prompt[: -min(_DECODED, len(prompt) // 2)]
-            sampling = Sampling(max_tokens=len(prompt) - len(begun))
-            output = await self._output(begun, sampling, 0, _FIRST, ignore_eos=True)
-            (decoded,) = output.outputs
-            read = (await self._read([*begun, *decoded.token_ids]))[len(begun) :]
-        wrote = cast(FlatLogprobs, decoded.logprobs).logprobs[1:]  # without that of the prefill
-        return [*given, *(abs(one - other) for one, other in zip(wrote, read, strict=True))]
+            logprobs = await self._prefill(prompt)
+            start = prompt[: -min(_DECODED_TOKENS, len(prompt) // 2)]
+            sampling = Sampling(max_tokens=len(prompt) - len(start))
+            output = await self._output(start, sampling, 0, _PROBE_PRIORITY, ignore_eos=True)
+            (response,) = output.outputs
+            prefilled = await self._prefill([*start, *response.token_ids])
+        # The prefill samples the first token.
+        decoded = cast(FlatLogprobs, response.logprobs).logprobs[1:]
+        pairs = zip(decoded, prefilled[len(start) :], strict=True)
+        return [*logprobs, *(abs(first - second) for first, second in pairs)]
 
-    async def _read(self, ids: Sequence[int]) -> list[float]:
-        output = await self._output(ids, _ONE_TOKEN, 0, _FIRST, prompt_logprobs=0)
+    async def _prefill(self, ids: Sequence[int]) -> list[float]:
+        output = await self._output(ids, _ONE_TOKEN, 0, _PROBE_PRIORITY, prompt_logprobs=0)
         return cast(FlatLogprobs, output.prompt_logprobs).logprobs
 
     async def load(self, folder: Path | None, label: str, *, keep_kv: bool) -> dict[str, float]:
-        """Exchange the weights while requests wait; returns the seconds that each phase took.
+        """Exchange the weights while requests wait, and return the seconds of each phase.
 
-        Without a folder an engine for adapters samples from the model that they are for.
+        Without a folder an engine for adapters samples from their base model.
 
         Raises:
-            LoadError: naming the phase that failed or passed its deadline.
+            LoadError: naming the phase that failed or exceeded its deadline.
         """
         seconds: dict[str, float] = {}
         self.dirty = True
@@ -355,7 +379,7 @@ class Engine:
         return seconds
 
     async def sleep(self) -> None:
-        """Leave the GPU to others: weights go to the host, the KV of running requests is lost.
+        """Release the GPU: weights move to the host, the KV of running requests is lost.
 
         Raises:
             LoadError: if it failed or took too long.
@@ -365,7 +389,7 @@ class Engine:
             await self.llm.sleep(level=1, mode="keep")
 
     async def wake_up(self) -> None:
-        """Take the GPU again, with the same weights; running requests are prefilled again.
+        """Return to the GPU with the same weights, and prefill running requests again.
 
         Raises:
             LoadError: if it failed or took too long.
@@ -377,26 +401,25 @@ class Engine:
     async def _exchange(self, folder: Path | None) -> None:
         if folder is None:
             self._adapter = None
-            return
-        if not self.settings.lora_rank:
+        elif self.settings.lora_rank:
+            await self.llm.add_lora(LoRARequest(_ADAPTER, 1, str(folder), load_inplace=True))
+            # A request with `load_inplace` would load the adapter in every batch.
+            self._adapter = LoRARequest(_ADAPTER, 1, str(folder))
+        else:
             await self.llm.start_weight_update()
             await self.llm.update_weights(WeightTransferUpdateRequest({"path": str(folder)}))
             await self.llm.finish_weight_update()
-            return
-        await self.llm.add_lora(LoRARequest(_ADAPTER, 1, str(folder), load_inplace=True))
-        # Of a request `load_inplace` would mean that every batch loads it.
-        self._adapter = LoRARequest(_ADAPTER, 1, str(folder))
 
     async def _name_version(self, label: str) -> None:
         await self.llm.update_weight_version(label)
         self.label = label
-        self._num_begun += 1
+        self._num_events += 1
         self._cache_salt = f"load-{next(self._numbers)}"
 
     async def _settle_cache(self, keep_kv: bool) -> None:
         self._kept_kv = keep_kv
         if not keep_kv and not await self.llm.reset_prefix_cache(reset_running_requests=True):
-            raise EngineError("vLLM answered that it did not clear its KV cache")
+            raise EngineError("vLLM did not clear its KV cache")
 
     @asynccontextmanager
     async def _phase(self, name: str, seconds: dict[str, float]) -> AsyncIterator[None]:
@@ -406,81 +429,81 @@ class Engine:
                 yield
         except TimeoutError as error:
             limit = f"{self.settings.sync_timeout_s:g} s (WEIR_ROLLOUT_SYNC_TIMEOUT_S)"
-            raise LoadError(f"{name}: no answer from the engine within {limit}") from error
+            raise LoadError(f"{name}: the engine did not answer within {limit}") from error
         except (EngineDeadError, EngineDied) as error:
-            raise EngineDied(f"{name}: {last_words.ended()}") from error
+            raise EngineDied(f"{name}: {engine_errors.describe_death()}") from error
         except Exception as error:
             raise LoadError(f"{name}: {type(error).__name__}: {error}") from error
         seconds[name] = time.monotonic() - started
 
-    def _sample(self, output: CompletionOutput, began_under: str) -> Sample:
+    def _sample(self, output: CompletionOutput, first_label: str) -> Sample:
         if output.finish_reason not in set(FinishReason):
             raise SamplingError(f"vLLM ended a response with {output.finish_reason!r}")
         token_ids = list(output.token_ids)
         logprobs = output.logprobs
         if not isinstance(logprobs, FlatLogprobs) or logprobs.token_ids != token_ids:
             raise SamplingError("vLLM returned log-probs that are not those of the sampled tokens")
+        is_stopped = output.finish_reason == FinishReason.STOP
+        ends_with_token = is_stopped and not isinstance(output.stop_reason, str)
         return Sample(
             token_ids=np.asarray(token_ids, dtype=np.int32),
             behavior_logprobs=np.asarray(logprobs.logprobs, dtype=np.float32),
-            text=text_of_response(
-                self.tokenizer,
-                token_ids,
-                is_stopped=output.finish_reason == FinishReason.STOP
-                and not isinstance(output.stop_reason, str),
-            ),
+            text=response_text(self.tokenizer, token_ids, is_stopped=ends_with_token),
             finish_reason=FinishReason(output.finish_reason),
-            spans=tuple(self._spans(output.weight_versions, began_under, len(token_ids))),
+            spans=tuple(self._spans(output.weight_versions, first_label, len(token_ids))),
         )
 
     def _spans(
-        self, spans: Sequence[WeightVersionSpan] | None, began_under: str, num_tokens: int
+        self, spans: Sequence[WeightVersionSpan] | None, first_label: str, num_tokens: int
     ) -> Iterator[VersionSpan]:
         if not spans:
-            raise SamplingError("vLLM did not say under which weights it sampled a response")
-        if self._kept_kv and spans[0].version != began_under:
-            # An empty span: the prompt may have been read under the older weights.
-            yield span_of(began_under, 0, 0)
+            raise SamplingError("vLLM returned a response without its weights versions")
+        if self._kept_kv and spans[0].version != first_label:
+            # The older weights may have prefilled the prompt: an empty span records them.
+            yield version_span(first_label, 0, 0)
         for span in spans:
             if span.start < num_tokens:
-                yield span_of(span.version, span.start, min(span.end, num_tokens))
+                yield version_span(span.version, span.start, min(span.end, num_tokens))
 
 
-def _of_prompt(told: PromptLogprobs | None) -> tuple[float | None, ...] | None:
-    """Log-probs of a prompt's tokens, with which the first output of a request comes."""
-    return (None, *cast(FlatLogprobs, told).logprobs) if told else None
+def _prompt_logprobs(output: RequestOutput) -> tuple[float | None, ...] | None:
+    """Return the log-probs of a prompt's tokens, which only the first output of a request has."""
+    if not output.prompt_logprobs:
+        return None
+    return (None, *cast(FlatLogprobs, output.prompt_logprobs).logprobs)
 
 
 @contextmanager
-def _errors_named() -> Iterator[None]:
-    """Errors of a request, as this project calls them."""
+def _translated_errors() -> Iterator[None]:
+    """Raise vLLM's errors of a request as this project's."""
     try:
         yield
     except EngineDeadError as error:
-        raise EngineDied(last_words.ended()) from error
-    except (VLLMClientError, ValueError) as error:  # the latter of the types of parameters
+        raise EngineDied(engine_errors.describe_death()) from error
+    except (VLLMClientError, ValueError) as error:
         raise RequestRefused(f"vLLM refuses the request: {error}") from error
-    except EngineGenerateError as error:  # which has no words of its own
+    except EngineGenerateError as error:
         raise EngineError(f"vLLM failed: {error.__cause__!r}") from error
 
 
 def _start_vllm(arguments: AsyncEngineArgs) -> AsyncLLM:
-    is_given_one = os.environ.get("CUDA_VISIBLE_DEVICES", "")[:1].isalnum()
-    if current_platform.is_cpu() and is_given_one and any(Path("/dev").glob("nvidia[0-9]*")):
+    on_cpu = current_platform.is_cpu()
+    has_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")[:1].isalnum()
+    if on_cpu and has_gpu and any(Path("/dev").glob("nvidia[0-9]*")):
         raise EngineError(
-            "CUDA_VISIBLE_DEVICES gives it a GPU, but the installed vLLM is the build for CPUs; "
+            "CUDA_VISIBLE_DEVICES names a GPU, but the installed vLLM is the build for CPUs; "
             "run 'make install GPU=1' in a new environment"
         )
-    # The defaults of offline use are those for throughput.
+    # vLLM's defaults for offline use favour throughput.
     config = arguments.create_engine_config(usage_context=UsageContext.LLM_CLASS)
-    most = -(-config.scheduler_config.max_num_seqs // _GRAPH_STEP) * _GRAPH_STEP
-    if not current_platform.is_cpu() and most > _GRAPHS_OF_VLLM:
-        arguments = replace(arguments, max_cudagraph_capture_size=most)
+    graph_size = math.ceil(config.scheduler_config.max_num_seqs / _GRAPH_STEP) * _GRAPH_STEP
+    if not on_cpu and graph_size > _VLLM_GRAPH_SIZE:
+        arguments = replace(arguments, max_cudagraph_capture_size=graph_size)
         config = arguments.create_engine_config(usage_context=UsageContext.LLM_CLASS)
-    if not current_platform.is_cpu() and not config.use_v2_model_runner:
+    if not on_cpu and not config.use_v2_model_runner:
         raise EngineError(
-            "its model runner is V1, which samples seeded requests one by one; unset "
-            "VLLM_USE_V2_MODEL_RUNNER, or see in vLLM's log which feature of the model it lacks"
+            "vLLM's model runner is V1, which samples seeded requests one by one; unset "
+            "VLLM_USE_V2_MODEL_RUNNER, or find in vLLM's log the model's unsupported feature"
         )
     is_async = config.scheduler_config.async_scheduling
     scheduler = AsyncBatchingScheduler if is_async else BatchingScheduler
@@ -498,8 +521,9 @@ def _arguments(folder: Path, settings: EngineSettings) -> AsyncEngineArgs:
         tensor_parallel_size=settings.num_gpus,
         gpu_memory_utilization=settings.gpu_memory,
         kv_cache_memory_bytes=settings.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if on_cpu else None),
-        enforce_eager=on_cpu,  # compiling takes longer than a small model's whole run
-        # On a CPU vLLM dies of a seeded request whose prompt is split over two batches.
+        # Compilation takes longer than the whole run of a small model.
+        enforce_eager=on_cpu,
+        # On a CPU vLLM crashes if the prompt of a seeded request is split over two batches.
         enable_chunked_prefill=not on_cpu,
         max_num_batched_tokens=max(settings.max_context, _CPU_BATCH_TOKENS) if on_cpu else None,
         enable_prefix_caching=True,
@@ -507,7 +531,8 @@ def _arguments(folder: Path, settings: EngineSettings) -> AsyncEngineArgs:
         enable_sleep_mode=settings.takes_turns and not on_cpu,
         logprobs_mode="processed_logprobs",
         load_format="safetensors",
-        hf_overrides={"head_dtype": "float32"},  # as the learner's
+        # The learner's head has the same type.
+        hf_overrides={"head_dtype": "float32"},
         use_tqdm_on_load=False,
         worker_extension_cls=f"{Worker.__module__}.{Worker.__qualname__}",
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
@@ -518,21 +543,24 @@ def _lora_arguments(adapter: Path, rank: int) -> dict[str, Any]:
     config = json.loads((adapter / "adapter_config.json").read_bytes())
     return {
         "enable_lora": True,
-        "max_lora_rank": next(known for known in _LORA_RANKS if known >= rank),
-        "lora_target_modules": config["target_modules"],  # others would be computed for nothing
+        "max_lora_rank": next(max_rank for max_rank in _LORA_RANKS if max_rank >= rank),
+        # vLLM would also compute the adapters of other modules.
+        "lora_target_modules": config["target_modules"],
     }
 
 
-def _parameters(sampling: Sampling, seed: int, **options: Any) -> SamplingParams:
+def _group_params(sampling: Sampling, seed: int, **options: Any) -> SamplingParams:
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         max_tokens=sampling.max_tokens,
         stop=list(sampling.stop),
         seed=seed,
-        logprobs=0,  # of the sampled token alone
+        # Only the log-prob of the sampled token.
+        logprobs=0,
         flat_logprobs=True,
-        detokenize=bool(sampling.stop),  # vLLM reads text only to find stop strings
+        # vLLM needs text only to find stop texts.
+        detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
         **options,
     )

@@ -1,4 +1,4 @@
-"""The engine follows the policy: it samples from the last weights that the learner announced."""
+"""Keep the engine at the newest weights that the learner has announced."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from services.chassis.metrics import DEVICES, start_at_zero
 from services.chassis.parity import compare_logprobs
 from services.chassis.service import Service
 from services.chassis.turns import Turns
-from services.rollout import last_words
-from services.rollout.demand import Asked, Demand
-from services.rollout.fetching import Fetcher, ModelShape, shape_of, verified_shape
+from services.rollout import engine_errors
+from services.rollout.demand import Demand, Request
+from services.rollout.fetching import Fetcher, ModelShape, read_shape, verified_shape
 from services.rollout.samples import (
     EngineDied,
     EngineError,
-    EngineUnfit,
+    IncompatibleEngine,
     LoadError,
     ParityError,
     version_label,
@@ -58,44 +58,53 @@ SYNC_FAILURES = start_at_zero(
 )
 
 _POLL_S = 0.05
-_GONE_S = 0.3  # newer weights are announced before older ones go
+# Newer weights are announced before older ones are removed.
+_GONE_RETRY_S = 0.3
 _RETRY_S = 1.0
 _MAX_LOAD_FAILURES = 3
-_MAY_DIFFER = {"evaluated", "links", "probes"}  # in a policy of the same weights
+# Policies of the same weights may differ in these fields.
+_MUTABLE_FIELDS = {"evaluated", "links", "probes"}
 
 
 @dataclass(frozen=True)
 class Serving:
-    """What the engine samples from, and what it was started with."""
+    """The weights in the engine, and the settings that it was started with."""
 
     policy: PolicyVersion
     shape: ModelShape
     settings: EngineSettings
 
+    @property
+    def label(self) -> str:
+        return version_label(self.policy.attempt, self.policy.number)
 
-def why_unfit(serving: Serving, newer: Serving) -> str | None:
-    """Why a running engine cannot go on with other weights, None if it can."""
-    if newer.settings != serving.settings:
-        return f"the settings {serving.settings} became {newer.settings}"
-    if newer.policy.base_digest != serving.policy.base_digest:
+
+def incompatibility(current: Serving, new: Serving) -> str | None:
+    """Return why the running engine cannot load the new weights, or None if it can."""
+    if new.settings != current.settings:
+        return f"the settings {current.settings} became {new.settings}"
+    if new.policy.base_digest != current.policy.base_digest:
         return "its adapter is for another model"
-    return "; ".join(serving.shape.differences(newer.shape)) or None
+    return "; ".join(current.shape.differences(new.shape)) or None
 
 
-def serving_of(served: Served, last: Serving | None = None) -> Serving:
-    """The weights of a folder, as if they were a version of a policy, that came after ``last``.
+def read_serving(served: Served, last: Serving | None = None) -> Serving:
+    """Describe the weights of a folder as a policy version that follows ``last``.
 
     Raises:
         WeightsError: if the folder is sealed, and damaged.
         OSError: if there is no model in it.
     """
     folder = Path(served.folder)
-    settings = EngineSettings.from_environment(served.model)
     if (folder / weights.MANIFEST).exists():
         weights.verify(folder)
+    rank = 0
+    base_digest = served.base
+    if served.base:
+        rank = json.loads((folder / "adapter_config.json").read_bytes())["r"]
+        if last is not None and last.policy.job_id == served.job_id:
+            base_digest = last.policy.base_digest
     probes = folder / PROBES
-    rank = json.loads((folder / "adapter_config.json").read_bytes())["r"] if served.base else 0
-    is_of_last = last is not None and served.base and last.policy.job_id == served.job_id
     policy = PolicyVersion(
         job_id=served.job_id,
         attempt=served.attempt,
@@ -103,10 +112,11 @@ def serving_of(served: Served, last: Serving | None = None) -> Serving:
         folder=served.folder,
         digest="",
         base=served.base,
-        base_digest=last.policy.base_digest if last and is_of_last else served.base,
+        base_digest=base_digest,
         probes=Probes.model_validate_json(probes.read_bytes()) if probes.exists() else None,
     )
-    return Serving(policy, shape_of(folder), replace(settings, lora_rank=rank))
+    settings = replace(EngineSettings.from_environment(served.model), lora_rank=rank)
+    return Serving(policy, read_shape(folder), settings)
 
 
 class PolicyFollower:
@@ -116,26 +126,33 @@ class PolicyFollower:
         self.service = service
         self.start_engine = start_engine
         self.engine: Engine | None = None
-        self.serving: Serving | None = None  # None while the engine's weights are of no version
-        self.active: ActiveJob | None = None  # at the last look
-        self.at_hand: Served | None = None  # what the engine serves instead, while none is
-        self.coming: Served | None = None  # what it will
+        # None while weights are loaded.
+        self.serving: Serving | None = None
+        # The active job when it was last read.
+        self.active: ActiveJob | None = None
+        # Without an active job the engine may serve a folder, or load one.
+        self.served_folder: Served | None = None
+        self.loading_folder: Served | None = None
         self.demand = Demand()
+        self.turns: asyncio.Task[None] | None = None
         self._started_with: Serving | None = None
         self._last_job = ""
         self._load_failures = 0
-        self._reads_as = ""  # the digest of prompts that the engine's tokenizer makes as well
-        self._refused: PolicyVersion | None = None  # whose weights the engine does not have
+        # The digest of the probes' prompts, if the engine's tokenizer makes the same.
+        self._prompts_digest = ""
+        # The version that failed its probes.
+        self._refused: PolicyVersion | None = None
         self._changed = asyncio.Condition()
-        self._gpu = asyncio.Lock()  # held while the engine starts, loads or sleeps
-        self._turn = AsyncExitStack()  # on the GPU; it ends with the engine's sleep, or the process
-        self.turns: asyncio.Task[None] | None = None  # the task that takes them
+        # Locked while the engine starts, loads or sleeps.
+        self._gpu = asyncio.Lock()
+        # The engine's turn on the GPU ends when it sleeps, or with the process.
+        self._turn = AsyncExitStack()
         self._fetcher = Fetcher(*service.deployment.weights_roots)
 
     def serves(self, job: ActiveJob) -> bool:
-        """Whether a policy of this job is loaded, or has been and makes way for the next.
+        """Whether a policy of this job is loaded, or was, and its successor is being loaded.
 
-        None is once weights are refused, until others have answered their probes.
+        False after a version failed its probes, until another version passes them.
         """
         return self._last_job == job.job_id and self._refused is None
 
@@ -143,110 +160,114 @@ class PolicyFollower:
         return self.engine is not None and self.engine.has_died
 
     @asynccontextmanager
-    async def engine_for(self, request: Asked) -> AsyncIterator[Engine]:
-        """The engine, once it samples from a policy that may answer the request.
+    async def acquire_engine(self, request: Request) -> AsyncIterator[Engine]:
+        """Yield the engine when it has a policy that may answer the request.
 
-        It waits while weights are loaded, and as long as a learner needs to replay its log: who
-        holds a request loses it if the job is cancelled or ends.
+        The wait includes loads, and a learner's replay of its log. The lease on a request ends with
+        its job.
 
         Raises:
-            Busy: if it would wait until an evaluation has ended, and others need not.
+            Busy: if it would wait for the end of an evaluation, and another rollout would not.
         """
         demand = self.demand
-        with demand.holding(request):
-            async with self._changed:
-                await self._changed.wait_for(
-                    lambda: demand.may_begin(request) or demand.is_for_others(request)
-                )
+        with demand.hold(request):
+            await self._wait_until(
+                lambda: demand.may_begin(request) or demand.is_for_others(request)
+            )
             if demand.is_for_others(request):
                 raise Busy
             assert self.engine is not None
-            with demand.working_on(request):
+            with demand.sample(request):
                 yield self.engine
 
-    async def proven(self) -> None:
-        """Wait until the weights in the engine have answered their probes.
+    async def wait_for_probes(self) -> None:
+        """Wait until the weights in the engine have passed their probes.
 
         Raises:
-            Busy: if they are not those of the version that was to be served.
+            Busy: if they have failed them.
         """
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.serving is not None or self._refused)
+        await self._wait_until(lambda: self.serving is not None or self._refused)
         if self.serving is None:
             raise Busy
 
-    async def look(self) -> ActiveJob | None:
-        """The active job that announces versions; beside a client's session folders are served."""
+    async def _wait_until(self, condition: Callable[[], object]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(condition)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def refresh_job(self) -> ActiveJob | None:
+        """Read the active job. A client's session does not count: it announces no versions."""
         job = await self.service.exchange.active()
         self.active = job if job is not None and job.recipe.client is None else None
         return self.active
 
     @property
-    def answers(self) -> str:
-        """The key of the calls that the engine answers now: none while its weights change."""
+    def call_key(self) -> str:
+        """The key of the calls that the engine answers now; empty while its weights change."""
         if self.active is None:
-            return self.at_hand.key if self.at_hand is not None else ""
+            return self.served_folder.key if self.served_folder is not None else ""
         job_id = self.active.job_id
-        serving = self.serving
-        return f"job:{job_id}" if serving and serving.policy.job_id == job_id else ""
+        is_served = self.serving is not None and self.serving.policy.job_id == job_id
+        return f"job:{job_id}" if is_served else ""
 
     def may_answer(self, key: str) -> bool:
-        """Whether the engine answers calls of this key now, or soon without a look elsewhere."""
-        if self.active is None:
-            return key in {self.answers, self.coming.key if self.coming is not None else ""}
-        return key.partition(":")[2] == self.active.job_id and self._refused is None
+        """Whether the engine answers calls of this key now, or after the load in progress."""
+        if self.active is not None:
+            return key.partition(":")[2] == self.active.job_id and self._refused is None
+        if self.loading_folder is not None and key == self.loading_folder.key:
+            return True
+        return key == self.call_key
 
     async def serve(self, served: Served) -> None:
-        """Have the weights of a folder at hand, unless a job that announces its own is active.
+        """Load the weights of a folder, unless a job that announces versions is active.
 
         Raises:
-            EngineUnfit: if they need another engine.
+            IncompatibleEngine: if they need another engine.
             StartupFailed: if vLLM cannot serve them.
-            ParityError: if the engine does not answer their probes as the learner did.
+            ParityError: if the engine fails their probes.
             EngineError: if they are not loaded.
             WeightsError: if the folder is damaged.
             OSError: if they cannot be read.
         """
-        self.coming = served
-        during = self.service.activity.during
+        self.loading_folder = served
+        last = self.serving or self._started_with
         try:
-            serving = await asyncio.to_thread(
-                serving_of, served, self.serving or self._started_with
-            )
+            serving = await asyncio.to_thread(read_serving, served, last)
             async with self._gpu:
-                if await self.look() is not None:
-                    return
-                with during(Doing.LOADS_MODEL, timed="loading"):
-                    await self._have(served, serving)
+                if await self.refresh_job() is None:
+                    with self.service.activity.during(Doing.LOADS_MODEL, timed="loading"):
+                        await self._load_folder(served, serving)
         finally:
-            self.coming = None
+            self.loading_folder = None
 
-    async def _have(self, served: Served, serving: Serving) -> None:
+    async def _load_folder(self, served: Served, serving: Serving) -> None:
         folder = Path(served.folder)
-        base = Path(served.base) if served.base else None
         started = self._started_with
         if self.engine is None or started is None:
-            await self._start(folder, serving, base)
-        elif served.folder == started.policy.base:  # which its adapters are for
+            await self._start(folder, serving, Path(served.base) if served.base else None)
+        elif served.folder == started.policy.base:
+            # The engine has the base model of its adapters.
             await self._load(None, serving, keep_kv=False)
         else:
-            if not served.job_id and not started.settings.lora_rank:  # no recipe asks for others
+            # Without a recipe the engine's settings stay.
+            if not served.job_id and not started.settings.lora_rank:
                 serving = replace(serving, settings=started.settings)
             await self._load(folder, serving, keep_kv=False)
         self.service.readiness.set(True)
-        if not await self._answers_probes(serving.policy, served.model, {}):
+        if not await self._passes_probes(serving.policy, served.model, {}):
             SYNC_FAILURES.labels("parity").inc()
             raise ParityError(self.service.activity.parity[-1])
-        async with self._changed:
-            self.at_hand = served
-            self._last_job = ""
-            self._refused = None
-            self._changed.notify_all()
+        self.served_folder = served
+        self._last_job = ""
+        self._refused = None
+        await self._notify()
 
-    async def engine_that_answers(self, key: str) -> Engine:
-        """The engine, once it has the weights for calls of a key, which are proven to be those."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.answers == key)
+    async def answering_engine(self, key: str) -> Engine:
+        """Wait for the weights of a call's key, and return the engine."""
+        await self._wait_until(lambda: self.call_key == key)
         assert self.engine is not None
         return self.engine
 
@@ -256,7 +277,7 @@ class PolicyFollower:
         Waits for: an active job, a policy that is not served yet. Unblocked by: the learner.
 
         Raises:
-            EngineUnfit: if the policy needs another engine.
+            IncompatibleEngine: if the policy needs another engine.
             StartupFailed: if no engine starts for the job, or it dies before it has served it.
             EngineError: if the engine has died, or fails to load three times.
         """
@@ -266,21 +287,21 @@ class PolicyFollower:
     async def watch_engine_forever(self) -> None:
         """Consumes nothing; produces an error when a process of the engine has ended.
 
-        Waits for: the next look. Unblocked by: time.
+        Waits for: the next poll. Unblocked by: time.
 
         Raises:
-            EngineDied: if the engine has died, whether or not it was at work.
-            StartupFailed: if it has before it served anything.
+            EngineDied: if the engine has died, also while it is idle.
+            StartupFailed: if it died before it served anything.
             LoadError: if it could not sleep or wake up.
         """
         while not await self.service.pause(_POLL_S):
             if self.has_died():
-                raise self._death_as(EngineDied(last_words.ended()))
+                raise self._death_error(EngineDied(engine_errors.describe_death()))
             if self.turns is not None and self.turns.done():
                 self.turns.result()
 
-    def _death_as(self, error: EngineDied) -> EngineDied | StartupFailed:
-        """Before an engine has served anything, its job is to hear of it."""
+    def _death_error(self, error: EngineDied) -> EngineDied | StartupFailed:
+        """Blame the job if the engine has not served anything yet."""
         if self._last_job or self._started_with is None:
             return error
         return StartupFailed(str(error), self._started_with.policy.job_id)
@@ -314,8 +335,8 @@ class PolicyFollower:
             self.engine.shut_down()
 
     async def _follow_once(self) -> float:
-        """Look for a newer policy and take it; returns how long to wait before the next look."""
-        job = await self.look()
+        """Load a newer policy if there is one; return the seconds until the next poll."""
+        job = await self.refresh_job()
         newest = await self.service.exchange.newest_policy(job.job_id) if job else None
         if job is None or newest is None:
             if self.engine is None:
@@ -323,55 +344,57 @@ class PolicyFollower:
             return _POLL_S
         self.demand.newest = newest
         self.demand.last_version = job.recipe.training.steps
-        async with self._changed:  # what is wanted may have changed, too
-            self._changed.notify_all()
-        wanted = self.demand.wanted or newest
-        if self._has_taken(wanted) or not self.demand.may_switch:
+        await self._notify()
+        target = self.demand.target or newest
+        if self._has_taken(target) or not self.demand.may_switch:
             return _POLL_S
-        return await self._try_to_take(wanted, job)
+        return await self._try_policy(target, job)
 
     def _has_taken(self, policy: PolicyVersion) -> bool:
-        """Whether it is served, or refused, whatever else it tells by now, and wherever it lies."""
-        taken = self.serving.policy if self.serving else self._refused
-        rest = _MAY_DIFFER
-        return bool(taken) and taken.model_dump(exclude=rest) == policy.model_dump(exclude=rest)
+        """Whether these weights are served or refused."""
+        current = self.serving.policy if self.serving else self._refused
+        if current is None:
+            return False
+        fields = policy.model_dump(exclude=_MUTABLE_FIELDS)
+        return current.model_dump(exclude=_MUTABLE_FIELDS) == fields
 
-    async def _try_to_take(self, newest: PolicyVersion, job: ActiveJob) -> float:
-        folder = self.service.deployment.memory_dir / newest.folder
+    async def _try_policy(self, policy: PolicyVersion, job: ActiveJob) -> float:
+        folder = self.service.deployment.memory_dir / policy.folder
+        during = self.service.activity.during
+        loading = during(Doing.LOADS_VERSION, policy.number, timed="loading")
         try:
-            during = self.service.activity.during
-            loading = during(Doing.LOADS_VERSION, newest.number, timed="loading")
             with loading, ExitStack() as lease:
-                # First: a base that is damaged says nothing of the adapter's links.
-                base = await asyncio.to_thread(lease.enter_context, self._base_of(newest))
-                began = time.monotonic()
-                fetched = self._fetcher.fetched(newest)
+                # The base comes first: its damage must not count against the adapter's links.
+                base = await asyncio.to_thread(lease.enter_context, self._leased_base(policy))
+                started = time.monotonic()
+                fetched = self._fetcher.fetched(policy)
                 folder = await asyncio.to_thread(lease.enter_context, fetched)
-                seconds = {"fetch": time.monotonic() - began}
-                await self._take(folder, base, newest, job, seconds)
+                seconds = {"fetch": time.monotonic() - started}
+                await self._take(folder, base, policy, job, seconds)
         except WeightsGone as error:
-            return self._failed("gone", error, _GONE_S)
-        except (WeightsError, OSError) as error:  # of a full disk, for one
-            return self._failed("damaged", error, _RETRY_S)
+            return self._report_failure("gone", error, _GONE_RETRY_S)
+        except (WeightsError, OSError) as error:
+            return self._report_failure("damaged", error, _RETRY_S)
         except LoadError as error:
+            # The folder may be removed while the engine reads it.
             if not folder.exists():
-                return self._failed("gone", error, _POLL_S)  # taken away while it was read
+                return self._report_failure("gone", error, _POLL_S)
             self._load_failures += 1
             if self._load_failures >= _MAX_LOAD_FAILURES:
                 raise
-            return self._failed("load", error, _RETRY_S)
+            return self._report_failure("load", error, _RETRY_S)
         return _POLL_S
 
-    def _failed(self, why: str, error: Exception, retry_s: float) -> float:
-        SYNC_FAILURES.labels(why).inc()
-        log.warning("weights were not loaded", extra={"why": why, "error": str(error)})
+    def _report_failure(self, reason: str, error: Exception, retry_s: float) -> float:
+        SYNC_FAILURES.labels(reason).inc()
+        log.warning("weights were not loaded", extra={"why": reason, "error": str(error)})
         if self.serving is None:
-            self.service.readiness.set(False, f"weights {why}: {error}")
+            self.service.readiness.set(False, f"weights {reason}: {error}")
         return retry_s
 
     @contextmanager
-    def _base_of(self, policy: PolicyVersion) -> Iterator[Path | None]:
-        """The model that an adapter is for, verified, where an engine is to start on it."""
+    def _leased_base(self, policy: PolicyVersion) -> Iterator[Path | None]:
+        """Verify and yield an adapter's base model, on which an engine is to start."""
         if not policy.base or self.engine is not None:
             yield None
             return
@@ -384,39 +407,38 @@ class PolicyFollower:
         self,
         folder: Path,
         base: Path | None,
-        newest: PolicyVersion,
+        policy: PolicyVersion,
         job: ActiveJob,
         seconds: dict[str, float],
     ) -> None:
         settings = EngineSettings.from_environment(job.recipe.model)
         started = time.monotonic()
-        shape = await asyncio.to_thread(verified_shape, folder, newest.digest)
+        shape = await asyncio.to_thread(verified_shape, folder, policy.digest)
         seconds["verify"] = time.monotonic() - started
-        serving = Serving(newest, shape, settings)
+        serving = Serving(policy, shape, settings)
         async with self._gpu:
             if self.engine is None:
                 await self._start(folder, serving, base)
             else:
                 keep_kv = job.recipe.rollout.kv_after_sync == "keep"
                 seconds |= await self._load(folder, serving, keep_kv=keep_kv)
-            async with self._changed:  # it may sample meanwhile: what it makes waits to be proven
-                self.demand.serving = newest
-                self._changed.notify_all()
+            # The engine may sample now; its samples wait for the probes.
+            self.demand.serving = policy
+            await self._notify()
             try:
-                answers = await self._answers_probes(newest, job.recipe.model, seconds)
+                is_equal = await self._passes_probes(policy, job.recipe.model, seconds)
             except EngineDied as error:
-                raise self._death_as(error) from error
-        if answers:
+                raise self._death_error(error) from error
+        if is_equal:
             await self._serve(serving, seconds)
         else:
-            await self._refuse(newest)
+            await self._refuse(policy)
 
     async def _start(self, folder: Path, serving: Serving, base: Path | None) -> None:
         self.service.readiness.set(False, "the engine is starting")
-        label = version_label(serving.policy.attempt, serving.policy.number)
         with self.service.activity.during(Doing.STARTS_ENGINE):
             try:
-                self.engine = await self.start_engine(folder, label, serving.settings, base)
+                self.engine = await self.start_engine(folder, serving.label, serving.settings, base)
             except EngineError as error:
                 raise StartupFailed(str(error), serving.policy.job_id) from error
         self._started_with = serving
@@ -427,68 +449,68 @@ class PolicyFollower:
     ) -> dict[str, float]:
         assert self.engine is not None
         assert self._started_with is not None
-        reason = why_unfit(self._started_with, serving) if folder else None
+        reason = incompatibility(self._started_with, serving) if folder else None
         if reason is not None:
-            raise EngineUnfit(f"the new policy needs another engine, so this one ends: {reason}")
-        label = version_label(serving.policy.attempt, serving.policy.number)
-        self.serving = self.demand.serving = None  # requests wait until a load has succeeded
-        self.at_hand = None  # which ends the calls for it
-        return await self.engine.load(folder, label, keep_kv=keep_kv)
+            raise IncompatibleEngine(f"the policy needs another engine, so this one ends: {reason}")
+        # Requests wait until a load has succeeded.
+        self.serving = self.demand.serving = None
+        # Calls for the old folder end.
+        self.served_folder = None
+        return await self.engine.load(folder, serving.label, keep_kv=keep_kv)
 
-    async def _answers_probes(
+    async def _passes_probes(
         self, policy: PolicyVersion, model: Model, seconds: dict[str, float]
     ) -> bool:
-        """Have the engine score the probes; whether it answers as the learner does.
+        """Score the probes, and report whether the engine agrees with the learner.
 
-        The status tells the learner, and goes on telling.
+        The status carries the report to the learner, from now on in each heartbeat.
         """
-        if (probes := policy.probes) is None:
+        probes = policy.probes
+        if probes is None:
             return True
         assert self.engine is not None
-        given = await self.engine.score(probes.token_ids, seconds)
-        if self._reads_as != probes.rendered:
-            read = (model.prompt_template, model.chat_template_options)
+        logprobs = await self.engine.score(probes.token_ids, seconds)
+        if self._prompts_digest != probes.rendered:
             try:
-                self._reads_as = await self.engine.prompts.digest(probes.tasks, *read)
-            except Unworkable as error:  # the learner came to an end of it
+                self._prompts_digest = await self.engine.prompts.digest(
+                    probes.tasks, model.prompt_template, model.chat_template_options
+                )
+            except Unworkable as error:
                 log.error("prompts of the probes", extra={"why": str(error)})
-                self._reads_as = ""
+                self._prompts_digest = ""
         report = ParityReport(
-            **{"job_id": policy.job_id, "attempt": policy.attempt, "version": policy.number},
-            **compare_logprobs(given, probes),
+            job_id=policy.job_id,
+            attempt=policy.attempt,
+            version=policy.number,
+            **compare_logprobs(logprobs, probes),
             rollout=self.service.display_name,
             most=probes.most,
-            same_prompts=self._reads_as == probes.rendered,
+            same_prompts=self._prompts_digest == probes.rendered,
         )
         self.service.activity.parity.append(report)
         return report.agrees
 
     async def _refuse(self, policy: PolicyVersion) -> None:
-        """Sample nothing, and let nothing go that these weights have sampled."""
-        async with self._changed:
-            self.serving = None
-            self._refused = policy
-            self.demand.serving = None
-            self._changed.notify_all()
+        """Stop sampling, and drop the samples of these weights."""
+        self.serving = None
+        self._refused = policy
+        self.demand.serving = None
+        await self._notify()
         SYNC_FAILURES.labels("parity").inc()
-        why = f"the engine does not answer as version {policy.number} of the policy"
-        self.service.readiness.set(False, why)
+        reason = f"the engine does not answer as version {policy.number} of the policy"
+        self.service.readiness.set(False, reason)
         log.error("weights are refused", extra={"policy": policy.folder})
 
     async def _serve(self, serving: Serving, seconds: dict[str, float]) -> None:
         self._load_failures = 0
-        self.demand.has_loaded(sum(seconds.values()))
+        self.demand.set_load_time(sum(seconds.values()))
         for phase, duration in seconds.items():
             SYNC_SECONDS.labels(phase).observe(duration)
         SYNCS.inc()
         POLICY_VERSION.set(serving.policy.number)
-        async with self._changed:
-            self.serving = serving
-            self._last_job = serving.policy.job_id
-            self._refused = None
-            self._changed.notify_all()
+        self.serving = serving
+        self._last_job = serving.policy.job_id
+        self._refused = None
+        await self._notify()
         self.service.readiness.set(True)
-        log.info(
-            "policy loaded",
-            extra={"policy": serving.policy.folder, "seconds": seconds},
-        )
+        log.info("policy loaded", extra={"policy": serving.policy.folder, "seconds": seconds})

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out: a prompt, samples that make a group, or an error."""
+"""Samples of the engine, the groups that they form, and the engine's errors."""
 
 from __future__ import annotations
 
@@ -22,61 +22,64 @@ from protocol.messages import (
 
 from services.chassis.faults import RestartRequired, Unworkable, WorkerFault
 
-_END_TOKENS = 64  # of a prompt, that may be so many characters
+# A thinking tag lies within the last tokens of a prompt, even at one character a token.
+_TAG_TOKENS = 64
 
-# Of groups and of episodes.
+# Tokens of groups and of episodes.
 TOKENS = Counter("weir_sampled_tokens_total", "Tokens sampled; its rate is the throughput")
 
 
 class EngineError(RuntimeError):
-    """The engine could not do what was asked of it."""
+    """An operation of the engine failed."""
 
 
 class SamplingError(EngineError):
-    """The engine ended a response in a way that is not an answer."""
+    """The engine ended a response without a valid result."""
 
 
 class RequestRefused(EngineError, Unworkable):
-    """The engine takes no such request, from anybody; the text has its own words."""
+    """vLLM refuses the request; the text has its reason."""
 
 
 class LoadError(EngineError, WorkerFault):
-    """New weights were not loaded; the engine samples nothing until a load succeeds."""
+    """New weights were not loaded. The engine samples nothing until a load succeeds."""
 
 
 class ParityError(EngineError):
-    """The engine does not answer the probes of weights as the learner did."""
+    """The engine's log-probs of the probes differ from those of the learner."""
 
     def __init__(self, report: ParityReport) -> None:
-        gap = "no number" if report.mean is None else f"a gap of {report.mean:.2g}"
+        gap = "not a number" if report.mean is None else f"{report.mean:.2g}"
         super().__init__(
-            "the engine does not compute what the learner did with these weights: the log-probs "
-            f"of its probes have {gap}, and {report.most:g} is the most; save them again"
+            "the engine and the learner disagree on these weights: the gap of the probes' "
+            f"log-probs must be at most {report.most:g}, got {gap}; save the weights again"
         )
 
 
-class EngineUnfit(EngineError, RestartRequired):
-    """The weights belong into another engine."""
+class IncompatibleEngine(EngineError, RestartRequired):
+    """The weights need another engine."""
 
 
 class EngineDied(EngineError, WorkerFault):
-    """A process of the engine has ended; this process must end, too, to be started anew."""
+    """A process of the engine has ended. This process must end, too, and be restarted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
     """One response, exactly as the model sampled it."""
 
-    token_ids: np.ndarray  # [token] int32, with the end-of-sequence token if one was sampled
-    behavior_logprobs: np.ndarray  # [token] float32, nats, after temperature
+    # [token] int32, with the end-of-sequence token if one was sampled.
+    token_ids: np.ndarray
+    # [token] float32, in nats, after temperature.
+    behavior_logprobs: np.ndarray
     text: str
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
 
 
 def whole_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The text of tokens with special ones, and a replacement character for each without text."""
-    runs = groupby(token_ids, key=lambda each: tokenizer.convert_ids_to_tokens(each) is None)
+    """Decode tokens, also special ones; a token without text becomes a replacement character."""
+    runs = groupby(token_ids, key=lambda token: tokenizer.convert_ids_to_tokens(token) is None)
     return "".join(
         "\N{REPLACEMENT CHARACTER}" * len([*run])
         if is_unknown
@@ -85,35 +88,36 @@ def whole_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
     )
 
 
-def text_of_response(tokenizer: Any, token_ids: Sequence[int], *, is_stopped: bool) -> str:
-    """The whole text, without the special token that a response ends with if it is stopped."""
+def response_text(tokenizer: Any, token_ids: Sequence[int], *, is_stopped: bool) -> str:
+    """Decode a response, without the special token that ended it."""
     last = token_ids[-1:]
-    ends = is_stopped and not tokenizer.decode(last, skip_special_tokens=True)
-    return whole_text(tokenizer, token_ids[: len(token_ids) - ends])
+    if is_stopped and not tokenizer.decode(last, skip_special_tokens=True):
+        token_ids = token_ids[:-1]
+    return whole_text(tokenizer, token_ids)
 
 
 def begins_thinking(tokenizer: Any, prompt_ids: Sequence[int]) -> bool:
-    end = whole_text(tokenizer, prompt_ids[-_END_TOKENS:])
-    return end.rstrip().endswith(OPENS_THINKING)
+    text = whole_text(tokenizer, prompt_ids[-_TAG_TOKENS:])
+    return text.rstrip().endswith(OPENS_THINKING)
 
 
 def spread(seed: int) -> int:
-    """The i-th response is sampled with seed + i: keep the groups of near seeds apart."""
+    """Hash a seed. Response i has seed + i, so groups with neighbouring seeds would share some."""
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest())
 
 
 def version_label(attempt: int, number: int) -> str:
-    """How a version of the policy is named inside the engine, for example ``"1.17"``."""
+    """Return the engine's name of a policy version, for example ``"1.17"``."""
     return f"{attempt}.{number}"
 
 
-def span_of(label: str, start: int, end: int) -> VersionSpan:
-    """Tokens ``[start, end)`` sampled under the version that `version_label` named."""
+def version_span(label: str, start: int, end: int) -> VersionSpan:
+    """Return the span of tokens ``[start, end)`` for a `version_label`."""
     attempt, number = label.split(".")
     return VersionSpan(attempt=int(attempt), version=int(number), start=start, end=end)
 
 
-def group_of(
+def build_group(
     request: RolloutRequest,
     prompt_ids: Sequence[int],
     samples: Sequence[Sample],

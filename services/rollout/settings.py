@@ -1,4 +1,4 @@
-"""How the engine is set up: the model's part comes from the recipe, the machine's from WEIR_*."""
+"""Settings of the engine: the recipe sets those of the model, WEIR_* those of the machine."""
 
 from __future__ import annotations
 
@@ -13,23 +13,31 @@ from services.chassis.deployment import Reader, parse_count, parse_positive, par
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What an engine keeps from its start to its end; another value needs another engine."""
+    """Settings that a running engine keeps; another value needs another engine."""
 
     dtype: str
-    max_context: int  # prompt and response, in tokens
-    lora_rank: int = 0  # of the adapters that it samples with; 0 without
-    max_sequences: int | None = None  # sampled at once; None: 256 on a CPU, vLLM's own on a GPU
-    kv_cache_bytes: int | None = None  # None: 512 MiB on a CPU, what is left on a GPU
-    gpu_memory: float = 0.9  # the part of a GPU that the engine may use
-    num_gpus: int = 1  # the model is split over so many
-    sync_timeout_s: float = 120.0  # per phase of a weight sync
-    takes_turns: bool = False  # on its GPU, with the learner: it sleeps while that computes
+    # Prompt and response, in tokens.
+    max_context: int
+    # 0 if the engine samples without an adapter.
+    lora_rank: int = 0
+    # Responses sampled at once. None is 256 on a CPU, and vLLM's default on a GPU.
+    max_sequences: int | None = None
+    # None is 512 MiB on a CPU, and all free memory on a GPU.
+    kv_cache_bytes: int | None = None
+    # The fraction of a GPU's memory that the engine may use.
+    gpu_memory: float = 0.9
+    # The number of GPUs that share the model.
+    num_gpus: int = 1
+    # The deadline of each phase of a weight sync.
+    sync_timeout_s: float = 120.0
+    # Whether the engine sleeps while the learner computes on its GPU.
+    takes_turns: bool = False
 
     @classmethod
     def from_environment(
         cls, model: Model, environment: Mapping[str, str] = os.environ
     ) -> EngineSettings:
-        """The settings for a recipe's model on this machine.
+        """Return the settings for a recipe's model on this machine.
 
         Raises:
             DeploymentError: naming the variable that is wrong.

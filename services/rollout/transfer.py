@@ -1,4 +1,4 @@
-"""New weights inside the engine: vLLM's workers read them from a folder in memory, and use them.
+"""The transfer of new weights: vLLM's workers read them from a folder in memory.
 
 vLLM imports this file into each of its workers before it asks for the transfer engine.
 """
@@ -30,9 +30,10 @@ from services.chassis.parent import die_with_parent
 
 BACKEND = "weir"
 
-if (started_by := multiprocessing.parent_process()) is not None:
-    # A process of the engine's own would outlive a service that is killed, and keep its memory.
-    die_with_parent(started_by.pid)
+# A process of the engine would otherwise outlive a killed service, and keep its memory.
+parent = multiprocessing.parent_process()
+if parent is not None:
+    die_with_parent(parent.pid)
 
 
 @dataclass
@@ -42,29 +43,29 @@ class Nothing(WeightTransferInitInfo):
 
 @dataclass
 class Folder(WeightTransferUpdateInfo):
-    """Where the weights lie, as safetensors."""
+    """The folder of the weights, as safetensors."""
 
     path: str
 
 
 class FolderTransfer(WeightTransferEngine[Nothing, Folder]):
-    """Replaces all weights by those of a folder of the same architecture."""
+    """Replaces all weights with those of a folder of the same architecture."""
 
     init_info_cls = Nothing
     update_info_cls = Folder
 
     def init_transfer_engine(self, init_info: Nothing) -> None:
-        """Do nothing: whoever starts an update says where it is."""
+        """Do nothing: each update names its folder."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, str]) -> None:
-        """Load the folder; vLLM's own would wait for an accelerator, which a CPU has not."""
+        """Load the folder. vLLM's own method would wait for an accelerator, also on a CPU."""
         try:
             self.receive_weights(self.parse_update_info(update_info))
         except BaseException:
-            # What a layer has taken so far would count for the next update.
+            # The tensors that a layer has loaded so far would count for the next update.
             finalize_layerwise_reload(self.model, self.model_config)
             raise
 
@@ -72,10 +73,10 @@ class FolderTransfer(WeightTransferEngine[Nothing, Folder]):
         cast(Any, self.model).load_weights(_tensors(Path(update_info.path)))
 
     def finish_weight_update(self) -> None:
-        """Settle the layers.
+        """Finish the layers.
 
-        On a CPU each one multiplies by a packed copy of its weight. vLLM packs anew those that
-        were loaded. A tied ``lm_head`` was not, and would go on with the old embedding.
+        On a CPU each layer multiplies by a packed copy of its weight. vLLM packs loaded layers
+        again. A tied ``lm_head`` is not loaded, and would keep the old embedding.
         """
         finalize_layerwise_reload(self.model, self.model_config)
         for module in self.model.modules():
@@ -87,15 +88,17 @@ class FolderTransfer(WeightTransferEngine[Nothing, Folder]):
 
 
 class Worker:
-    """What vLLM adds to its workers."""
+    """Methods that vLLM adds to its workers."""
 
     def use_ids(self, num_ids: int) -> None:
-        """Take rows of the head beyond so many out of every softmax: they have no token."""
+        """Exclude the rows of the head from ``num_ids`` on, which have no token, from sampling."""
         model = cast(Any, self).model_runner.get_model()
         compute = model.compute_logits
 
         def compute_used(*args: Any, **options: Any) -> Tensor | None:
-            if (logits := compute(*args, **options)) is not None:  # as of ranks that sample nothing
+            logits = compute(*args, **options)
+            # A rank that samples nothing has no logits.
+            if logits is not None:
                 logits[..., num_ids:] = -math.inf
             return logits
 

@@ -16,10 +16,10 @@ from services.chassis.metrics import PHASES, start_at_zero
 from services.chassis.prompts import check_length
 from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
-from services.rollout.calls import Answering
+from services.rollout.calls import CallServer
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
-from services.rollout.samples import TOKENS, Sample, begins_thinking, group_of
+from services.rollout.samples import TOKENS, Sample, begins_thinking, build_group
 
 GROUPS = start_at_zero(
     Counter("weir_sampled_groups_total", "Groups sampled", ["purpose"]), *Purpose
@@ -44,33 +44,35 @@ RESPONSE_TOKENS = Histogram(
 async def sample_groups(service: Service) -> None:
     """Run the rollout service: follow the policy, and sample the requested groups."""
     PHASES.name("sleeping", "loading", "sampling", idle="idle")
-    async with PromptRenderer() as prompts:  # it starts while there is no engine to start
+    # The renderer starts before the first engine.
+    async with PromptRenderer() as prompts:
         await _sample_groups(service, PolicyFollower(service, partial(Engine.start, prompts)))
 
 
 async def _sample_groups(service: Service, follower: PolicyFollower) -> None:
-    worker = GroupSampler(follower)
-    answering = Answering(follower)
+    sampler = GroupSampler(follower)
+    call_server = CallServer(follower)
     service.activity.moved = lambda: follower.engine.progress if follower.engine else 0
-    service.activity.at_once = lambda: answering.of_episodes
+    service.activity.at_once = lambda: call_server.num_episode_calls
     stage = Consumer(
         inputs=(EVAL_REQUESTS, REQUESTS),
         output=ROLLOUTS,
         failures=FAILED,
-        handle=worker.sample_group,
-        free_slots=worker.room,
+        handle=sampler.sample_group,
+        free_slots=sampler.room,
         is_open=follower.serves,
         has_died=follower.has_died,
-        excluded_inputs=follower.demand.left_to_others,
+        excluded_inputs=follower.demand.excluded_streams,
         doing=Doing.SAMPLES,
     )
-    follower.turns = asyncio.create_task(follower.take_turns_forever())  # before an engine starts
+    # The task must have its turn on the GPU before an engine starts.
+    follower.turns = asyncio.create_task(follower.take_turns_forever())
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follower.follow_policy_forever())
             tasks.create_task(follower.watch_engine_forever())
             tasks.create_task(work_forever(service, stage))
-            tasks.create_task(answering.answer_forever())
+            tasks.create_task(call_server.answer_forever())
     finally:
         follower.shut_down()
         follower.turns.cancel()
@@ -88,28 +90,30 @@ class GroupSampler:
         """Sample the group of a request.
 
         Raises:
-            PromptError: if the task cannot be a prompt of this model.
-            SamplingError: if a response is not an answer.
+            PromptError: if the task makes no prompt of this model, or one that is too long.
+            SamplingError: if vLLM aborts a response.
         """
-        async with self.follower.engine_for(request) as engine:
-            return await self._sample(engine, job, request)
-
-    async def _sample(
-        self, engine: Engine, job: ActiveJob, request: RolloutRequest
-    ) -> RolloutGroup:
+        model = job.recipe.model
         sampling = request.sampling
-        options = job.recipe.model.chat_template_options
-        prompt = await engine.prompts.render(request.task, request.prompt_template, options)
-        check_length(request.task, prompt, job.recipe.model.max_context, sampling.max_tokens)
-        started = time.monotonic()
-        with SAMPLING.track_inprogress(), PHASES.during("sampling"):
-            samples = await engine.generate(prompt, sampling, request.group_size, request.seed)
-            await self.follower.proven()
-        _count(request, prompt, samples)
-        seconds = time.monotonic() - started
-        GROUP_SECONDS.observe(seconds)
-        is_begun = begins_thinking(engine.tokenizer, prompt)
-        return group_of(request, prompt, samples, seconds, begins_thinking=is_begun)
+        async with self.follower.acquire_engine(request) as engine:
+            prompt = await engine.prompts.render(
+                request.task, request.prompt_template, model.chat_template_options
+            )
+            check_length(request.task, prompt, model.max_context, sampling.max_tokens)
+            started = time.monotonic()
+            with SAMPLING.track_inprogress(), PHASES.during("sampling"):
+                samples = await engine.generate(prompt, sampling, request.group_size, request.seed)
+                await self.follower.wait_for_probes()
+            seconds = time.monotonic() - started
+            _count(request, prompt, samples)
+            GROUP_SECONDS.observe(seconds)
+            return build_group(
+                request,
+                prompt,
+                samples,
+                seconds,
+                begins_thinking=begins_thinking(engine.tokenizer, prompt),
+            )
 
 
 def _count(request: RolloutRequest, prompt: list[int], samples: list[Sample]) -> None:

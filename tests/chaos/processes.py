@@ -92,7 +92,7 @@ async def sample(service: Service, place: Place) -> None:
     follower = PolicyFollower(service, start_engine)
 
     async def answer(_: ActiveJob, request: RolloutRequest) -> RolloutGroup:
-        async with follower.engine_for(request):
+        async with follower.acquire_engine(request):
             return await _worked(place, sampled, request)
 
     consumer = Consumer(
@@ -102,7 +102,7 @@ async def sample(service: Service, place: Place) -> None:
         handle=answer,
         free_slots=limit_in_flight(_CAPACITY),
         is_open=follower.serves,
-        excluded_inputs=follower.demand.left_to_others,
+        excluded_inputs=follower.demand.excluded_streams,
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follower.follow_policy_forever())

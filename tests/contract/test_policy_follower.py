@@ -95,7 +95,7 @@ async def line(server: Server, tmp_path: Path) -> AsyncIterator[Following]:
 
 
 async def served(follower: PolicyFollower, min_version: int = 0) -> None:
-    async with follower.engine_for(a_request(min_version=min_version)):
+    async with follower.acquire_engine(a_request(min_version=min_version)):
         pass
 
 
@@ -249,6 +249,6 @@ async def test_links_of_an_adapter_stay_where_its_base_is_damaged(line: Followin
     )
     begun = PolicyFollower(line.follower.service, line.follower.start_engine)
     before = failures("damaged")
-    await begun._try_to_take(adapter, ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
+    await begun._try_policy(adapter, ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
     assert failures("damaged") == before + 1
     assert link.exists()

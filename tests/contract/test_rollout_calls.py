@@ -22,10 +22,10 @@ from services.chassis.consumer import Consumer, work_forever
 from services.chassis.deployment import Deployment
 from services.chassis.parity import digest_prompts
 from services.chassis.service import Service
-from services.rollout.calls import Answering
+from services.rollout.calls import CallServer
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
-from services.rollout.samples import EngineError, EngineUnfit, LoadError
+from services.rollout.samples import EngineError, IncompatibleEngine, LoadError
 from services.rollout.worker import GroupSampler
 from tests.builders import a_job_record, a_recipe
 from tests.contract.call_client import CallClient, a_call
@@ -86,7 +86,7 @@ class Line:
     door: CallClient
     engine: Sampler
     follower: PolicyFollower
-    answering: Answering
+    answering: CallServer
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -149,7 +149,7 @@ async def line(server: Server, tmp_path: Path) -> AsyncIterator[Line]:
     ):
         service = Service("rollout", deployment, own)
         follower = PolicyFollower(service, start)
-        line = Line(service, CallClient(gateway), engine, follower, Answering(follower))
+        line = Line(service, CallClient(gateway), engine, follower, CallServer(follower))
         line.tasks = [
             asyncio.create_task(line.answering.answer_forever()),
             asyncio.create_task(follower.follow_policy_forever()),
@@ -246,7 +246,7 @@ async def test_a_model_that_needs_another_engine_has_its_calls_given_back(line: 
     assert last.refusal is not None
     assert last.refusal.again
     await asyncio.wait({line.tasks[0]}, timeout=60)
-    assert isinstance(line.tasks[0].exception(), EngineUnfit)
+    assert isinstance(line.tasks[0].exception(), IncompatibleEngine)
 
 
 async def test_a_job_that_begins_or_ends_cuts_calls_for_other_weights(line: Line) -> None:
@@ -302,7 +302,7 @@ async def test_an_episodes_calls_may_have_all_places_and_wait_for_the_version_of
     await door.ask(*calls)
     await line.until(lambda: len(engine.under_way) >= PLACES)
     assert line.service.activity.now.doing is Doing.ANSWERS
-    assert line.answering.of_episodes == len({*engine.under_way} - {"client"})
+    assert line.answering.num_episode_calls == len({*engine.under_way} - {"client"})
     engine.ends.set()
     for call in calls:
         (*_, last) = await door.until_over(call)

@@ -248,7 +248,7 @@ async def test_one_engine_answers_as_a_sessions_samplers_and_as_the_model_they_a
             follower = PolicyFollower(service, start)
             for served in (first, second, base, first):
                 await follower.serve(served)
-                engine = await follower.engine_that_answers(served.key)
+                engine = await follower.answering_engine(served.key)
                 call = a_call(token_ids=PROMPT, sampling={"prompt_logprobs": True})
                 (piece,) = [piece async for piece in engine.answer(call, PROMPT, 1)]
                 expected = reference(models[served.name], PROMPT[:1], np.array(PROMPT[1:]))

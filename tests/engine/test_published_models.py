@@ -25,7 +25,7 @@ from services.learner.training.models import read_model
 from services.learner.training.sequence import ALONE
 from services.learner.training.trial import try_models
 from services.rollout.engine import Engine
-from services.rollout.samples import begins_thinking, text_of_response
+from services.rollout.samples import begins_thinking, response_text
 from services.rollout.settings import EngineSettings
 from tests.engine.conftest import TOLERANCE
 from tests.inline_prompts import InlinePrompts
@@ -98,8 +98,8 @@ async def test_control_tokens_in_a_problem_are_text(
 
 def test_a_response_and_its_tokens_make_the_same_text(folder: Path, tokenizer: Any) -> None:
     ids = [*tokenizer(TEXT, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    assert text_of_response(tokenizer, ids, is_stopped=True) == TEXT
-    assert text_of_response(tokenizer, ids, is_stopped=False) == TEXT + tokenizer.eos_token
+    assert response_text(tokenizer, ids, is_stopped=True) == TEXT
+    assert response_text(tokenizer, ids, is_stopped=False) == TEXT + tokenizer.eos_token
     shown = decode(str(folder / "tokenizer.json"), 0, ids, skip_special_tokens=False)
     assert (len(shown), "".join(shown)) == (len(ids), TEXT + tokenizer.eos_token)
 

@@ -36,7 +36,7 @@ from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
 from services.rollout import worker
 from services.rollout.engine import Engine
-from services.rollout.samples import EngineDied, EngineUnfit
+from services.rollout.samples import EngineDied, IncompatibleEngine
 from services.rollout.worker import sample_groups
 from tests.builders import a_recipe, a_request
 from tests.contract.call_client import CallClient, a_call
@@ -170,7 +170,7 @@ async def test_it_answers_follows_the_policy_and_ends_for_one_that_needs_another
         await asyncio.wait({line.sampling})
     error = line.sampling.exception()
     assert isinstance(error, ExceptionGroup)
-    assert error.subgroup(EngineUnfit)
+    assert error.subgroup(IncompatibleEngine)
 
 
 async def test_calls_are_answered_beside_groups_by_the_newest_weights_through_their_updates(
