@@ -55,7 +55,8 @@ class FakeRollout:
 
     async def run(self) -> None:
         async with connect(self.url, me=f"{self.name}.1") as exchange:
-            beats, counts = 0, dict[str, int]()
+            beats = 0
+            counts = dict[str, int]()
             while not self.stopping.is_set():
                 beats += 1
                 if self.most > 0:
@@ -100,7 +101,8 @@ class FakeRollout:
         if not self.begins(call) or self.most <= 0 or call.id in self.dropped:
             return None
         self.most -= 1
-        number, before = counts[call.id], len(call.so_far)
+        number = counts[call.id]
+        before = len(call.so_far)
         counts[call.id] = end = number + 1
         token = the_token(number, call.sampling.top_logprobs)
         stop = next((text for text in call.sampling.stop if text in token.text), None)

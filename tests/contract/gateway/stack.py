@@ -89,11 +89,13 @@ def _described(url: str) -> dict[str, Any]:
 
 def assert_described(reply: httpx.Response) -> None:
     """The status and the type of an answer are among those that /openapi.json has for its route."""
-    method, path = reply.request.method.lower(), reply.url.path
+    method = reply.request.method.lower()
+    path = reply.url.path
     for template, operations in _described(str(reply.url.join("/openapi.json"))).items():
         part = ".+" if template.endswith("{model}") else "[^/]+"
         if method in operations and re.fullmatch(re.sub(r"\{\w+\}", part, template), path):
-            answers, status = operations[method]["responses"], str(reply.status_code)
+            answers = operations[method]["responses"]
+            status = str(reply.status_code)
             answer = answers.get(status, answers.get(f"{status[0]}XX"))
             assert answer is not None, (method, template, reply.status_code)
             kind = reply.headers["content-type"].partition(";")[0]
@@ -116,7 +118,8 @@ def a_gateway(
 def a_grader(stack: Stack, **variables: str) -> Iterator[None]:
     """A grader process, without a judge and clients' code unless the variables allow them."""
     settings: Any = {"WEIR_GRADER_WORKERS": "1", **variables}
-    folder, command = stack.data_dir.parent, ("-m", "services.grader")
+    folder = stack.data_dir.parent
+    command = ("-m", "services.grader")
     with _ended(*start_gateway(stack.server, folder, command, **settings)):
         deadline = time.monotonic() + 180
         while not _tells_what_it_offers(stack):
@@ -250,7 +253,9 @@ def train(stack: Stack, job_id: str) -> None:
 @contextmanager
 def a_learner(stack: Stack) -> Iterator[list[str]]:
     """Be the learner of every job that is submitted meanwhile: a sample, an event, a success."""
-    before, stop, learned = stack.left()[0], Event(), list[str]()
+    before = stack.left()[0]
+    stop = Event()
+    learned = list[str]()
 
     def learn() -> None:
         while not stop.wait(0.1):

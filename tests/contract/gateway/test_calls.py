@@ -105,7 +105,8 @@ def body_of(**values: Any) -> dict[str, Any]:
 
 
 def a_client(stack: Stack) -> httpx.AsyncClient:
-    headers, limits = {"Authorization": f"Bearer {KEY}"}, httpx.Limits(max_connections=None)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(base_url=stack.url, headers=headers, limits=limits, timeout=120)
 
 
@@ -133,25 +134,33 @@ def test_a_chat_is_answered(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
     answer = ask(sdk, logprobs=True, top_logprobs=2, temperature=0, extra_body={"top_k": 5})
     assert answer.model == "tiny"
     (choice,) = answer.choices
-    assert (choice.message.role, choice.message.content) == ("assistant", "0 1 2 3 4 ")
+    assert choice.message.role == "assistant"
+    assert choice.message.content == "0 1 2 3 4 "
     assert choice.finish_reason == "stop"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 5)
+    assert answer.usage.prompt_tokens == 5
+    assert answer.usage.completion_tokens == 5
     first = choice.logprobs.content[0]
-    assert (first.token, first.logprob, bytes(first.bytes)) == ("0 ", -0.5, b"0 ")
+    assert first.token == "0 "
+    assert first.logprob == -0.5
+    assert bytes(first.bytes) == b"0 "
     assert [each.token for each in first.top_logprobs] == ["0 ", "1 "]
     spans = [{"attempt": 1, "version": 7, "start": 0, "end": 5}]
     assert answer.weir["weight_versions"] == [spans]
-    assert (answer.weir["rollouts"], answer.weir["model"]) == (["rollout-1"], "tiny")
+    assert answer.weir["rollouts"] == ["rollout-1"]
+    assert answer.weir["model"] == "tiny"
     (call,) = rollout.taken
     assert call.served.folder.endswith("/models/tiny")
-    assert (call.sampling.temperature, call.sampling.top_k, call.streams) == (0, 5, False)
+    assert call.sampling.temperature == 0
+    assert call.sampling.top_k == 5
+    assert not call.streams
 
 
 def test_a_chat_is_streamed_as_it_comes(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
     told = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
     chunks = list(ask(sdk, **told, n=2, extra_body={"return_token_ids": True}))
     *parts, usage = chunks
-    assert (usage.choices, usage.usage.completion_tokens) == ([], 10)
+    assert usage.choices == []
+    assert usage.usage.completion_tokens == 10
     assert len(parts) > 2
     for place in range(2):
         own = [chunk for chunk in parts if chunk.choices[0].index == place]
@@ -180,7 +189,8 @@ def test_responses_are_calls_of_their_own_and_end_where_they_are_told_to(
     assert call.chat_template_options == {"enable_thinking": False}
     assert answer.usage.prompt_tokens == len(answer.prompt_token_ids)
     cut = ask(sdk, max_completion_tokens=2).choices[0]
-    assert (cut.message.content, cut.finish_reason) == ("0 1 ", "length")
+    assert cut.message.content == "0 1 "
+    assert cut.finish_reason == "length"
 
 
 def test_texts_and_tokens_are_continued(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
@@ -189,9 +199,11 @@ def test_texts_and_tokens_are_continued(sdk: openai.OpenAI, rollout: FakeRollout
     assert [choice.text for choice in answer.choices] == ["0 1 "] * 4
     assert sorted(call.text or "" for call in rollout.taken) == ["a", "a", "bc", "bc"]
     assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 8)
+    assert answer.usage.prompt_tokens == 3
+    assert answer.usage.completion_tokens == 8
     told: Any = answer.choices[0].logprobs
-    assert (told.tokens, told.token_logprobs) == (["0 ", "1 "], [-0.5] * 2)
+    assert told.tokens == ["0 ", "1 "]
+    assert told.token_logprobs == [-0.5] * 2
     assert told.top_logprobs == [{"0 ": -1.0}, {"1 ": -1.0}]
     prompts = [[7] * 8000] * 4
     streamed = list(sdk.completions.create(**asked, prompt=prompts, stream=True))
@@ -207,7 +219,8 @@ def test_tokens_are_generated_as_vllm_does(http: httpx.Client, rollout: FakeRoll
     body = {"model": "tiny", "token_ids": [7] * 8000, "sampling_params": sampling}
     answer = http.post("/inference/v1/generate", json=body | {"return_token_ids": True}).json()
     (choice,) = answer["choices"]
-    assert (choice["token_ids"], choice["finish_reason"]) == (COUNT[:2], "length")
+    assert choice["token_ids"] == COUNT[:2]
+    assert choice["finish_reason"] == "length"
     entry = {"token": f"token_id:{COUNTED}", "token_id": COUNTED}
     likely = [entry | {"logprob": -1.0}]
     assert choice["logprobs"]["content"][0] == {**entry, "logprob": -0.5, "top_logprobs": likely}
@@ -233,16 +246,20 @@ def test_another_rollout_goes_on_where_one_falls_silent(tmp_path: Path) -> None:
         stream = pool.submit(lambda: list(ask(sdk, stream=True)))
         wait_for(lambda: len(first.taken) == 3 and first.most == 0)
         with a_rollout(stack, name="second", version=8) as second:
-            answer, chunks = whole.result(120), stream.result(120)
+            answer = whole.result(120)
+            chunks = stream.result(120)
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "0 1 2 3 4 "
     for choice, spans in zip(answer.choices, answer.weir["weight_versions"], strict=True):
         assert choice.message.content == "0 1 2 3 4 "
         assert [entry.token for entry in choice.logprobs.content] == TEXTS
         assert [span["version"] for span in spans] == [7, 8]
-        assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 5)
+        assert spans[0]["start"] == 0
+        assert spans[0]["end"] == spans[1]["start"]
+        assert spans[1]["end"] == 5
     assert answer.weir["rollouts"] == ["first", "second"]
     taken = {call.id: call for call in reversed(second.taken)}.values()  # in their first tries
-    assert (len(taken), min(call.tries for call in taken)) == (3, 1)
+    assert len(taken) == 3
+    assert min(call.tries for call in taken) == 1
     assert sum(len(call.so_far) for call in taken) == 5
 
 
@@ -327,11 +344,13 @@ async def never() -> Served:
 
 @pytest.mark.anyio
 async def test_a_call_too_many_is_refused(exchange: Exchange) -> None:
-    desk, news = PendingCalls(exchange, 60, lambda: ["rollout-1"], max_waiting=2), asyncio.Event()
+    desk = PendingCalls(exchange, 60, lambda: ["rollout-1"], max_waiting=2)
+    news = asyncio.Event()
     answers = [PendingCall(a_call(str(n)), never, news) for n in range(3)]
     with pytest.raises(Problem) as caught:
         await all_of(desk.follow(answers))
-    assert (caught.value.status_code, caught.value.code) == (503, "too_many_calls")
+    assert caught.value.status_code == 503
+    assert caught.value.code == "too_many_calls"
     assert (caught.value.headers or {})["Retry-After"]
 
 
@@ -346,10 +365,8 @@ async def test_a_call_ends_also_if_it_can_be_neither_withdrawn_nor_recorded(
         raise RuntimeError("no disk")
 
     monkeypatch.setattr(exchange, "withdraw_call", fails)
-    desk, answer = (
-        PendingCalls(exchange, 60, lambda: ["rollout-1"]),
-        PendingCall(a_call("1"), never),
-    )
+    desk = PendingCalls(exchange, 60, lambda: ["rollout-1"])
+    answer = PendingCall(a_call("1"), never)
     looks = desk.follow([answer], never_recorded)
     await anext(looks)
     answer.end_try(Refusal(status=400, code="bad", message="it is bad"))
@@ -377,7 +394,9 @@ async def test_a_death_counts_once_and_a_call_may_be_asked_again_beyond_the_limi
         answer.confirmed_at -= 100
         await desk.renew()
         await wait_for_calls(exchange, 2)
-        assert (answer.losses, answer.call.tries, await answer.ends_within(0)) == (1, 1, False)
+        assert answer.losses == 1
+        assert answer.call.tries == 1
+        assert not await answer.ends_within(0)
     await asyncio.gather(*looking)
 
 
@@ -389,7 +408,8 @@ async def test_a_call_of_which_nothing_comes_ends(
     exchange: Exchange, is_taken: bool, silent_s: float, code: str
 ) -> None:
     living = list[str]()
-    desk, answer = PendingCalls(exchange, 60, lambda: living), PendingCall(a_call("1"), never)
+    desk = PendingCalls(exchange, 60, lambda: living)
+    answer = PendingCall(a_call("1"), never)
     looks = desk.follow([answer])
     await anext(looks)
     living.append("rollout-1 loads")  # as one that has just begun, which the call has waited for
@@ -400,7 +420,8 @@ async def test_a_call_of_which_nothing_comes_ends(
     await desk.renew()
     with pytest.raises(Problem, match="rollout-1 loads") as caught:
         await all_of(looks)
-    assert (caught.value.code, caught.value.headers) == (code, {"Retry-After": "2"})
+    assert caught.value.code == code
+    assert caught.value.headers == {"Retry-After": "2"}
 
 
 @pytest.mark.parametrize(
@@ -448,7 +469,8 @@ def test_messages_come_as_templates_read_them(http: httpx.Client, rollout: FakeR
 
     assert http.post(CHAT, json=body_of(messages=turns('{"a": 1}'))).status_code == 200
     user, assistant = cast(Any, rollout.taken[0].messages)
-    assert (user["content"], assistant["content"]) == ("ab", "")
+    assert user["content"] == "ab"
+    assert assistant["content"] == ""
     assert assistant["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     for text in ("[1]", "{", "[" * 100_000):
         reply = http.post(CHAT, json=body_of(messages=turns(text)))
@@ -465,7 +487,8 @@ def test_messages_come_as_templates_read_them(http: httpx.Client, rollout: FakeR
 )
 def test_what_is_too_much_is_refused_at_once(http: httpx.Client, body: Any, code: str) -> None:
     reply = http.post("/v1/completions", json={"model": "tiny", **body})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == code
 
 
 # ---------------------------------------------------------------------- which weights answer
@@ -490,8 +513,11 @@ def test_beside_a_clients_session_models_answer_and_what_it_has_saved(
         return await resolve_sampler(job, name, jobs)
 
     served = stack.exchange(partial(sampler, "version-000012"))
-    assert (served.folder, served.base, served.version) == (str(folder), "", 12)
-    assert (served.attempt, served.model.lora) == (1, None)
+    assert served.folder == str(folder)
+    assert served.base == ""
+    assert served.version == 12
+    assert served.attempt == 1
+    assert served.model.lora is None
     assert folder.stat().st_mtime > 1
     for name in ("version-000013", "../other", ""):
         with pytest.raises(Problem) as told:
@@ -523,15 +549,18 @@ def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
         for model in (job, f"{job}@2", f"ftckpt-{job}-2", "tiny"):
             ask(sdk, model=model)
         newest, result, kept, same, base = [call.served for call in rollout.taken]
-    assert (newest.key, newest.model.max_context) == (f"job:{job}", 64)
-    assert (result.folder, result.base) == (str(stack.data_dir / f"jobs/{job}/model"), "")
-    assert (kept.key, kept.version, kept.base) == (same.key, 2, newest.model.path)
-    assert (result.attempt, kept.attempt) == (1, 0)
-    assert (base.job_id, base.model.prompt_template, base.model.dtype) == (
-        "",
-        "{prompt}",
-        "bfloat16",
-    )
+    assert newest.key == f"job:{job}"
+    assert newest.model.max_context == 64
+    assert result.folder == str(stack.data_dir / f"jobs/{job}/model")
+    assert result.base == ""
+    assert kept.key == same.key
+    assert kept.version == 2
+    assert kept.base == newest.model.path
+    assert result.attempt == 1
+    assert kept.attempt == 0
+    assert base.job_id == ""
+    assert base.model.prompt_template == "{prompt}"
+    assert base.model.dtype == "bfloat16"
 
 
 # ---------------------------------------------------------------------- sessions
@@ -598,10 +627,12 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
         text = {"model": "mine", "prompt": "a"}
         assert http.post(f"{url}/v1/completions", json=text).status_code == 200
     for call in rollout.taken:
-        assert (call.key, call.served.name) == (f"work:{job}", job)
+        assert call.key == f"work:{job}"
+        assert call.served.name == job
         assert call.terms is not None
         assert call.terms.model_dump(mode="json", exclude_defaults=True) == terms
-        assert (call.sampling.temperature, call.sampling.stop) == (0.5, ("2 ",))
+        assert call.sampling.temperature == 0.5
+        assert call.sampling.stop == ("2 ",)
     assert [call.sampling.max_tokens for call in rollout.taken] == [3, 2, 3, 3]
     assert len({call.sampling.seed for call in rollout.taken} - {1}) >= 3
     told = http.get(url).json()
@@ -616,12 +647,14 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
         assert late.post(url + CHAT, json=asked).status_code == 401
     end(stack, job)
     refused = http.post(url + CHAT, json=asked)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "job_not_active")
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "job_not_active"
 
 
 def test_a_damaged_session_is_named_and_can_be_deleted(stack: Stack, http: httpx.Client) -> None:
     terms = {"job_id": "job", "purpose": "train", "sampling": {"max_tokens": 3}, "seed": 7}
-    url, file = "/rollout/damaged", stack.data_dir / "sessions" / "damaged.jsonl"
+    url = "/rollout/damaged"
+    file = stack.data_dir / "sessions" / "damaged.jsonl"
     key = http.put(url, json=terms).json()["key"]
     file.write_bytes(b"\xff" + file.read_bytes()[1:])
     for reply in (http.get(url), http.post(url + CHAT, json=body_of())):
@@ -635,7 +668,8 @@ def test_a_damaged_session_is_named_and_can_be_deleted(stack: Stack, http: httpx
 
 
 def test_a_session_tells_of_its_calls_that_are_under_way(stack: Stack, http: httpx.Client) -> None:
-    url, may_begin = "/rollout/slow", [True]
+    url = "/rollout/slow"
+    may_begin = [True]
 
     def told() -> tuple[int, int]:
         trace = http.get(url).json()
@@ -657,7 +691,8 @@ def test_a_session_tells_of_its_calls_that_are_under_way(stack: Stack, http: htt
 def test_where_a_chat_goes_on_from_an_earlier_call_the_rollout_is_told_its_tokens(
     stack: Stack, http: httpx.Client
 ) -> None:
-    url, more = f"/rollout/chats{CHAT}", {"role": "user", "content": "again"}
+    url = f"/rollout/chats{CHAT}"
+    more = {"role": "user", "content": "again"}
     reply = {"role": "assistant", "content": "0 1 2 3 4"}  # without its last blank
     goes_on = [*HELLO, reply, more]
     tokens = (*tokens_of("Hello"), *COUNT)

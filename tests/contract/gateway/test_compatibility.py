@@ -42,7 +42,8 @@ def rows_of_the_table() -> dict[str, str]:
 
 def methods() -> set[str]:
     """Every public method of the SDK's resources."""
-    client, found = openai.OpenAI(api_key="none", base_url="http://127.0.0.1"), set[str]()
+    client = openai.OpenAI(api_key="none", base_url="http://127.0.0.1")
+    found = set[str]()
     for name in RESOURCES:
         resource: Any = client
         for part in name.split("."):
@@ -55,7 +56,9 @@ def methods() -> set[str]:
 def test_every_method_works_but_those_of_the_table_which_are_refused_as_it_says(
     stack: Stack, sdk: openai.OpenAI
 ) -> None:
-    rows, called, jobs = rows_of_the_table(), set[str](), sdk.fine_tuning.jobs
+    rows = rows_of_the_table()
+    called = set[str]()
+    jobs = sdk.fine_tuning.jobs
 
     def call(name: str, work: Callable[[], Any]) -> Any:
         called.add(name.partition("(")[0])
@@ -98,12 +101,14 @@ def test_every_method_works_but_those_of_the_table_which_are_refused_as_it_says(
             "fine_tuning.alpha.graders.run",
             lambda: graders.run(grader=EXACT, model_sample="4", item={"answer": "4"}),
         )
-    assert (result.reward, result.metadata.type) == (1, "string_check")
+    assert result.reward == 1
+    assert result.metadata.type == "string_check"
 
     def create(**values: Any) -> Any:
         return jobs.create(**{"model": "tiny", "training_file": file.id, **values})
 
-    name, mine = "fine_tuning.jobs.create", {"team": "compatibility"}
+    name = "fine_tuning.jobs.create"
+    mine = {"team": "compatibility"}
     job = call(name, lambda: create(method=reinforcement(grader=EXACT), metadata=mine))
     call(f"{name}(method={{'type': 'supervised'}})", lambda: create(method={"type": "supervised"}))
     formatted = reinforcement(grader=EXACT, response_format={"type": "json_object"})
@@ -118,7 +123,8 @@ def test_every_method_works_but_those_of_the_table_which_are_refused_as_it_says(
     assert [event.message for event in events] == [f"m{44 - number}" for number in range(45)]
     a_checkpoint(stack, job.id, 2, loss=0.5)
     kept = call("fine_tuning.jobs.checkpoints.list", lambda: jobs.checkpoints.list(job.id)).data[0]
-    assert (kept.metrics.step, kept.metrics.train_loss) == (2, 0.5)
+    assert kept.metrics.step == 2
+    assert kept.metrics.train_loss == 0.5
     checkpoint = kept.fine_tuned_model_checkpoint
     fork = call(f"{name}(model=a checkpoint)", lambda: create(model=checkpoint))
     assert jobs.cancel(fork.id).model == checkpoint

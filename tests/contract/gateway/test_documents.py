@@ -29,7 +29,8 @@ from services.learner.sft.recipe import SftRecipe
 from tests.architecture.project import ROOT
 from tests.contract.gateway.stack import Stack, a_learner, know
 
-TUTORIAL, GPU_BOX = "docs/tutorial.md", "docs/how-to/gpu-box.md"
+TUTORIAL = "docs/tutorial.md"
+GPU_BOX = "docs/how-to/gpu-box.md"
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 # How the blocks begin that need a GPU, docker, a cluster or minutes; the others run in a test.
 ELSEWHERE = (

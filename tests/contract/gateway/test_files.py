@@ -163,8 +163,10 @@ def test_an_ended_jobs_result_file_has_a_row_for_each_step(
         {"step": "2", "evaluation_accuracy": "0.5", "reward": "0.75", "loss": ""},
     ]
     file = sdk.files.retrieve(file_id)
-    assert (file.bytes, file.created_at) == (len(content), 1_800_000_000)
-    assert (file.filename, file.purpose) == ("step_metrics.csv", "fine-tune-results")
+    assert file.bytes == len(content)
+    assert file.created_at == 1_800_000_000
+    assert file.filename == "step_metrics.csv"
+    assert file.purpose == "fine-tune-results"
 
 
 def test_a_result_file_goes_with_its_job_and_not_before(stack: Stack, http: httpx.Client) -> None:

@@ -88,7 +88,8 @@ async def test_many_who_follow_a_job_read_it_once(
     jobs: JobService, exchange: Exchange, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A follower with a reader of its own asks for each event at least once."""
-    reads, read = [0], exchange.events
+    reads = [0]
+    read = exchange.events
 
     async def counted(*given: Any, **named: Any) -> Any:
         reads[0] += 1

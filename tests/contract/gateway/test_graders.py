@@ -56,13 +56,16 @@ def run(sdk: openai.OpenAI, grader: Any, text: str, **item: Any) -> Any:
 
 def test_a_grader_is_run_in_the_shape_of_the_sdk(sdk: openai.OpenAI) -> None:
     result = run(sdk, EXACT, "Paris", answer="Paris")
-    assert (result.reward, result.sub_rewards) == (1, {})
-    assert (result.metadata.name, result.metadata.type) == ("exact", "string_check")
+    assert result.reward == 1
+    assert result.sub_rewards == {}
+    assert result.metadata.name == "exact"
+    assert result.metadata.type == "string_check"
     assert result.metadata.scores == {"string_check": 1}
     assert result.metadata.execution_time > 0
     assert not any(result.metadata.errors.to_dict().values())
     result = run(sdk, BOTH, r"\boxed{2.0}", answer="2")
-    assert (result.reward, result.sub_rewards) == (0.75, {"exact": 0, "maths": 1})
+    assert result.reward == 0.75
+    assert result.sub_rewards == {"exact": 0, "maths": 1}
     assert run(sdk, SOURCE, "ab", most=8).reward == 0.25
 
 
@@ -70,7 +73,8 @@ def test_a_response_is_graded_as_a_job_does(http: httpx.Client) -> None:
     trial = {"model_sample": r"1+1=2; 2+1=4; \boxed{2}", "item": {"prompt": "1+1=?", "answer": "2"}}
     by_job = trial | {"job": a_job(http)["id"]}
     result = http.post(RUN, json=by_job).json()
-    assert (result["reward"], result["metadata"]["type"]) == (1, "job")
+    assert result["reward"] == 1
+    assert result["metadata"]["type"] == "job"
     assert result["weir"]["outcome"]["marks"]
     assert 0 < result["weir"]["process"]["value"] < 1
     for body in (trial, by_job | {"grader": EXACT}):

@@ -74,7 +74,8 @@ def test_a_job_stores_the_recipe_with_the_folder_and_the_file_ids(
     assert record.recipe.model.path == folder
     assert record.recipe.tasks.train == job["training_file"]
     assert record.recipe.tasks.held_out == job["validation_file"] == held_out
-    assert (job["model"], job["user_provided_suffix"]) == ("tiny", "mine")
+    assert job["model"] == "tiny"
+    assert job["user_provided_suffix"] == "mine"
     assert job["hyperparameters"] == settings | {"n_epochs": 1}
     assert job["weir"]["recipe"]["training"]["steps"] == job["weir"]["steps"] == 3
 
@@ -193,7 +194,8 @@ def test_a_running_job_is_cancelling_until_the_learner_ends_it(
     assert_refused(http.post(f"{JOBS}/{job_id}/resume"), 400, "id")
     take_up(stack, job_id, state="cancelled")
     job = http.get(f"{JOBS}/{job_id}").json()
-    assert (job["status"], job["weir"]["step"]) == ("cancelled", 2)
+    assert job["status"] == "cancelled"
+    assert job["weir"]["step"] == 2
 
 
 def test_only_a_failed_job_runs_again_after_its_end(stack: Stack, http: httpx.Client) -> None:
@@ -203,8 +205,11 @@ def test_only_a_failed_job_runs_again_after_its_end(stack: Stack, http: httpx.Cl
     take_up(stack, cancelled, state="cancelled", requested="cancel")
     for _ in range(2):
         job = http.post(f"{JOBS}/{failed}/resume").json()
-        assert (job["status"], job["error"], job["finished_at"]) == ("queued", None, None)
-        assert (job["weir"]["step"], job["weir"]["requested"]) == (2, "run")
+        assert job["status"] == "queued"
+        assert job["error"] is None
+        assert job["finished_at"] is None
+        assert job["weir"]["step"] == 2
+        assert job["weir"]["requested"] == "run"
     for job_id in (succeeded, cancelled):
         assert_refused(http.post(f"{JOBS}/{job_id}/resume"), 400, "id")
 
@@ -400,8 +405,11 @@ def test_a_job_with_an_unreadable_record_is_listed_and_can_only_be_cancelled(
     record_events(stack, bad, range(2))
     damage(stack, bad, fields)
     first, second = sdk.fine_tuning.jobs.list(limit=2).data
-    assert (first.id, first.object, first.status) == (bad, "fine_tuning.job", "failed")
-    assert (second.id, second.status) == (good, "queued")
+    assert first.id == bad
+    assert first.object == "fine_tuning.job"
+    assert first.status == "failed"
+    assert second.id == good
+    assert second.status == "queued"
     assert first.error is not None
     assert bad in first.error.message
     assert __version__ in first.error.message

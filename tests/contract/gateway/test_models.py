@@ -75,7 +75,8 @@ def test_the_openai_sdk_lists_models_and_each_is_retrieved_and_can_be_trained(
     a_model(stack.data_dir / "jobs" / job_id / "model")
     a_checkpoint(stack, job_id, 2)
     listed = {model.id: model for model in sdk.models.list()}
-    bases, made = {"tiny", "chat", "examples/arithmetic/base-model"}, {job_id, f"ftckpt-{job_id}-2"}
+    bases = {"tiny", "chat", "examples/arithmetic/base-model"}
+    made = {job_id, f"ftckpt-{job_id}-2"}
     assert listed.keys() >= bases | made
     assert not listed.keys() & {"pickled", "no-config", "escape", "leak"}
     for name in bases | made:
@@ -146,10 +147,13 @@ def test_a_trained_model_is_deleted_and_jobs_that_start_from_it_keep_theirs(
     stack: Stack, http: httpx.Client, sdk: openai.OpenAI
 ) -> None:
     job_id, folder = a_trained_job(stack, http)
-    weights, fork = (folder / WEIGHTS).read_bytes(), a_job(http, model=job_id)["id"]
+    weights = (folder / WEIGHTS).read_bytes()
+    fork = a_job(http, model=job_id)["id"]
     (folder.parent / "beside").unlink()
     deleted = sdk.models.delete(job_id)
-    assert (deleted.id, deleted.object, deleted.deleted) == (job_id, "model", True)
+    assert deleted.id == job_id
+    assert deleted.object == "model"
+    assert deleted.deleted
     assert list(folder.parent.iterdir()) == []
     url = f"/v1/models/{job_id}"
     for reply in (http.get(url), http.delete(url), http.get(f"{JOBS}/{job_id}/model")):
@@ -197,7 +201,8 @@ def test_only_the_files_of_the_model_are_listed_and_each_can_be_had_in_parts(
     assert reply.content == (folder / WEIGHTS).read_bytes()
     ranged = {"Range": "bytes=100-", "If-Range": reply.headers["etag"]}
     rest = http.get(f"{JOBS}/{job_id}/model/{WEIGHTS}", headers=ranged)
-    assert (rest.status_code, rest.content) == (206, reply.content[100:])
+    assert rest.status_code == 206
+    assert rest.content == reply.content[100:]
 
 
 def test_no_other_name_reaches_a_file(stack: Stack, http: httpx.Client) -> None:
@@ -285,7 +290,8 @@ class Cuts(httpx.BaseTransport):
 
 class Cut(httpx.SyncByteStream):
     def __init__(self, inner: Any, after: int) -> None:
-        self.inner, self.after = inner, after
+        self.inner = inner
+        self.after = after
 
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self.inner:
@@ -302,7 +308,8 @@ def test_a_fetch_goes_on_where_the_line_broke(
     stack: Stack, http: httpx.Client, tmp_path: Path
 ) -> None:
     job_id, folder = a_trained_job(stack, http, size=3 * MIB)
-    line, told = Cuts(MIB, 1, MIB), []
+    line = Cuts(MIB, 1, MIB)
+    told = []
     with WeirClient(stack.url, KEY, transport=line, sleep=lambda _: None) as client:
         client.fetch_model(job_id, tmp_path, lambda *progress: told.append(progress))
         assert content(tmp_path) == content(folder)
@@ -355,11 +362,14 @@ def test_the_command_names_a_full_disk_and_goes_on_with_what_has_arrived(
 ) -> None:
     know(tmp_path, stack.url)
     job_id, folder = a_trained_job(stack, http, size=3 * MIB)
-    mine, full = tmp_path / "models/mine", 2 * MIB - 1000
+    mine = tmp_path / "models/mine"
+    full = 2 * MIB - 1000
     fetch = ("fetch", job_id, "models/mine")
     status, _, err = weir(tmp_path, *fetch, most_bytes=full)
-    assert (status, "mine: File too large" in err) == (2, True), err
+    assert status == 2, err
+    assert "mine: File too large" in err, err
     assert [path.stat().st_size for path in mine.glob(f"{WEIGHTS}.*.part")] == [full]
     status, out, err = weir(tmp_path, *fetch)
-    assert (status, out) == (0, f"the model of {job_id} is in {mine.resolve()}\n"), err
+    assert status == 0, err
+    assert out == f"the model of {job_id} is in {mine.resolve()}\n", err
     assert content(mine) == content(folder)

@@ -38,7 +38,9 @@ def job_id(stack: Stack) -> str:
 def test_a_job_that_has_no_store_yet_has_no_samples(http: httpx.Client) -> None:
     url = f"{JOBS}/{a_job(http)['id']}/samples"
     answer = http.get(url).json()
-    assert (answer["object"], answer["data"], answer["has_more"]) == ("list", [], False)
+    assert answer["object"] == "list"
+    assert answer["data"] == []
+    assert not answer["has_more"]
     assert answer["summary"]["groups"] == 0
     assert_refused(http.get(f"{url}/train:0"), 404, "id")
 
@@ -84,7 +86,9 @@ def test_the_command_lists_samples_page_by_page_and_shows_a_group(
     assert [sample["id"] for sample in found] == [f"train:{n}/0" for n in (5, 4, 3, 2, 1)]
     assert {"It is 4.", "No ␛[31midea"} < set(printed("train:4"))
     (group,) = map(json.loads, printed("train:4", "--json"))
-    assert (group["id"], group["step"], group["task"]["id"]) == ("train:4", 2, "task-4")
+    assert group["id"] == "train:4"
+    assert group["step"] == 2
+    assert group["task"]["id"] == "task-4"
     assert group["responses"][0]["text"] == "It is 4."
     assert printed("--text", "absent") == [f"{job_id} has no such sample"]
     assert printed("--text", "absent", "--json") == []

@@ -83,7 +83,8 @@ def jobs(silence: FallsSilent, tmp_path: Path) -> JobService:
 async def refusal(work: Any, status: int = 503, code: str = "exchange_unavailable") -> Problem:
     with pytest.raises(Problem) as refused:
         await work
-    assert (refused.value.status_code, refused.value.code) == (status, code)
+    assert refused.value.status_code == status
+    assert refused.value.code == code
     assert (refused.value.headers == {"Retry-After": "2"}) is (status == 503)
     return refused.value
 
@@ -192,7 +193,8 @@ async def test_who_gets_no_answer_to_a_submission_is_told_that_the_job_may_be_qu
     key = Repeat("key", "caller")
     silence.silent_after = "submit"
     assert key.job_id in (await refusal(jobs.submit(SUBMISSION, key))).detail
-    silence.is_silent, silence.silent_after = False, ""
+    silence.is_silent = False
+    silence.silent_after = ""
     assert (await jobs.submit(SUBMISSION, key)).id == key.job_id
     assert await jobs.exchange.job_ids() == [key.job_id]
 

@@ -94,7 +94,8 @@ def test_lost_content_is_404_until_it_is_uploaded_again(
         store.path(stored.id).write_bytes(remaining)
     with pytest.raises(Problem) as caught:
         store.content(stored.id)
-    assert (caught.value.status_code, caught.value.code) == (404, "content_lost")
+    assert caught.value.status_code == 404
+    assert caught.value.code == "content_lost"
     assert put(store, "lost.jsonl") == stored
     assert store.content(stored.id).read_bytes() == TASK
 
@@ -146,7 +147,9 @@ async def upload(store: FileStore, *files: tuple[str, bytes], **fields: str) -> 
 @pytest.mark.anyio
 async def test_an_upload_is_stored_under_its_name_until_it_expires(store: FileStore) -> None:
     stored = StoredFile.model_validate((await upload(store, FILE, **HOUR)).json())
-    assert (stored.filename, stored.tasks, stored.bytes) == ("t.jsonl", 1, len(TASK))
+    assert stored.filename == "t.jsonl"
+    assert stored.tasks == 1
+    assert stored.bytes == len(TASK)
     assert stored.expires_at == stored.created_at + 3600
     assert store.content(stored.id).read_bytes() == TASK
 

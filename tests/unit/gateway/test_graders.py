@@ -77,7 +77,8 @@ def test_graders_keep_their_fields() -> None:
     )
     labelled = check_of(LABELLED)
     assert isinstance(labelled, LabelModel)
-    assert (labelled.labels, labelled.passing_labels) == (("good", "bad"), ("good",))
+    assert labelled.labels == ("good", "bad")
+    assert labelled.passing_labels == ("good",)
     assert check_of(SOURCE) == PythonSource(source=SOURCE["source"])
     boxed = r"\boxed{{{item.answer}}} }} and { {x}^{2}}"  # braces around a field are text
     assert check_of(EXACT | {"reference": boxed}) == StringCheck(reference=boxed)
@@ -91,8 +92,11 @@ def test_score_model_becomes_a_question_to_the_judge() -> None:
     params = {"seed": 3, "temperature": 0.5, "reasoning_effort": "high", "top_p": 1}
     params["max_completions_tokens"] = 900
     tuned = check_of(JUDGED | {"range": [1, 7], "sampling_params": params})
-    assert (tuned.range, tuned.reasoning_effort) == ((1.0, 7.0), "high")
-    assert (tuned.seed, tuned.temperature, tuned.max_tokens) == (3, 0.5, 900)
+    assert tuned.range == (1.0, 7.0)
+    assert tuned.reasoning_effort == "high"
+    assert tuned.seed == 3
+    assert tuned.temperature == 0.5
+    assert tuned.max_tokens == 900
 
 
 def test_blocks_of_text_are_one_text() -> None:

@@ -24,7 +24,8 @@ class Waiting:
     def __init__(self) -> None:
         self.release = asyncio.Event()
         self.begun = 0
-        app, places = FastAPI(), [Depends(Places(2, total=3))]
+        app = FastAPI()
+        places = [Depends(Places(2, total=3))]
         app.add_api_route("/wait", self.wait, dependencies=places)
         app.add_api_route("/stream", self.stream, dependencies=places, response_model=None)
         app.add_api_route("/short", self.answer)
@@ -59,7 +60,8 @@ class Waiting:
             return await self.client.get(path, headers={"X-Key": key})
 
     async def begin(self, path: str, key: str) -> asyncio.Task[httpx.Response]:
-        before, task = self.begun, asyncio.create_task(self.get(path, key))
+        before = self.begun
+        task = asyncio.create_task(self.get(path, key))
         while self.begun == before:
             await asyncio.sleep(0)
         return task
@@ -70,7 +72,8 @@ async def test_a_key_that_has_no_place_left_is_told_to_wait(path: str) -> None:
     app = Waiting()
     waiting: list[Any] = [await app.begin(path, "a") for _ in range(2)]
     refused = await app.get(path, "a")
-    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "2")
+    assert refused.status_code == 429
+    assert refused.headers["Retry-After"] == "2"
     assert refused.json()["error"]["code"] == "too_many_requests"
     assert (await app.get("/short", "a")).status_code == 200
     waiting.append(await app.begin(path, "b"))

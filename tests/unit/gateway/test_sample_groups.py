@@ -78,7 +78,8 @@ def test_bytes_that_are_no_text_still_make_up_the_text(tokenizer: Tokenizer, fil
     for ids in (half * 3, [*half, *ids_of(tokenizer, "x")]):
         text = tokenizer.decode(ids)
         texts = texts_of(file, ids, text)
-        assert ("".join(texts), len(texts)) == (text, len(ids))
+        assert "".join(texts) == text
+        assert len(texts) == len(ids)
 
 
 @pytest.mark.parametrize("text", ["another text", "Hi worlds apart", ""])
@@ -100,7 +101,8 @@ def test_special_tokens_are_pieces_of_a_text_that_has_them_but_for_the_last(
     group = a_group(a_request(group_size=1), [len(ids)], texts=[text], token_ids=np.array(ids))
     told = shown(a_sample(0, a_response(), graded=a_graded_group(group)), tokenizer)
     (response,) = told["responses"]
-    assert ("".join(response["tokens"]), len(response["tokens"])) == (text, len(ids))
+    assert "".join(response["tokens"]) == text
+    assert len(response["tokens"]) == len(ids)
     assert response["tokens"][1:4] == ["i", "<end>" * ("<" in text), "t"]
 
 
@@ -150,8 +152,10 @@ def test_a_group_is_shown_with_every_number_of_every_token(
         "entropies": None,
     }
     assert of_response.items() <= first.items()
-    assert (second["reward"], second["advantage"]) == (0.1, None)
-    assert (second["logprobs"], second["tokens"]) == ([-0.1, -4], ["n", "o"])
+    assert second["reward"] == 0.1
+    assert second["advantage"] is None
+    assert second["logprobs"] == [-0.1, -4]
+    assert second["tokens"] == ["n", "o"]
     assert second["behavior_logprobs"] == [-0.625, None]  # the last is a tool's
     assert "1 tokens" in printed(answer)
 
@@ -229,7 +233,9 @@ def test_an_episode_is_shown_with_all_its_tokens_its_conversation_and_what_broke
 
 def test_a_group_that_failed_says_why_and_has_no_responses(shown: Shown) -> None:
     answer = shown(a_failed_sample(0, "it failed in \x1b[31mthree\x1b[0m replicas"))
-    assert (answer["task"], answer["prompt"], answer["responses"]) == (None, None, [])
+    assert answer["task"] is None
+    assert answer["prompt"] is None
+    assert answer["responses"] == []
     assert printed(answer) == "train:0, step 0: deaths: it failed in ␛[31mthree␛[0m replicas\n"
 
 

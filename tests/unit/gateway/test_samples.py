@@ -18,7 +18,8 @@ from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request, a_task
 from tests.sample_stores import a_failed_sample, a_response, a_sample, write_samples
 
-RIGHT, WRONG = a_response(), a_response(accuracy=0.0, reward=0.0, advantage=-0.5)
+RIGHT = a_response()
+WRONG = a_response(accuracy=0.0, reward=0.0, advantage=-0.5)
 PARTLY = a_response(accuracy=0.5, advantage=0.0, truncated=True)
 UNGRADABLE = a_response(accuracy=None, reward=None, advantage=None)
 
@@ -132,12 +133,15 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
     files = write_samples(store.folder, *map(a_drawn, range(8, 24)))
     at_first = set(listed(store, limit=1000))
     seen: list[str] = []
-    after, has_more, gone = None, True, set()
+    after = None
+    has_more = True
+    gone = set()
     while has_more:
         answer = page(store, order=order, after=after, limit=5)
         seen += [sample["id"] for sample in answer["data"]]
         assert len(seen) == len(set(seen))
-        after, has_more = answer["last_id"], answer["has_more"]
+        after = answer["last_id"]
+        has_more = answer["has_more"]
         if len(seen) == 15:
             write_samples(store.folder, *map(a_drawn, (*range(4), *range(24, 28))))
             files[0].unlink()
@@ -153,11 +157,14 @@ def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
     texts = ["hay", "hay", "the needle", "hay"]
     groups = [a_sample(number, RIGHT, texts=[text]) for number, text in enumerate(texts)]
     write_samples(store.folder, *groups)
-    found, after, has_more = [], None, True
+    found = []
+    after = None
+    has_more = True
     while has_more and len(found) < 10:
         answer = page(store, -1.0, order="oldest", text="NEEDLE", after=after)
         found.append([sample["id"] for sample in answer["data"]])
-        after, has_more = answer["last_id"], answer["has_more"]
+        after = answer["last_id"]
+        has_more = answer["has_more"]
     assert found == [[], [], ["train:2/0"], [], []]
 
 
@@ -168,7 +175,8 @@ def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
 def test_a_cursor_of_another_list_is_refused_by_name(filled: Store, after: str) -> None:
     with pytest.raises(Problem) as refused:
         page(filled, after=after)
-    assert (refused.value.status_code, refused.value.param) == (400, "after")
+    assert refused.value.status_code == 400
+    assert refused.value.param == "after"
 
 
 def keys(store: Store) -> list[str]:
@@ -236,7 +244,8 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(store: Store, part: st
     assert "1.train:1/0" in shown
     with pytest.raises(Problem) as refused:
         store.read_group("train:0")
-    assert (refused.value.status_code, refused.value.code) == (404, "damaged")
+    assert refused.value.status_code == 404
+    assert refused.value.code == "damaged"
     assert bad.name in str(refused.value)
     if len(shown) == 1:
         assert [bad.name in words for words in store.refresh()["damaged"]] == [True]

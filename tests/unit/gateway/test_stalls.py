@@ -194,11 +194,16 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
 def test_every_stall_has_its_edge_and_is_one_after_as_long_as_it_may_take(name: str) -> None:
     seen, edge, named, patience_s = STALLS[name]
     blocked = find_blocker(seen)
-    assert (blocked.edge, blocked.timeout_s) == (edge, patience_s)
+    assert blocked.edge == edge
+    assert blocked.timeout_s == patience_s
     assert named in blocked.reason
-    before, after = active_progress(seen, patience_s - 0.1), active_progress(seen, patience_s + 0.1)
-    assert (before.is_moving, before.edge) == (True, None)
-    assert (after.is_moving, after.edge, after.reason) == (False, edge, blocked.reason)
+    before = active_progress(seen, patience_s - 0.1)
+    after = active_progress(seen, patience_s + 0.1)
+    assert before.is_moving
+    assert before.edge is None
+    assert not after.is_moving
+    assert after.edge == edge
+    assert after.reason == blocked.reason
 
 
 GRADERS_FROZEN = a_process("grader", "grades_groups", silent_s=26.0)
@@ -225,7 +230,8 @@ BY_THEMSELVES: Mapping[str, tuple[Snapshot, Edge | None]] = {
 def test_what_is_known_to_stand_still_is_a_stall_though_others_move(name: str) -> None:
     seen, edge = BY_THEMSELVES[name]
     why = active_progress(seen, still_s=1.0)
-    assert (why.edge, why.is_moving) == (edge, edge is None)
+    assert why.edge == edge
+    assert why.is_moving == (edge is None)
     assert edge is None or why.still_s > 25.0
 
 
@@ -255,7 +261,8 @@ def test_a_paused_job_is_no_stall_and_says_who_must_act() -> None:
 
 
 def test_a_job_that_is_not_first_names_the_job_before_it_and_who_must_act() -> None:
-    running, stalled = a_snapshot(LEARNER, IDLE, IDLE_GRADER), asked(IDLE_GRADER)
+    running = a_snapshot(LEARNER, IDLE, IDLE_GRADER)
+    stalled = asked(IDLE_GRADER)
 
     def told(seen: Snapshot, still_s: float = 1.0, **values: Any) -> Progress:
         return waiting_progress(
@@ -267,7 +274,8 @@ def test_a_job_that_is_not_first_names_the_job_before_it_and_who_must_act() -> N
     assert str(told(stalled, 99.0).reason).startswith(f"{waits}: learner waits for group")
     assert waiting_progress(a_job_record(), None, active_progress(running, 1.0)).is_moving
     by_user = told(running, state="paused", requested="pause", error={"message": "80% failed"})
-    assert (by_user.is_moving, by_user.edge) == (False, None)
+    assert not by_user.is_moving
+    assert by_user.edge is None
     assert "80% failed; `weir resume`" in str(by_user.reason)
     by_machine = told(running, state="paused", error={"message": "no disk"})
     assert "retried after job job" in str(by_machine.reason)
@@ -291,7 +299,8 @@ def test_work_that_moves_is_progress_and_a_new_process_is_none(
 
 
 def test_a_job_that_runs_is_estimated_to_finish_when_its_median_step_says() -> None:
-    watchdog, running = Watchdog(AWAY, 15.0), a_job_record(state="running", step=1)
+    watchdog = Watchdog(AWAY, 15.0)
+    running = a_job_record(state="running", step=1)
     assert watchdog.estimate_finish(running) is None
     watchdog.snapshot = a_snapshot(job=running, step_s=1e9)  # one step is left
     assert watchdog.estimate_finish(running) == pytest.approx(time.time() + 1e9, abs=60)

@@ -20,7 +20,8 @@ def request_of(events: asyncio.Queue[Any]) -> Request:
 
 async def test_nobody_waits_on_for_a_client_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futures, "DISCONNECT_POLL_S", 0.01)
-    ended, events = asyncio.Event(), asyncio.Queue[Any]()
+    ended = asyncio.Event()
+    events = asyncio.Queue[Any]()
 
     async def waits() -> Response:
         try:

@@ -59,7 +59,9 @@ def test_sequences_are_read_with_what_their_loss_needs() -> None:
     request = a_request("ppo")
     request.loss_fn_config_v2["clip_low_threshold"].number = 0.9
     operation = wire.to_operation(wire.parse_request(request.SerializeToString()), BOUNDS)
-    assert (operation.number, operation.do, operation.loss) == (3, "forward_backward", "ppo")
+    assert operation.number == 3
+    assert operation.do == "forward_backward"
+    assert operation.loss == "ppo"
     assert operation.settings == {"clip_low_threshold": 0.9}
     assert (data := operation.data) is not None
     assert data.lengths.tolist() == [3, 3]
@@ -149,12 +151,14 @@ def test_the_sdk_reads_the_log_probs_of_each_datum() -> None:
 
 
 def test_a_body_of_many_fields_is_refused_before_it_is_parsed() -> None:
-    few, many = 10_000, wire.MAX_FIELDS
+    few = 10_000
+    many = wire.MAX_FIELDS
     request = a_request()
     for _ in range(few):
         request.data.add().CopyFrom(request.data[0])
     assert len(wire.parse_request(request.SerializeToString()).data) == few + 2
-    a_datum, shape = b"\x1a\x00", request.data[0]
+    a_datum = b"\x1a\x00"
+    shape = request.data[0]
     shape.loss_fn_inputs["weights"].shape.extend([1] * many)
     nested = b"".join(b"\x1a" + _varint(2 * each) + b"\x0a\x00" * each for each in [many // 4] * 4)
     for body in (a_datum * (many + 1), request.SerializeToString(), nested, b"\xff" * 20 * many):
