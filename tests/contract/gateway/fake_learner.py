@@ -48,7 +48,9 @@ class FakeLearner:
             done.append(operation)
 
     def _result(self, log: OperationLog, operation: Operation, done: list[Operation]) -> Result:
-        version = sum(each.do in {"optim_step", "load_state"} for each in [*done, operation])
+        version = sum(
+            previous.do in {"optim_step", "load_state"} for previous in [*done, operation]
+        )
         values: Any = {"number": operation.number, "version": version}
         if operation.do == "refuse":
             return Result(**values, error=operation.why, is_users=True)

@@ -289,7 +289,7 @@ def reinforcement(**settings: Any) -> dict[str, Any]:
     return {"type": "reinforcement", "reinforcement": settings}
 
 
-def wait_for(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
@@ -311,41 +311,41 @@ def wait_until_ready(url: str) -> None:
 # ---------------------------------------------------------------------- the command
 
 
-def know(here: Path, url: str, key: str = KEY) -> None:
-    (here / ".weir").mkdir(exist_ok=True)
-    (here / ".weir" / "stack.json").write_text(json.dumps({"url": url, "api_key": key}))
+def know(folder: Path, url: str, key: str = KEY) -> None:
+    (folder / ".weir").mkdir(exist_ok=True)
+    (folder / ".weir" / "stack.json").write_text(json.dumps({"url": url, "api_key": key}))
 
 
 def start_weir(
-    here: Path, *arguments: str, most_bytes: int | None = None, **variables: str
+    folder: Path, *arguments: str, max_bytes: int | None = None, **variables: str
 ) -> subprocess.Popen[str]:
-    """The command in ``here``; no file that it writes can get larger than ``most_bytes``."""
+    """The command in ``here``; no file that it writes can get larger than ``max_bytes``."""
     environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
     environment["PYTHONPATH"] = python_path({})
     return subprocess.Popen(
         [sys.executable, "-m", "weir", *arguments],
-        cwd=here,
+        cwd=folder,
         env=environment | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_before(most_bytes),
+        preexec_fn=_before(max_bytes),
     )
 
 
 def weir(
-    here: Path, *arguments: str, most_bytes: int | None = None, **variables: str
+    folder: Path, *arguments: str, max_bytes: int | None = None, **variables: str
 ) -> tuple[int, str, str]:
-    process = start_weir(here, *arguments, most_bytes=most_bytes, **variables)
+    process = start_weir(folder, *arguments, max_bytes=max_bytes, **variables)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 
-def _before(most_bytes: int | None) -> Callable[[], None]:
+def _before(max_bytes: int | None) -> Callable[[], None]:
     def prepare() -> None:
         # A shell that runs the tests in the background has its children ignore Ctrl-C.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if most_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+        if max_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
 
     return prepare

@@ -37,20 +37,20 @@ def rows_of_the_table() -> dict[str, str]:
     text = REFERENCE.read_text(encoding="utf-8")
     table = text.split("<!-- compatibility")[1].split("<!-- end")[0]
     rows = re.findall(r"^\| (`.*`) \| (.*) \|$", table, re.MULTILINE)
-    return {name: told for names, told in rows for name in re.findall("`([^`]+)`", names)}
+    return {name: answer for names, answer in rows for name in re.findall("`([^`]+)`", names)}
 
 
 def methods() -> set[str]:
     """Every public method of the SDK's resources."""
     client = openai.OpenAI(api_key="none", base_url="http://127.0.0.1")
-    found = set[str]()
+    names = set[str]()
     for name in RESOURCES:
         resource: Any = client
         for part in name.split("."):
             resource = getattr(resource, part)
         members = inspect.getmembers(resource, inspect.ismethod)
-        found |= {f"{name}.{method}" for method, _ in members if not method.startswith("_")}
-    return found
+        names |= {f"{name}.{method}" for method, _ in members if not method.startswith("_")}
+    return names
 
 
 def test_every_method_works_but_those_of_the_table_which_are_refused_as_it_says(
@@ -62,12 +62,12 @@ def test_every_method_works_but_those_of_the_table_which_are_refused_as_it_says(
 
     def call(name: str, work: Callable[[], Any]) -> Any:
         called.add(name.partition("(")[0])
-        if (told := rows.pop(name, None)) is None:
+        if (refusal := rows.pop(name, None)) is None:
             return work()
         with pytest.raises(openai.APIStatusError) as caught:
             work()
         body: Any = caught.value.body
-        assert f"{caught.value.status_code}: {body['message']}" == told
+        assert f"{caught.value.status_code}: {body['message']}" == refusal
 
     file = call(
         "files.create",
@@ -78,7 +78,7 @@ def test_every_method_works_but_those_of_the_table_which_are_refused_as_it_says(
         lambda: sdk.files.create(file=("own.jsonl", TASKS.encode()), purpose="assistants"),
     )
     assert call("files.retrieve", lambda: sdk.files.retrieve(file.id)) == file
-    assert file.id in {each.id for each in call("files.list", sdk.files.list)}
+    assert file.id in {file.id for file in call("files.list", sdk.files.list)}
     assert call("files.content", lambda: sdk.files.content(file.id)).read() == TASKS.encode()
     call("files.retrieve_content", lambda: sdk.files.retrieve_content(file.id))
     call("files.wait_for_processing", lambda: sdk.files.wait_for_processing(file.id))
@@ -117,15 +117,15 @@ def test_every_method_works_but_those_of_the_table_which_are_refused_as_it_says(
     call(f"{name}(integrations=[…])", lambda: create(integrations=[wandb]))
     assert call("fine_tuning.jobs.retrieve", lambda: jobs.retrieve(job.id)).id == job.id
     listed = call("fine_tuning.jobs.list", lambda: jobs.list(metadata=mine))
-    assert [each.id for each in listed] == [job.id]
+    assert [row.id for row in listed] == [job.id]
     record_events(stack, job.id, range(45))
     events = call("fine_tuning.jobs.list_events", lambda: jobs.list_events(job.id, limit=20))
     assert [event.message for event in events] == [f"m{44 - number}" for number in range(45)]
     a_checkpoint(stack, job.id, 2, loss=0.5)
-    kept = call("fine_tuning.jobs.checkpoints.list", lambda: jobs.checkpoints.list(job.id)).data[0]
-    assert kept.metrics.step == 2
-    assert kept.metrics.train_loss == 0.5
-    checkpoint = kept.fine_tuned_model_checkpoint
+    saved = call("fine_tuning.jobs.checkpoints.list", lambda: jobs.checkpoints.list(job.id)).data[0]
+    assert saved.metrics.step == 2
+    assert saved.metrics.train_loss == 0.5
+    checkpoint = saved.fine_tuned_model_checkpoint
     fork = call(f"{name}(model=a checkpoint)", lambda: create(model=checkpoint))
     assert jobs.cancel(fork.id).model == checkpoint
 
@@ -147,13 +147,13 @@ def test_every_method_works_but_those_of_the_table_which_are_refused_as_it_says(
     assert call("files.delete", lambda: sdk.files.delete(file.id)).deleted
 
     permissions = sdk.fine_tuning.checkpoints.permissions
-    for verb, given in {
+    for verb, fields in {
         "create": {"project_ids": ["one"]},
         "list": {},
         "retrieve": {},
         "delete": {"permission_id": "one"},
     }.items():
-        ask, given = getattr(permissions, verb), {"fine_tuned_model_checkpoint": "x", **given}
-        call(f"fine_tuning.checkpoints.permissions.{verb}", lambda: ask(**given))  # noqa: B023
+        ask, fields = getattr(permissions, verb), {"fine_tuned_model_checkpoint": "x", **fields}
+        call(f"fine_tuning.checkpoints.permissions.{verb}", lambda: ask(**fields))  # noqa: B023
     assert rows == {}, "calls of the table that are not made here"
     assert called == methods()

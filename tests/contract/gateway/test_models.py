@@ -76,11 +76,11 @@ def test_the_openai_sdk_lists_models_and_each_is_retrieved_and_can_be_trained(
     a_checkpoint(stack, job_id, 2)
     listed = {model.id: model for model in sdk.models.list()}
     bases = {"tiny", "chat", "examples/arithmetic/base-model"}
-    made = {job_id, f"ftckpt-{job_id}-2"}
-    assert listed.keys() >= bases | made
+    trained = {job_id, f"ftckpt-{job_id}-2"}
+    assert listed.keys() >= bases | trained
     assert not listed.keys() & {"pickled", "no-config", "escape", "leak"}
-    for name in bases | made:
-        assert listed[name].owned_by == ("weir" if name in made else "system")
+    for name in bases | trained:
+        assert listed[name].owned_by == ("weir" if name in trained else "system")
         assert sdk.models.retrieve(name) == listed[name]
         assert a_job(http, model=name)["model"] == name
 
@@ -101,11 +101,11 @@ def test_the_openai_sdk_pages_checkpoints_newest_first_with_what_their_steps_tol
         a_checkpoint(stack, job_id, step, loss=step / 2, reward=0.25, grad_norm=None)
     (stack.data_dir / "jobs" / job_id / "checkpoints/.unfinished-1-step-000012").mkdir()
     assert not http.get(f"{JOBS}/{job_id}/checkpoints?limit=3").json()["has_more"]
-    kept = list(sdk.fine_tuning.jobs.checkpoints.list(job_id, limit=1))
-    assert [checkpoint.step_number for checkpoint in kept] == [10, 4, 2]
-    metrics = kept[0].metrics.to_dict()
+    checkpoints = list(sdk.fine_tuning.jobs.checkpoints.list(job_id, limit=1))
+    assert [checkpoint.step_number for checkpoint in checkpoints] == [10, 4, 2]
+    metrics = checkpoints[0].metrics.to_dict()
     assert metrics == {"step": 10, "train_loss": 5.0, "reward": 0.25, "grad_norm": None}
-    assert {checkpoint.fine_tuning_job_id for checkpoint in kept} == {job_id}
+    assert {checkpoint.fine_tuning_job_id for checkpoint in checkpoints} == {job_id}
 
 
 # ---------------------------------------------------------------------- starting from another job
@@ -117,12 +117,12 @@ def test_a_job_that_starts_from_a_checkpoint_keeps_it_when_the_other_job_does_no
     job_id = a_job(http)["id"]
     checkpoint = a_checkpoint(stack, job_id, 4)
     fork = a_job(http, model=f"ftckpt-{job_id}-4")["id"]
-    own = own_model(stack, fork)
-    assert own.is_relative_to(stack.data_dir / "jobs" / fork)
-    assert (own / WEIGHTS).samefile(checkpoint / "model" / WEIGHTS), "it takes no room of its own"
+    model = own_model(stack, fork)
+    assert model.is_relative_to(stack.data_dir / "jobs" / fork)
+    assert (model / WEIGHTS).samefile(checkpoint / "model" / WEIGHTS), "it takes no room of its own"
     shutil.rmtree(checkpoint)
-    assert (own / WEIGHTS).read_text() == "weights of step 4"
-    assert (own / "config.json").is_file()
+    assert (model / WEIGHTS).read_text() == "weights of step 4"
+    assert (model / "config.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_only_the_files_of_the_model_are_listed_and_each_can_be_had_in_parts(
     reply = http.get(f"{JOBS}/{job_id}/model/{WEIGHTS}")
     assert reply.content == (folder / WEIGHTS).read_bytes()
     ranged = {"Range": "bytes=100-", "If-Range": reply.headers["etag"]}
-    rest = http.get(f"{JOBS}/{job_id}/model/{WEIGHTS}", headers=ranged)
-    assert rest.status_code == 206
-    assert rest.content == reply.content[100:]
+    part = http.get(f"{JOBS}/{job_id}/model/{WEIGHTS}", headers=ranged)
+    assert part.status_code == 206
+    assert part.content == reply.content[100:]
 
 
 def test_no_other_name_reaches_a_file(stack: Stack, http: httpx.Client) -> None:
@@ -234,9 +234,9 @@ def test_a_record_cannot_name_a_folder_that_is_not_its_own(
     job = stack.data_dir / "jobs" / job_id
     a_model(job / "model")
     (job / "away").symlink_to(another)
-    own = (job, job / "away", job / "model/..", job / "model/config.json", job / "gone")
+    folders = (job, job / "away", job / "model/..", job / "model/config.json", job / "gone")
     take_up(stack, job_id, state="succeeded")
-    for named in ("/etc", "", 3, str(another), *map(str, own)):
+    for named in ("/etc", "", 3, str(another), *map(str, folders)):
         with stack.server.client() as client:
             client.hset(streams.job_key(job_id), "result", json.dumps({"model": named}))
         for route in ("model", "model/config.json"):
@@ -284,8 +284,8 @@ class Cuts(httpx.BaseTransport):
 
     def ranges(self) -> list[int]:
         """Where each request for the weights began."""
-        asked = [place or "" for name, place in self.asked if name == WEIGHTS]
-        return [int(place.removeprefix("bytes=").removesuffix("-") or 0) for place in asked]
+        places = [place or "" for name, place in self.asked if name == WEIGHTS]
+        return [int(place.removeprefix("bytes=").removesuffix("-") or 0) for place in places]
 
 
 class Cut(httpx.SyncByteStream):
@@ -309,16 +309,17 @@ def test_a_fetch_goes_on_where_the_line_broke(
 ) -> None:
     job_id, folder = a_trained_job(stack, http, size=3 * MIB)
     line = Cuts(MIB, 1, MIB)
-    told = []
+    reports = []
     with WeirClient(stack.url, KEY, transport=line, sleep=lambda _: None) as client:
-        client.fetch_model(job_id, tmp_path, lambda *progress: told.append(progress))
+        client.fetch_model(job_id, tmp_path, lambda *progress: reports.append(progress))
         assert content(tmp_path) == content(folder)
         assert sorted(os.listdir(tmp_path)) == sorted(content(folder))
         first, second, third, fourth = line.ranges()
         assert 0 == first < second == third < fourth <= 2 * MIB
         total = sum(len(data) for data in content(folder).values())
-        assert told[-1] == (WEIGHTS, total, total)
-        assert [here for _, here, _ in told] == sorted(here for _, here, _ in told)
+        assert reports[-1] == (WEIGHTS, total, total)
+        sizes = [num_bytes for _, num_bytes, _ in reports]
+        assert sizes == sorted(sizes)
         line.asked.clear()
         client.fetch_model(job_id, tmp_path)
     assert [name for name, _ in line.asked] == ["model"], "what is done is not repeated"
@@ -342,8 +343,8 @@ def test_weights_that_are_replaced_under_way_are_not_glued(
 ) -> None:
     job_id, folder = a_trained_job(stack, http, size=3 * MIB)
 
-    def press(_: str, here: int, __: int) -> None:
-        if here >= 2 * MIB:
+    def press(_: str, num_bytes: int, __: int) -> None:
+        if num_bytes >= 2 * MIB:
             raise KeyboardInterrupt
 
     with WeirClient(stack.url, KEY) as client, pytest.raises(KeyboardInterrupt):
@@ -365,7 +366,7 @@ def test_the_command_names_a_full_disk_and_goes_on_with_what_has_arrived(
     mine = tmp_path / "models/mine"
     full = 2 * MIB - 1000
     fetch = ("fetch", job_id, "models/mine")
-    status, _, err = weir(tmp_path, *fetch, most_bytes=full)
+    status, _, err = weir(tmp_path, *fetch, max_bytes=full)
     assert status == 2, err
     assert "mine: File too large" in err, err
     assert [path.stat().st_size for path in mine.glob(f"{WEIGHTS}.*.part")] == [full]

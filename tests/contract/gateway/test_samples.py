@@ -82,8 +82,8 @@ def test_the_command_lists_samples_page_by_page_and_shows_a_group(
 
     listed = [line.split()[0] for line in printed("--step", "1", "--wrong")]
     assert listed == ["sample", "train:3/1", "train:2/1"]
-    found = [json.loads(line) for line in printed("--json", "--limit", "5", "--text", "IT IS")]
-    assert [sample["id"] for sample in found] == [f"train:{n}/0" for n in (5, 4, 3, 2, 1)]
+    samples = [json.loads(line) for line in printed("--json", "--limit", "5", "--text", "IT IS")]
+    assert [sample["id"] for sample in samples] == [f"train:{n}/0" for n in (5, 4, 3, 2, 1)]
     assert {"It is 4.", "No ␛[31midea"} < set(printed("train:4"))
     (group,) = map(json.loads, printed("train:4", "--json"))
     assert group["id"] == "train:4"

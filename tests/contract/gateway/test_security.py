@@ -42,15 +42,15 @@ from tests.contract.valkey_server import Server
 pytestmark = pytest.mark.redis
 
 
-def rows_of(table: str) -> list[list[str]]:
+def read_rows(table: str) -> list[list[str]]:
     text = Path(__file__).with_name("access.txt").read_text().replace("`", "")
     lines = text.split(f"# {table}:")[1].split("\n\n")[0].splitlines()
     rows = [line for line in lines if line.startswith("|") and "---" not in line]
     return [line.strip("| ").split(" | ") for line in rows]
 
 
-(_, *ROLES), *ROLE_ROWS = rows_of("what roles get")
-_, *ALLOWED_ROWS = rows_of("what operators allow")
+(_, *ROLES), *ROLE_ROWS = read_rows("what roles get")
+_, *ALLOWED_ROWS = read_rows("what operators allow")
 
 
 @dataclass
@@ -165,7 +165,7 @@ ACTIONS: dict[str, Action] = {
 def a_site(folder: Path, **variables: str) -> Iterator[Site]:
     a_models_root(folder)
     digests = {role: hashlib.sha256(f"{role}-key".encode()) for role in ("read", "write")}
-    entries = [f"{role}:{role}:sha256:{each.hexdigest()}" for role, each in digests.items()]
+    entries = [f"{role}:{role}:sha256:{digest.hexdigest()}" for role, digest in digests.items()]
     with (
         Server(folder) as server,
         a_gateway(server, folder, WEIR_API_KEYS=",".join((KEY, *entries)), **variables) as stack,
@@ -193,7 +193,7 @@ def allowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(autouse=True)
-def without_jail(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_jail(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not refused is not played either."""
 
     @asynccontextmanager
@@ -206,15 +206,15 @@ def without_jail(monkeypatch: pytest.MonkeyPatch) -> None:
 def outcome(site: Site, role: str, action: str) -> str:
     with site.of(role) as acting:
         reply = ACTIONS[action](acting)
-    told = reply.json() if "json" in reply.headers["content-type"] else {}
-    field = failed_by(site.kinds, told.get("weir", {}).get("recipe", {}).get("environment"))
-    if error := told.get("error"):
+    answer = reply.json() if "json" in reply.headers["content-type"] else {}
+    field = failed_field(site.kinds, answer.get("weir", {}).get("recipe", {}).get("environment"))
+    if error := answer.get("error"):
         field = error["param"]
         assert (field == "Authorization") == (reply.status_code in {401, 403})
     return f"{reply.status_code} {field}".removesuffix(" None").removesuffix(" Authorization")
 
 
-def failed_by(kinds: EnvironmentKinds, environment: dict[str, Any] | None) -> str | None:
+def failed_field(kinds: EnvironmentKinds, environment: dict[str, Any] | None) -> str | None:
     """What a worker names that does not play an environment."""
 
     async def play(environment: Environment) -> None:

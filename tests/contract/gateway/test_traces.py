@@ -47,10 +47,10 @@ class Traced:
 def traced(gateway_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     folder = tmp_path_factory.mktemp("traced")
     port = next(free_ports())
-    own = {"WEIR_METRICS_PORT": str(port), "WEIR_TRUSTED_PROXIES": "192.0.2.9"}
+    variables = {"WEIR_METRICS_PORT": str(port), "WEIR_TRUSTED_PROXIES": "192.0.2.9"}
     with (
         (folder / "log").open("wb") as stderr,
-        a_gateway(gateway_server, folder, stderr=stderr, **own) as stack,
+        a_gateway(gateway_server, folder, stderr=stderr, **variables) as stack,
     ):
         yield Traced(stack, folder / "log", f"http://127.0.0.1:{port}")
 
@@ -76,13 +76,13 @@ def test_an_answer_bears_the_id_of_its_lines_in_the_log(traced: Traced) -> None:
 
 
 @pytest.mark.parametrize("given", ["a b", "x" * 129, "é".encode()])
-def test_an_id_that_a_log_cannot_hold_is_replaced(traced: Traced, given: str | bytes) -> None:
-    headers: Any = {"X-Request-Id": given}
+def test_an_id_that_a_log_cannot_hold_is_replaced(traced: Traced, request_id: str | bytes) -> None:
+    headers: Any = {"X-Request-Id": request_id}
     with traced.stack.http() as http:
-        made = http.get("/v1/files", headers=headers).headers["X-Request-Id"]
-        assert made.startswith("req_")
-        assert http.get("/v1/files").headers["X-Request-Id"] != made
-    assert len(traced.lines(made)) == 1
+        new_id = http.get("/v1/files", headers=headers).headers["X-Request-Id"]
+        assert new_id.startswith("req_")
+        assert http.get("/v1/files").headers["X-Request-Id"] != new_id
+    assert len(traced.lines(new_id)) == 1
 
 
 def test_a_wrong_key_is_logged_with_its_request_and_never_itself(traced: Traced) -> None:

@@ -332,7 +332,7 @@ def test_a_question_through_a_pipe_is_answered_and_nothing_else_is_said(
     assert status == 0
     assert out == "0 1 2 3 4 \n"
     assert "cut off" in err
-    (call,) = rollout.taken
+    (call,) = rollout.calls
     assert conversation_of_call(call) == ["Count.", "To four?"]
     assert call.sampling.max_tokens == 5
     assert call.sampling.temperature == 0
@@ -360,7 +360,7 @@ def test_a_conversation_goes_on_after_a_refusal_and_is_begun_again(
     assert err.count("stands alone") == (len(second) == 1)
     answered = [
         conversation_of_call(call)
-        for call in rollout.taken
+        for call in rollout.calls
         if conversation_of_call(call)[-1] != "long"
     ]
     assert answered == [["One"], second, ["Three"]]

@@ -45,10 +45,10 @@ def test_a_model_is_told_only_when_the_job_succeeded() -> None:
 
 def test_a_job_that_the_machine_holds_up_has_not_failed_and_says_what_it_waits_for() -> None:
     held_up = a_record(JobState.PAUSED).model_copy(update={"error": "the disk is full"})
-    told = job_object(held_up)
-    assert told["status"] == "paused"
-    assert told["error"] is None
-    assert told["weir"]["waiting_for"] == "the disk is full"
+    job = job_object(held_up)
+    assert job["status"] == "paused"
+    assert job["error"] is None
+    assert job["weir"]["waiting_for"] == "the disk is full"
     by_its_user = job_object(held_up.model_copy(update={"requested": Requested.PAUSE}))
     assert by_its_user["error"] is None
     assert by_its_user["weir"]["waiting_for"] is None
@@ -56,8 +56,8 @@ def test_a_job_that_the_machine_holds_up_has_not_failed_and_says_what_it_waits_f
 
 def test_a_job_tells_which_references_graders_cannot_read() -> None:
     changes = {"unreadable_answers": 3, "readable_solutions": 0.5}
-    own = job_object(a_record(JobState.RUNNING).model_copy(update=changes))["weir"]
-    assert {name: own[name] for name in changes} == changes
+    details = job_object(a_record(JobState.RUNNING).model_copy(update=changes))["weir"]
+    assert {name: details[name] for name in changes} == changes
 
 
 def test_the_method_comes_back_with_its_grader_and_auto_resolved() -> None:
@@ -68,14 +68,14 @@ def test_the_method_comes_back_with_its_grader_and_auto_resolved() -> None:
     sent = {"n_epochs": None, "batch_size": 2, "learning_rate_multiplier": None}
     settings = {"grader": grader, "hyperparameters": {**sent, "compute_multiplier": 2.0}}
     request = {"method": {"type": "reinforcement", "reinforcement": settings}}
-    told = job_object(
+    job = job_object(
         a_record(JobState.QUEUED).model_copy(update={"request": request, "num_tasks": 4})
     )
     resolved = {"n_epochs": 1, "batch_size": 2}  # of 2 steps of 2 groups on 4 tasks
     resolved |= {"learning_rate_multiplier": 1.0, "compute_multiplier": 2.0}
     settings["hyperparameters"] = resolved
-    assert told["method"] == {"type": "reinforcement", "reinforcement": settings}
-    assert FineTuningJob.model_validate(told).method  # strictly, unlike the SDK itself
+    assert job["method"] == {"type": "reinforcement", "reinforcement": settings}
+    assert FineTuningJob.model_validate(job).method  # strictly, unlike the SDK itself
 
 
 def test_one_key_of_one_caller_is_one_job() -> None:

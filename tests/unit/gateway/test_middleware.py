@@ -112,7 +112,7 @@ def key_entry(name: str, role: str, key: str) -> str:
 KEYS = [key_entry(f"{role}er", role, f"{role}-key") for role in ("read", "write", "admin")]
 
 
-async def status_with(key: str | None, method: str = "GET", path: str = "/v1") -> int:
+async def request_status(key: str | None, method: str = "GET", path: str = "/v1") -> int:
     """Return the status of a request to an application that itself refuses none."""
     headers = {b"Authorization": f"Bearer {key}".encode()} if key else {}
     keys = add_environment_key(parse_keys(KEYS), "environment-key")
@@ -169,15 +169,15 @@ def test_an_invalid_entry_is_refused_by_its_number_and_not_shown(entry: str) -> 
 async def test_a_role_may_use_its_methods(key: str, path: str, allowed: str) -> None:
     for method in METHODS:
         status = 200 if method in allowed.split() else 403
-        assert await status_with(key, method, path) == status, method
+        assert await request_status(key, method, path) == status, method
 
 
 async def test_only_paths_below_v1_need_a_key_and_no_part_of_a_key_suffices() -> None:
     for path, status in {"/": 200, "/healthz": 200, "/v1": 401, "/v1/files": 401}.items():
-        assert await status_with(None, path=path) == status
+        assert await request_status(None, path=path) == status
     for key in ("read-ke", "read-keys", KEYS[0], KEYS[0][-64:], "é"):
-        assert await status_with(key) == 401, key
-    assert await status_with("read-key ") == 200
+        assert await request_status(key) == 401, key
+    assert await request_status("read-key ") == 200
 
 
 @pytest.mark.parametrize(
@@ -194,14 +194,14 @@ async def test_only_paths_below_v1_need_a_key_and_no_part_of_a_key_suffices() ->
 async def test_the_key_of_a_session_only_makes_its_calls(
     method: str, path: str, status: int
 ) -> None:
-    assert await status_with("key of s-1", method, path) == status
+    assert await request_status("key of s-1", method, path) == status
 
 
 async def test_the_stored_digest_of_a_key_makes_no_session_key() -> None:
     for entry in KEYS:
         digest = entry.rpartition(":")[2].encode()
         forged = hmac.new(digest, b"s-1", hashlib.sha256).hexdigest()
-        assert await status_with(forged, "POST", "/rollout/s-1/v1/completions") == 401
+        assert await request_status(forged, "POST", "/rollout/s-1/v1/completions") == 401
 
 
 def test_the_key_of_environments_must_differ_from_the_others() -> None:

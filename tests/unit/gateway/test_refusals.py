@@ -59,9 +59,9 @@ BAD: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_work_is_refused_by_its_field(case: str) -> None:
-    field, *given = BAD[case]
+    field, *arguments = BAD[case]
     with pytest.raises(Problem) as caught:
-        checked(*given)
+        checked(*arguments)
     assert caught.value.status_code == 400
     assert caught.value.param == f"recipe.{field}"
 

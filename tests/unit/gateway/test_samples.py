@@ -85,11 +85,11 @@ def test_a_list_shows_the_begin_of_prompt_and_answer(store: Store) -> None:
     talk = a_graded_group(a_group(request, [2], texts=["x" * 300]))
     plain = a_sample(0, texts=["It is 2.", "No."])
     write_samples(store.folder, plain, a_sample(1, a_response(), graded=talk), a_failed_sample(2))
-    shown = page(store, order="oldest")["data"]
-    told = [(row["prompt"], row["text"]) for row in shown]
-    asked = plain[0]["prompt"]
-    expected = [(asked, "It is 2."), (asked, "No."), ("1+1?", "x" * 200), (None, None)]
-    assert told == expected
+    rows = page(store, order="oldest")["data"]
+    texts_shown = [(row["prompt"], row["text"]) for row in rows]
+    prompt = plain[0]["prompt"]
+    expected = [(prompt, "It is 2."), (prompt, "No."), ("1+1?", "x" * 200), (None, None)]
+    assert texts_shown == expected
 
 
 def test_each_order_puts_first_what_it_is_named_for(store: Store) -> None:
@@ -132,22 +132,22 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
 
     files = write_samples(store.folder, *map(a_drawn, range(8, 24)))
     at_first = set(listed(store, limit=1000))
-    seen: list[str] = []
+    ids: list[str] = []
     after = None
     has_more = True
     gone = set()
     while has_more:
         answer = page(store, order=order, after=after, limit=5)
-        seen += [sample["id"] for sample in answer["data"]]
-        assert len(seen) == len(set(seen))
+        ids += [sample["id"] for sample in answer["data"]]
+        assert len(ids) == len(set(ids))
         after = answer["last_id"]
         has_more = answer["has_more"]
-        if len(seen) == 15:
+        if len(ids) == 15:
             write_samples(store.folder, *map(a_drawn, (*range(4), *range(24, 28))))
             files[0].unlink()
             gone = {f"train:{number}/{index}" for number in (8, 9) for index in range(3)}
     assert gone
-    assert set(seen) >= at_first - gone
+    assert set(ids) >= at_first - gone
 
 
 def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
@@ -157,15 +157,15 @@ def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
     texts = ["hay", "hay", "the needle", "hay"]
     groups = [a_sample(number, RIGHT, texts=[text]) for number, text in enumerate(texts)]
     write_samples(store.folder, *groups)
-    found = []
+    pages = []
     after = None
     has_more = True
-    while has_more and len(found) < 10:
+    while has_more and len(pages) < 10:
         answer = page(store, -1.0, order="oldest", text="NEEDLE", after=after)
-        found.append([sample["id"] for sample in answer["data"]])
+        pages.append([sample["id"] for sample in answer["data"]])
         after = answer["last_id"]
         has_more = answer["has_more"]
-    assert found == [[], [], ["train:2/0"], [], []]
+    assert pages == [[], [], ["train:2/0"], [], []]
 
 
 @pytest.mark.parametrize(
@@ -240,14 +240,14 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(store: Store, part: st
     half = len(content) // 2
     torn = {"end": content[:half], "middle": content[:9] + b"\xff" * half + content[9 + half :]}
     bad.write_bytes(torn.get(part, b""))
-    shown = keys(store)
-    assert "1.train:1/0" in shown
+    visible = keys(store)
+    assert "1.train:1/0" in visible
     with pytest.raises(Problem) as refused:
         store.read_group("train:0")
     assert refused.value.status_code == 404
     assert refused.value.code == "damaged"
     assert bad.name in str(refused.value)
-    if len(shown) == 1:
+    if len(visible) == 1:
         assert [bad.name in words for words in store.refresh()["damaged"]] == [True]
     bad.unlink()
     assert store.refresh()["damaged"] == []
@@ -264,6 +264,6 @@ def test_queries_read_the_folder_of_the_job_alone(store: Store, tmp_path: Path) 
     write_samples(store.folder, a_sample(0, a_response()))
     store.refresh()
     for name in ("task", "key", "fate"):
-        wanted = SampleFilter.model_validate({name: hostile})
-        assert store.select(wanted, Order.OLDEST, None, 10) == []
+        sample_filter = SampleFilter.model_validate({name: hostile})
+        assert store.select(sample_filter, Order.OLDEST, None, 10) == []
     assert keys(store) == ["1.train:0/0"]

@@ -14,7 +14,7 @@ from services.gateway.api.tinker import futures
 pytestmark = pytest.mark.anyio
 
 
-def request_of(events: asyncio.Queue[Any]) -> Request:
+def a_request(events: asyncio.Queue[Any]) -> Request:
     return Request({"type": "http"}, events.get)
 
 
@@ -31,7 +31,7 @@ async def test_nobody_waits_on_for_a_client_that_has_left(monkeypatch: pytest.Mo
 
     events.put_nowait({"type": "http.disconnect"})
     with pytest.raises(ClientDisconnect):
-        await futures.until_disconnect(request_of(events), waits())
+        await futures.until_disconnect(a_request(events), waits())
     async with asyncio.timeout(60):
         await ended.wait()
 
@@ -40,8 +40,8 @@ async def test_a_client_that_stays_has_the_answer() -> None:
     async def answer() -> Response:
         return Response("it")
 
-    told = await futures.until_disconnect(request_of(asyncio.Queue()), answer())
-    assert told.body == b"it"
+    reply = await futures.until_disconnect(a_request(asyncio.Queue()), answer())
+    assert reply.body == b"it"
 
 
 def test_requests_that_began_at_once_do_not_end_at_once() -> None:
