@@ -38,7 +38,7 @@ class FakeLearner:
     async def _advance(self, exchange: Exchange, record: JobRecord) -> None:
         if record.state.is_final:
             return
-        log = OperationLog(self.stack.data_dir / "jobs" / record.id)
+        log = OperationLog(self.stack.job_folder(record.id))
         done = self.done.setdefault(record.id, [])
         while (operation := log.operation(len(done))) is not None:
             if not done:

@@ -1,4 +1,4 @@
-"""A running gateway, builders of what is sent to it, and the ``weir`` command beside it."""
+"""A running gateway, builders of its requests, and the ``weir`` command."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # httpx would read all certif
 
 @dataclass(frozen=True)
 class Stack:
-    """A running gateway, and what it stands on."""
+    """A running gateway with its server and folders."""
 
     server: Server
     url: str
@@ -76,7 +76,10 @@ class Stack:
 
         return asyncio.run(connected())
 
-    def left(self) -> tuple[set[str], set[str]]:
+    def job_folder(self, job_id: str) -> Path:
+        return self.data_dir / "jobs" / job_id
+
+    def contents(self) -> tuple[set[str], set[str]]:
         """Every job and every file there is."""
         files = {path.name for path in (self.data_dir / "files").glob("*")}
         return set(self.exchange(lambda exchange: exchange.job_ids())), files
@@ -184,6 +187,10 @@ def a_job(http: httpx.Client, **changes: Any) -> dict[str, Any]:
     return reply.json()
 
 
+def submit_job(http: httpx.Client, **changes: Any) -> str:
+    return a_job(http, **changes)["id"]
+
+
 def a_model(folder: Path, weights: str = "weights") -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -192,8 +199,8 @@ def a_model(folder: Path, weights: str = "weights") -> Path:
 
 
 def a_checkpoint(stack: Stack, job_id: str, step: int, **metrics: Any) -> Path:
-    """What the learner leaves of a step."""
-    folder = stack.data_dir / "jobs" / job_id / "checkpoints" / f"step-{step:06d}"
+    """Write a checkpoint as the learner does."""
+    folder = stack.job_folder(job_id) / "checkpoints" / f"step-{step:06d}"
     a_model(folder / "model", weights=f"weights of step {step}")
     (folder / "state.json").write_text(json.dumps({"step": step, "metrics": metrics}))
     return folder
@@ -253,14 +260,14 @@ def train(stack: Stack, job_id: str) -> None:
 @contextmanager
 def a_learner(stack: Stack) -> Iterator[list[str]]:
     """Be the learner of every job that is submitted meanwhile: a sample, an event, a success."""
-    before = stack.left()[0]
+    before = stack.contents()[0]
     stop = Event()
     learned = list[str]()
 
     def learn() -> None:
         while not stop.wait(0.1):
-            for job_id in stack.left()[0] - before - {*learned}:
-                folder = stack.data_dir / "jobs" / job_id / "samples"
+            for job_id in stack.contents()[0] - before - {*learned}:
+                folder = stack.job_folder(job_id) / "samples"
                 write_samples(folder, a_sample(97, step=12, texts=["It is 3.", "No."]))
                 take_up(stack, job_id, state=JobState.RUNNING)
                 record_events(stack, job_id, range(12, 13))

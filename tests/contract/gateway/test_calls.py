@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -34,30 +33,23 @@ from tests.builders import a_job_record, a_recipe
 from tests.contract.gateway.conftest import a_models_root
 from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout, parse_tokens
 from tests.contract.gateway.stack import (
-    ENVIRONMENT_KEY,
     KEY,
     Stack,
     a_checkpoint,
     a_gateway,
-    a_job,
     a_model,
     assert_refused,
+    submit_job,
     train,
+    wait_until,
 )
 from tests.contract.valkey_server import Server
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 CHAT = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 COUNT = [COUNTED + number for number in range(5)]
 TEXTS = [f"{number} " for number in range(5)]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +113,7 @@ async def wait_for_calls(exchange: Exchange, count: int) -> None:
 
 
 def end(stack: Stack, job_id: str) -> None:
-    a_model(stack.data_dir / "jobs" / job_id / "model")
+    a_model(stack.job_folder(job_id) / "model")
 
     async def close(exchange: Exchange) -> None:
         await exchange.update_job(job_id, 1, state=JobState.SUCCEEDED, step=3)
@@ -176,7 +168,7 @@ def test_a_chat_is_streamed_as_it_comes(sdk: openai.OpenAI, rollout: FakeRollout
     assert parts[-1].weir["weight_versions"][1][0]["end"] == 5
 
 
-def test_responses_are_calls_of_their_own_and_end_where_they_are_told_to(
+def test_each_response_is_a_call_with_its_seed_and_stops(
     sdk: openai.OpenAI, rollout: FakeRollout
 ) -> None:
     tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
@@ -232,10 +224,10 @@ def test_tokens_are_generated_as_vllm_does(http: httpx.Client, rollout: FakeRoll
     assert rollout.calls[0].sampling.stop_token_ids == (2,)
 
 
-# ---------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------- failures
 
 
-def test_another_rollout_goes_on_where_one_falls_silent(tmp_path: Path) -> None:
+def test_another_rollout_continues_the_calls_of_a_silent_one(tmp_path: Path) -> None:
     a_models_root(tmp_path)
     with (
         Server(tmp_path) as server,
@@ -293,13 +285,15 @@ def test_a_refusal_is_the_answer_also_in_the_middle_of_a_stream(
             assert json.loads(last[6:])["error"]["code"] == "engine_died"
 
 
-def test_a_stream_says_what_it_waits_for(stack: Stack, http: httpx.Client) -> None:
-    body = a_body(stream=True)
-    with a_rollout(stack, begins=lambda _: False), http.stream("POST", CHAT, json=body) as reply:
+def test_a_call_under_way_reports_its_wait(stack: Stack, http: httpx.Client) -> None:
+    session = "/rollout/slow"
+    call = http.stream("POST", session + CHAT, json=a_body(stream=True))
+    with a_rollout(stack, begins=lambda _: False), call as reply:
         assert ": counts" in reply.iter_lines()
+        (waiting,) = http.get(session).json()["under_way"]
+        assert {"created_at", "seconds", "quiet_seconds"} <= waiting.keys()
 
 
-@pytest.mark.anyio
 async def test_a_call_whose_client_leaves_is_withdrawn(stack: Stack) -> None:
     async with a_client(stack) as http:
         with a_rollout(stack, begins=lambda _: False) as rollout:
@@ -315,14 +309,13 @@ async def test_a_call_whose_client_leaves_is_withdrawn(stack: Stack) -> None:
             await wait_for_calls(exchange, 0)
 
 
-@pytest.mark.anyio
-async def test_others_are_answered_while_hundreds_wait(stack: Stack) -> None:
+async def test_requests_are_answered_while_hundreds_of_calls_wait(stack: Stack) -> None:
     async with a_client(stack) as http, connect(stack.server.url, me="test") as exchange:
         waiting = list[asyncio.Task[httpx.Response]]()
         for count in range(20, 201, 20):
             waiting += (asyncio.create_task(http.post(CHAT, json=a_body())) for _ in range(20))
             await wait_for_calls(exchange, count)
-        assert (await http.get("/v1/models")).status_code == 200
+        assert (await http.get("/v1/models")).is_success
         assert not any(task.done() for task in waiting)
         with a_rollout(stack, room=1000):
             assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
@@ -344,7 +337,6 @@ async def never() -> Served:
     raise AssertionError("it was not asked again")
 
 
-@pytest.mark.anyio
 async def test_a_call_too_many_is_refused(exchange: Exchange) -> None:
     desk = PendingCalls(exchange, 60, lambda: ["rollout-1"], max_waiting=2)
     news = asyncio.Event()
@@ -356,7 +348,6 @@ async def test_a_call_too_many_is_refused(exchange: Exchange) -> None:
     assert (caught.value.headers or {})["Retry-After"]
 
 
-@pytest.mark.anyio
 async def test_a_call_ends_also_if_it_can_be_neither_withdrawn_nor_recorded(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +367,6 @@ async def test_a_call_ends_also_if_it_can_be_neither_withdrawn_nor_recorded(
         await exhaust(looks)
 
 
-@pytest.mark.anyio
 async def test_a_death_counts_once_and_a_call_may_be_asked_again_beyond_the_limit(
     exchange: Exchange,
 ) -> None:
@@ -402,11 +392,10 @@ async def test_a_death_counts_once_and_a_call_may_be_asked_again_beyond_the_limi
     await asyncio.gather(*looking)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("is_taken", "silent_s", "code"), [(True, 601, "not_answered"), (False, 301, "not_taken")]
 )
-async def test_a_call_of_which_nothing_comes_ends(
+async def test_a_silent_call_ends(
     exchange: Exchange, is_taken: bool, silent_s: float, code: str
 ) -> None:
     living = list[str]()
@@ -452,24 +441,24 @@ def test_a_field_that_is_wrong_is_named(http: httpx.Client, field: str, value: A
     assert_refused(http.post(CHAT, json=body), 400, field)
 
 
-def test_what_means_nothing_is_passed_over(http: httpx.Client, rollout: FakeRollout) -> None:
+def test_fields_without_effect_are_accepted(http: httpx.Client, rollout: FakeRollout) -> None:
     idle: Any = {"user": "me", "frequency_penalty": 0, "tool_choice": "none", "seed": None}
     messages = [{"role": "assistant", "content": None, "refusal": "no"}, *HELLO]
     options = {"stream_options": {"continuous_usage_stats": False}}
     body = a_body(**idle, **options, messages=messages)
-    assert http.post(CHAT, json=body).status_code == 200
+    assert http.post(CHAT, json=body).is_success
     sampling = {"sampling_params": {"prompt_logprobs": 1}, "token_ids": [1], "model": "tiny"}
     refused = http.post("/inference/v1/generate", json=sampling)
     assert_refused(refused, 400, "sampling_params.prompt_logprobs")
 
 
-def test_messages_come_as_templates_read_them(http: httpx.Client, rollout: FakeRollout) -> None:
+def test_messages_reach_templates_in_their_form(http: httpx.Client, rollout: FakeRollout) -> None:
     def turns(arguments: str) -> list[dict[str, Any]]:
         calls = [{"id": "1", "function": {"name": "add", "arguments": arguments}}]
         blocks = [{"type": "text", "text": part} for part in ("a", "b")]
         return [{"role": "user", "content": blocks}, {"role": "assistant", "tool_calls": calls}]
 
-    assert http.post(CHAT, json=a_body(messages=turns('{"a": 1}'))).status_code == 200
+    assert http.post(CHAT, json=a_body(messages=turns('{"a": 1}'))).is_success
     user, assistant = cast(Any, rollout.calls[0].messages)
     assert user["content"] == "ab"
     assert assistant["content"] == ""
@@ -487,25 +476,27 @@ def test_messages_come_as_templates_read_them(http: httpx.Client, rollout: FakeR
         ({"prompt": "a", "logprobs": 20, "max_tokens": 8192, "n": 3}, "invalid_value"),
     ],
 )
-def test_what_is_too_much_is_refused_at_once(http: httpx.Client, body: Any, code: str) -> None:
+def test_a_request_that_is_too_large_is_refused_at_once(
+    http: httpx.Client, body: Any, code: str
+) -> None:
     reply = http.post("/v1/completions", json={"model": "tiny", **body})
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == code
 
 
-# ---------------------------------------------------------------------- which weights answer
+# ---------------------------------------------------------------------- the weights that answer
 
 
-def test_beside_a_clients_session_models_answer_and_what_it_has_saved(
+def test_models_and_saved_samplers_answer_during_a_clients_session(
     stack: Stack, sdk: openai.OpenAI, rollout: FakeRollout
 ) -> None:
     job = f"ftjob-{'5' * 24}"
     stack.exchange(lambda exchange: exchange.submit(a_job_record(job, recipe=a_recipe(client={}))))
     train(stack, job)
     assert ask(sdk).model == "tiny"
-    folder = a_model(stack.data_dir / f"jobs/{job}/samplers/version-000012")
+    folder = a_model(stack.job_folder(job) / "samplers/version-000012")
     State(base="tiny", dtype="float32", lora=None, version=12).write(folder)
-    a_model(stack.data_dir / f"jobs/{job}/other")
+    a_model(stack.job_folder(job) / "other")
     os.utime(folder, (1, 1))
 
     async def sampler(name: str, exchange: Exchange) -> Served:
@@ -531,7 +522,7 @@ def test_beside_a_clients_session_models_answer_and_what_it_has_saved(
 def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
     stack: Stack, sdk: openai.OpenAI, http: httpx.Client
 ) -> None:
-    job = a_job(http)["id"]
+    job = submit_job(http)
 
     def refusal(model: str) -> tuple[int, str]:
         reply = http.post(CHAT, json=a_body(model=model))
@@ -547,13 +538,13 @@ def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
         assert refusal("none") == (404, "model_not_found")
         assert ask(sdk, model=job).weir["model"] == job
         end(stack, job)
-        (stack.data_dir / f"jobs/{job}/checkpoints/step-000002/model/adapter_config.json").touch()
+        (stack.job_folder(job) / "checkpoints/step-000002/model/adapter_config.json").touch()
         for model in (job, f"{job}@2", f"ftckpt-{job}-2", "tiny"):
             ask(sdk, model=model)
         newest, result, checkpoint, same, base = [call.served for call in rollout.calls]
     assert newest.key == f"job:{job}"
     assert newest.model.max_context == 64
-    assert result.folder == str(stack.data_dir / f"jobs/{job}/model")
+    assert result.folder == str(stack.job_folder(job) / "model")
     assert result.base == ""
     assert checkpoint.key == same.key
     assert checkpoint.version == 2
@@ -569,71 +560,65 @@ def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
 
 
 def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: httpx.Client) -> None:
+    session = "/rollout/s-1"
+    generate = f"{session}/inference/v1/generate"
     failing = Refusal(status=500, code="engine_died", message="it broke")
     with (
-        openai.OpenAI(base_url=f"{stack.url}/rollout/s-1/v1", api_key=KEY, max_retries=0) as sdk,
+        openai.OpenAI(base_url=f"{stack.url}{session}/v1", api_key=KEY, max_retries=0) as sdk,
         a_rollout(stack, refuse=lambda call: failing if call.sampling.seed == 1 else None),
     ):
-        messages = [*HELLO]
-        for number in range(2):
-            reply = ask(sdk, messages=messages).choices[0].message
-            assert reply.content == "0 1 2 3 4 "
-            follow_up = {"role": "user", "content": f"again {number}"}
-            messages += [{"role": "assistant", "content": reply.content}, follow_up]
+        answer = {"role": "assistant", "content": "".join(TEXTS)}
+        turns = [*HELLO, answer, {"role": "user", "content": "again"}]
+        for messages in (HELLO, turns):
+            assert ask(sdk, messages=messages).choices[0].message.content == "0 1 2 3 4 "
         list(sdk.completions.create(model="tiny", prompt="other", stream=True, max_tokens=2))
         with pytest.raises(openai.InternalServerError):
             ask(sdk, seed=1)
-    url = "/rollout/s-1"
-    assert http.get(f"{url}/v1/models").json() == http.get("/v1/models").json()
-    body = {"model": "tiny", "token_ids": [*parse_tokens("other"), *COUNT[:2]]}
-    with a_rollout(stack):
-        assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 200
-        body["token_ids"] = [7] * 8193
-        assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 400
-    trace = http.get(url).json()
-    assert [(call.get("error") or {}).get("code") for call in trace["calls"]] == [
-        *(None, None, None, "engine_died", None, "context_length_exceeded")
-    ]
+        body = {"model": "tiny", "token_ids": [*parse_tokens("other"), *COUNT[:2]]}
+        assert http.post(generate, json=body).is_success
+        assert http.post(generate, json=body | {"token_ids": [7] * 8193}).status_code == 400
+    assert http.get(f"{session}/v1/models").json() == http.get("/v1/models").json()
+    trace = http.get(session).json()
+    errors = [call["error"]["code"] for call in trace["calls"] if call.get("error")]
+    assert errors == ["engine_died", "context_length_exceeded"]
+    assert len(trace["calls"]) == 6
     chat, other = trace["branches"]
     assert trace["num_branches"] == 2
-    sampled = [
-        token
-        for token, is_sampled in zip(chat["token_ids"], chat["own"], strict=True)
-        if is_sampled
-    ]
-    assert sampled == COUNT * 2
-    assert [logprob is None for logprob in chat["logprobs"]] == [
-        not is_sampled for is_sampled in chat["own"]
-    ]
-    assert chat["token_ids"] == [*parse_tokens("Hello"), *COUNT, *parse_tokens("again 0"), *COUNT]
+    hello = parse_tokens("Hello")
+    again = parse_tokens("again")
+    assert chat["token_ids"] == [*hello, *COUNT, *again, *COUNT]
+    is_sampled = [False] * 5 + [True] * 5
+    assert chat["own"] == is_sampled * 2
+    assert [logprob is not None for logprob in chat["logprobs"]] == chat["own"]
     assert other["token_ids"] == [*parse_tokens("other"), *COUNT[:2], *COUNT]
-    assert http.delete(url).json()["deleted"]
-    assert http.get(url).status_code == 404
+    assert http.delete(session).json()["deleted"]
+    assert http.get(session).status_code == 404
     assert http.get("/rollout/.hidden").status_code == 400
 
 
-def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened_with(
+def test_the_terms_of_a_session_decide_how_its_calls_are_sampled(
     stack: Stack, http: httpx.Client
 ) -> None:
-    job = a_job(http)["id"]
+    job = submit_job(http)
     train(stack, job)
     sampling = {"temperature": 0.5, "max_tokens": 3, "stop": ["2 "]}
     terms = {"job_id": job, "purpose": "train", "min_version": 2, "sampling": sampling, "seed": 7}
-    url = "/rollout/try-1"
-    key = http.put(url, json=terms).json()["key"]
-    assert_refused(http.put(url, json=terms), 409, "session")
-    assert_refused(http.put(url, json={**terms, "version": "new"}), 400, "version")
+    session = "/rollout/try-1"
+    chat = session + CHAT
+    key = http.put(session, json=terms).json()["key"]
+    assert_refused(http.put(session, json=terms), 409, "session")
+    assert_refused(http.put(session, json={**terms, "version": "new"}), 400, "version")
     for stop, field in (([*map(str, range(17))], "sampling.stop"), ([""], "sampling.stop.0")):
         changed = {**terms, "sampling": {**sampling, "stop": stop}}
-        assert_refused(http.put(url, json=changed), 400, field)
-    request = a_body(model="mine", temperature=2, max_tokens=9, seed=1, stop=["0 "])
+        assert_refused(http.put(session, json=changed), 400, field)
+    body = a_body(model="mine", temperature=2, max_tokens=9, seed=1, stop=["0 "])
     with a_rollout(stack) as rollout:
         for changes in ({}, {"max_tokens": 2}):
-            assert http.post(url + CHAT, json=request | changes).status_code == 200
-        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http(key) as other:
-            assert other.post(url + CHAT, json=request).status_code == 200
+            assert http.post(chat, json=body | changes).is_success
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http(key) as agent:
+            assert agent.post(chat, json=body).is_success
         text = {"model": "mine", "prompt": "a"}
-        assert http.post(f"{url}/v1/completions", json=text).status_code == 200
+        assert http.post(f"{session}/v1/completions", json=text).is_success
     for call in rollout.calls:
         assert call.key == f"work:{job}"
         assert call.served.name == job
@@ -643,82 +628,44 @@ def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened
         assert call.sampling.stop == ("2 ",)
     assert [call.sampling.max_tokens for call in rollout.calls] == [3, 2, 3, 3]
     assert len({call.sampling.seed for call in rollout.calls} - {1}) >= 3
-    trace = http.get(url).json()
-    gone = http.delete(url).json()
-    assert gone == trace | {"deleted": True}
-    assert gone["calls"][0]["messages"] == HELLO
-    assert [call["text"] for call in gone["calls"]] == ["0 1 ", "0 1 ", "0 1 ", "0 1 "]
-    assert http.post(url + CHAT, json=request).status_code == 404
-    assert http.get(url).status_code == 404
-    assert http.put(url, json=terms).status_code == 200
+    trace = http.get(session).json()
+    assert trace["calls"][0]["messages"] == HELLO
+    assert [call["text"] for call in trace["calls"]] == ["0 1 "] * 4
+    assert http.delete(session).json() == trace | {"deleted": True}
+    for reply in (http.post(chat, json=body), http.get(session)):
+        assert reply.status_code == 404
+    assert http.put(session, json=terms).is_success
     with stack.http(key) as late:
-        assert late.post(url + CHAT, json=request).status_code == 401
+        assert late.post(chat, json=body).status_code == 401
     end(stack, job)
-    refused = http.post(url + CHAT, json=request)
+    refused = http.post(chat, json=body)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "job_not_active"
 
 
-def test_a_damaged_session_is_named_and_can_be_deleted(stack: Stack, http: httpx.Client) -> None:
-    terms = {"job_id": "job", "purpose": "train", "sampling": {"max_tokens": 3}, "seed": 7}
-    url = "/rollout/damaged"
-    file = stack.data_dir / "sessions" / "damaged.jsonl"
-    key = http.put(url, json=terms).json()["key"]
-    file.write_bytes(b"\xff" + file.read_bytes()[1:])
-    for reply in (http.get(url), http.post(url + CHAT, json=a_body())):
-        assert_refused(reply, 409, "session")
-        assert reply.json()["error"]["code"] == "session_damaged"
-    with stack.http(key) as agent, stack.http(ENVIRONMENT_KEY) as environment:
-        assert agent.post(url + CHAT, json=a_body()).status_code == 401
-        assert_refused(environment.get(url), 409, "session")
-    assert http.delete(url).json()["deleted"]
-    assert not file.exists()
-
-
-def test_a_session_tells_of_its_calls_that_are_under_way(stack: Stack, http: httpx.Client) -> None:
-    url = "/rollout/slow"
-    may_begin = [True]
-
-    def counts() -> tuple[int, int]:
-        trace = http.get(url).json()
-        return len(trace["calls"]), len(trace["under_way"])
-
-    with a_rollout(stack, begins=lambda _: may_begin[0]), ThreadPoolExecutor() as pool:
-        assert http.post(url + CHAT, json=a_body()).status_code == 200
-        assert counts() == (1, 0)
-        may_begin[0] = False
-        reply = pool.submit(http.post, url + CHAT, json=a_body())
-        wait_until(lambda: counts() == (1, 1))
-        (call,) = http.get(url).json()["under_way"]
-        assert {"created_at", "seconds", "quiet_seconds"} <= call.keys()
-        may_begin[0] = True
-        assert reply.result(60).status_code == 200
-        assert counts() == (2, 0)
-
-
-def test_where_a_chat_goes_on_from_an_earlier_call_the_rollout_is_told_its_tokens(
+def test_a_rollout_gets_the_tokens_of_the_call_that_a_chat_continues(
     stack: Stack, http: httpx.Client
 ) -> None:
     url = f"/rollout/chats{CHAT}"
-    follow_up = {"role": "user", "content": "again"}
+    again = {"role": "user", "content": "again"}
     reply = {"role": "assistant", "content": "0 1 2 3 4"}  # without its last blank
-    goes_on = [*HELLO, reply, follow_up]
+    second = [*HELLO, reply, again]
     tokens = (*parse_tokens("Hello"), *COUNT)
-    with a_rollout(stack) as rollout:
-        for messages in (
-            HELLO,
-            goes_on,
-            [*goes_on, reply, follow_up],
-            [*HELLO, follow_up, reply, follow_up],
-        ):
-            assert http.post(url, json=a_body(messages=messages)).status_code == 200
-        for options in {"tools": [{"type": "function"}]}, {"chat_template_kwargs": {"effort": 1}}:
-            body = a_body(messages=goes_on, **options)
-            assert http.post(url, json=body).status_code == 200
-        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
-            assert other.post(url, json=a_body(messages=goes_on)).status_code == 200
-    begun = [call.begun for call in rollout.calls]
-    second = (*tokens, *parse_tokens("again"), *COUNT)
-    assert [begun and (begun.num_messages, begun.token_ids) for begun in begun] == [
-        *(None, (2, tokens), (4, second), None, None, None, (2, tokens))
+    longer = (*tokens, *parse_tokens("again"), *COUNT)
+    bodies = [
+        a_body(),
+        a_body(messages=second),
+        a_body(messages=[*second, reply, again]),
+        a_body(messages=[*HELLO, again, reply, again]),
+        a_body(messages=second, tools=[{"type": "function"}]),
+        a_body(messages=second, chat_template_kwargs={"effort": 1}),
     ]
+    with a_rollout(stack) as rollout:
+        for body in bodies:
+            assert http.post(url, json=body).is_success
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
+            assert other.post(url, json=bodies[1]).is_success
+    starts = [call.begun and call.begun.token_ids for call in rollout.calls]
+    assert starts == [None, tokens, longer, None, None, None, tokens]
+    nums_messages = [call.begun.num_messages for call in rollout.calls if call.begun]
+    assert nums_messages == [2, 4, 2]

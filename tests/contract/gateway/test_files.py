@@ -29,6 +29,7 @@ from tests.contract.gateway.stack import (
     assert_refused,
     record_events,
     reinforcement,
+    submit_job,
     take_up,
     tell,
     upload,
@@ -148,7 +149,7 @@ TOLD: list[dict[str, Any]] = [
 def test_an_ended_jobs_result_file_has_a_row_for_each_step(
     stack: Stack, http: httpx.Client, sdk: openai.OpenAI
 ) -> None:
-    job_id = a_job(http)["id"]
+    job_id = submit_job(http)
     assert sdk.fine_tuning.jobs.retrieve(job_id).result_files == []
     assert http.get(f"/v1/files/file-{job_id}").status_code == 404
     record_events(stack, job_id, range(1))
@@ -170,13 +171,13 @@ def test_an_ended_jobs_result_file_has_a_row_for_each_step(
 
 
 def test_a_result_file_goes_with_its_job_and_not_before(stack: Stack, http: httpx.Client) -> None:
-    job_id = a_job(http)["id"]
+    job_id = submit_job(http)
     take_up(stack, job_id, state="failed", step=1)
     url = f"/v1/files/file-{job_id}"
     assert http.get(f"{url}/content").text == "step\n"
     assert_refused(http.delete(url), 409, "file_id")
     assert_refused(http.delete(f"/v1/files/file-ftjob-{24 * '0'}"), 404, "id")
-    assert http.delete(f"{JOBS}/{job_id}").status_code == 200
+    assert http.delete(f"{JOBS}/{job_id}").is_success
     for reply in (http.get(url), http.get(f"{url}/content")):
         assert reply.status_code == 404
 
@@ -196,9 +197,9 @@ def test_slow_uploads_of_one_key_take_nothing_from_another(
         refused = upload(http)
         assert_refused(refused, 429, None)
         assert refused.headers["Retry-After"] == "2"
-        assert http.get("/v1/files").status_code == 200
+        assert http.get("/v1/files").is_success
         with stack.http("other-key") as another:
-            assert upload(another).status_code == 200
+            assert upload(another).is_success
     finally:
         for connection in silent:
             connection.close()

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from protocol.exchange import Exchange
@@ -90,31 +91,24 @@ async def test_many_who_follow_a_job_read_it_once(
     jobs: JobService, exchange: Exchange, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A follower with a reader of its own asks for each event at least once."""
-    reads = [0]
-    read = exchange.events
-
-    async def counted(*arguments: Any, **named: Any) -> Any:
-        reads[0] += 1
-        return await read(*arguments, **named)
-
+    read = AsyncMock(wraps=exchange.events)
     await tell(exchange, 0)
     newest = (await exchange.events("job"))[-1][0]
-    first = follow_until_ended(jobs, "job", "0")
-    assert "step 0" in await anext(first)
-    monkeypatch.setattr(exchange, "events", counted)
-    late = [follow_until_ended(jobs, "job", "0") for _ in range(150)]
-    assert all("step 0" in text for text in [await anext(follower) for follower in late])
-    followers = [*late, *(follow_until_ended(jobs, "job", newest) for _ in range(150))]
-    next_of = [asyncio.create_task(anext(follower)) for follower in (first, *followers)]
+    monkeypatch.setattr(exchange, "events", read)
+    early = [follow_until_ended(jobs, "job", "0") for _ in range(150)]
+    for follower in early:
+        assert "step 0" in await anext(follower)
+    followers = early + [follow_until_ended(jobs, "job", newest) for _ in range(150)]
+    reads = [asyncio.create_task(anext(follower)) for follower in followers]
     await asyncio.sleep(0)
     await tell(exchange, 1)
-    assert all("step 1" in text for text in await asyncio.gather(*next_of))
-    assert reads[0] < 100
+    assert all("step 1" in text for text in await asyncio.gather(*reads))
+    assert read.await_count < 100
     with server.client() as client:
         clients: Any = client.info("clients")
-        assert clients["connected_clients"] < 100
-    for follower in (first, *followers):
+    assert clients["connected_clients"] < 100
+    for follower in followers:
         await follower.aclose()
-    next_one = follow_until_ended(jobs, "job", newest)
-    assert "step 1" in await anext(next_one)
-    await next_one.aclose()
+    later = follow_until_ended(jobs, "job", newest)
+    assert "step 1" in await anext(later)
+    await later.aclose()

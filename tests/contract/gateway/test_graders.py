@@ -15,9 +15,9 @@ from tests.contract.gateway.stack import (
     Stack,
     a_body,
     a_grader,
-    a_job,
     assert_refused,
     reinforcement,
+    submit_job,
 )
 from tests.fuzz.bodies import TRIALS, try_bodies
 
@@ -71,7 +71,7 @@ def test_a_grader_is_run_in_the_shape_of_the_sdk(sdk: openai.OpenAI) -> None:
 
 def test_a_response_is_graded_as_a_job_does(http: httpx.Client) -> None:
     trial = {"model_sample": r"1+1=2; 2+1=4; \boxed{2}", "item": {"prompt": "1+1=?", "answer": "2"}}
-    by_job = trial | {"job": a_job(http)["id"]}
+    by_job = trial | {"job": submit_job(http)}
     result = http.post(RUN, json=by_job).json()
     assert result["reward"] == 1
     assert result["metadata"]["type"] == "job"

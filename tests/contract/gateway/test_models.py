@@ -1,4 +1,4 @@
-"""Models over REST: what a job may start from, what jobs have made, and how that is fetched."""
+"""Models over REST: base models, trained models, and fetching them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tests.contract.gateway.stack import (
     a_model,
     assert_refused,
     know,
+    submit_job,
     take_up,
     weir,
 )
@@ -39,8 +40,8 @@ WEIGHTS = "model.safetensors"
 
 def a_trained_job(stack: Stack, http: httpx.Client, size: int = 10) -> tuple[str, Path]:
     """A job that has succeeded, and its model: three files, and much beside them."""
-    job_id = a_job(http)["id"]
-    folder = a_model(stack.data_dir / "jobs" / job_id / "model")
+    job_id = submit_job(http)
+    folder = a_model(stack.job_folder(job_id) / "model")
     (folder / "inner").mkdir()
     (folder / "inner" / "deep").write_text("secret")
     (folder.parent / "beside").write_text("secret")
@@ -65,14 +66,14 @@ def own_model(stack: Stack, job_id: str) -> Path:
     return Path(record.recipe.model.path)
 
 
-# ---------------------------------------------------------------------- what there is
+# ---------------------------------------------------------------------- the list
 
 
 def test_the_openai_sdk_lists_models_and_each_is_retrieved_and_can_be_trained(
     stack: Stack, http: httpx.Client, sdk: openai.OpenAI
 ) -> None:
-    job_id = a_job(http)["id"]
-    a_model(stack.data_dir / "jobs" / job_id / "model")
+    job_id = submit_job(http)
+    a_model(stack.job_folder(job_id) / "model")
     a_checkpoint(stack, job_id, 2)
     listed = {model.id: model for model in sdk.models.list()}
     bases = {"tiny", "chat", "examples/arithmetic/base-model"}
@@ -96,10 +97,10 @@ def test_a_model_that_no_job_can_start_from_is_not_there(http: httpx.Client, nam
 def test_the_openai_sdk_pages_checkpoints_newest_first_with_what_their_steps_told(
     stack: Stack, http: httpx.Client, sdk: openai.OpenAI
 ) -> None:
-    job_id = a_job(http)["id"]
+    job_id = submit_job(http)
     for step in (2, 4, 10):
         a_checkpoint(stack, job_id, step, loss=step / 2, reward=0.25, grad_norm=None)
-    (stack.data_dir / "jobs" / job_id / "checkpoints/.unfinished-1-step-000012").mkdir()
+    (stack.job_folder(job_id) / "checkpoints/.unfinished-1-step-000012").mkdir()
     assert not http.get(f"{JOBS}/{job_id}/checkpoints?limit=3").json()["has_more"]
     checkpoints = list(sdk.fine_tuning.jobs.checkpoints.list(job_id, limit=1))
     assert [checkpoint.step_number for checkpoint in checkpoints] == [10, 4, 2]
@@ -114,11 +115,11 @@ def test_the_openai_sdk_pages_checkpoints_newest_first_with_what_their_steps_tol
 def test_a_job_that_starts_from_a_checkpoint_keeps_it_when_the_other_job_does_not(
     stack: Stack, http: httpx.Client
 ) -> None:
-    job_id = a_job(http)["id"]
+    job_id = submit_job(http)
     checkpoint = a_checkpoint(stack, job_id, 4)
-    fork = a_job(http, model=f"ftckpt-{job_id}-4")["id"]
+    fork = submit_job(http, model=f"ftckpt-{job_id}-4")
     model = own_model(stack, fork)
-    assert model.is_relative_to(stack.data_dir / "jobs" / fork)
+    assert model.is_relative_to(stack.job_folder(fork))
     assert (model / WEIGHTS).samefile(checkpoint / "model" / WEIGHTS), "it takes no room of its own"
     shutil.rmtree(checkpoint)
     assert (model / WEIGHTS).read_text() == "weights of step 4"
@@ -131,7 +132,7 @@ def test_a_job_that_starts_from_a_checkpoint_keeps_it_when_the_other_job_does_no
 def test_a_job_without_a_model_is_refused_with_the_checkpoints_that_it_has(
     stack: Stack, http: httpx.Client, makes: tuple[int, ...], reason: str
 ) -> None:
-    job_id = a_job(http)["id"]
+    job_id = submit_job(http)
     for step in makes:
         a_checkpoint(stack, job_id, step)
     for name in (job_id, f"ftckpt-{job_id}-3"):
@@ -148,7 +149,7 @@ def test_a_trained_model_is_deleted_and_jobs_that_start_from_it_keep_theirs(
 ) -> None:
     job_id, folder = a_trained_job(stack, http)
     weights = (folder / WEIGHTS).read_bytes()
-    fork = a_job(http, model=job_id)["id"]
+    fork = submit_job(http, model=job_id)
     (folder.parent / "beside").unlink()
     deleted = sdk.models.delete(job_id)
     assert deleted.id == job_id
@@ -166,7 +167,7 @@ def test_the_model_of_a_forgotten_job_is_fetched_and_the_job_deleted(
 ) -> None:
     job_id, folder = a_trained_job(stack, http)
     assert stack.exchange(lambda exchange: exchange.forget_job(job_id))
-    assert http.get(f"/v1/models/{job_id}").status_code == 200
+    assert http.get(f"/v1/models/{job_id}").is_success
     assert len(http.get(f"{JOBS}/{job_id}/model").json()["data"]) == 3
     assert http.get(f"{JOBS}/{job_id}/model/config.json").text == "{}"
     assert http.delete(f"{JOBS}/{job_id}").json()["deleted"]
@@ -175,15 +176,15 @@ def test_the_model_of_a_forgotten_job_is_fetched_and_the_job_deleted(
     assert_refused(http.delete(f"{JOBS}/{job_id}"), 404, "id")
 
 
-def test_what_no_ended_job_has_trained_is_not_deleted(stack: Stack, http: httpx.Client) -> None:
-    running = a_job(http)["id"]
-    a_model(stack.data_dir / "jobs" / running / "model")  # a moment before it has succeeded
+def test_only_a_model_of_an_ended_job_is_deleted(stack: Stack, http: httpx.Client) -> None:
+    running = submit_job(http)
+    a_model(stack.job_folder(running) / "model")  # a moment before it has succeeded
     a_checkpoint(stack, running, 2)
     take_up(stack, running, state="running")
     assert_refused(http.delete(f"/v1/models/{running}"), 409, "id")
     for name in ("tiny", "examples/arithmetic/base-model", f"ftckpt-{running}-2"):
         assert_refused(http.delete(f"/v1/models/{name}"), 403, "id")
-        assert http.get(f"/v1/models/{name}").status_code == 200
+        assert http.get(f"/v1/models/{name}").is_success
 
 
 # ---------------------------------------------------------------------- the files of a model
@@ -217,7 +218,7 @@ def test_no_other_name_reaches_a_file(stack: Stack, http: httpx.Client) -> None:
 
 
 def get_verbatim(stack: Stack, path: str) -> tuple[int, bytes]:
-    """What is answered to a path that no client has put in order."""
+    """Return the answer to a path that no client has normalized."""
     connection = http.client.HTTPConnection(stack.url.removeprefix("http://"), timeout=60)
     connection.putrequest("GET", path)
     connection.putheader("Authorization", f"Bearer {KEY}")
@@ -230,8 +231,8 @@ def test_a_record_cannot_name_a_folder_that_is_not_its_own(
     stack: Stack, http: httpx.Client
 ) -> None:
     another = a_trained_job(stack, http)[1]
-    job_id = a_job(http)["id"]
-    job = stack.data_dir / "jobs" / job_id
+    job_id = submit_job(http)
+    job = stack.job_folder(job_id)
     a_model(job / "model")
     (job / "away").symlink_to(another)
     folders = (job, job / "away", job / "model/..", job / "model/config.json", job / "gone")
@@ -254,7 +255,7 @@ def test_a_record_cannot_name_a_folder_that_is_not_its_own(
 def test_a_job_without_a_model_says_why(
     stack: Stack, http: httpx.Client, values: dict[str, Any], status: int, reason: str
 ) -> None:
-    job_id = a_job(http)["id"]
+    job_id = submit_job(http)
     if values:
         take_up(stack, job_id, **values)
     for route in ("model", f"model/{WEIGHTS}"):
@@ -267,7 +268,7 @@ def test_a_job_without_a_model_says_why(
 
 
 class Cuts(httpx.BaseTransport):
-    """A line that breaks after so many bytes of the weights, and keeps what was asked for."""
+    """A transport that breaks after some bytes of the weights, and records the requests."""
 
     def __init__(self, *after: int) -> None:
         self.inner = httpx.HTTPTransport()
@@ -322,7 +323,7 @@ def test_a_fetch_goes_on_where_the_line_broke(
         assert sizes == sorted(sizes)
         line.asked.clear()
         client.fetch_model(job_id, tmp_path)
-    assert [name for name, _ in line.asked] == ["model"], "what is done is not repeated"
+    assert [name for name, _ in line.asked] == ["model"], "finished files are not fetched again"
 
 
 class Replaces(Cuts):

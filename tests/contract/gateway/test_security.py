@@ -1,4 +1,4 @@
-"""Each role gets what the tables of access.txt say."""
+"""Each role gets the answers that the tables of access.txt list."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from tests.contract.gateway.stack import (
     a_grader,
     a_job,
     reinforcement,
+    submit_job,
     train,
     upload,
 )
@@ -173,7 +174,7 @@ def a_site(folder: Path, **variables: str) -> Iterator[Site]:
         a_seen_rollout(stack),
         stack.http() as admin,
     ):
-        job = a_job(admin)["id"]
+        job = submit_job(admin)
         train(stack, job)
         yield Site(stack, read_kinds(Reader(variables), "", hidden=[]), job, admin, admin)
 
@@ -194,7 +195,7 @@ def allowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(autouse=True)
 def skip_jail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not refused is not played either."""
+    """Play no episode, even in an environment that is accepted."""
 
     @asynccontextmanager
     async def open_group(*group: Any) -> AsyncIterator[GroupPlayer]:
@@ -215,7 +216,7 @@ def outcome(site: Site, role: str, action: str) -> str:
 
 
 def failed_field(kinds: EnvironmentKinds, environment: dict[str, Any] | None) -> str | None:
-    """What a worker names that does not play an environment."""
+    """Return the field that a worker names if it refuses an environment."""
 
     async def play(environment: Environment) -> None:
         async with kinds.open_environment(environment, "job"):

@@ -44,7 +44,7 @@ class Jobs(JobService):
 class FallsSilent:
     """An exchange that no longer answers, as often as a test wants.
 
-    What is asked of it meanwhile does not happen, but for what comes just before the silence.
+    Requests during the silence do not happen; the one just before it does.
     """
 
     def __init__(self, exchange: Exchange) -> None:

@@ -101,7 +101,7 @@ def test_the_rest_client_lists_what_there_is_and_deletes_it(
     session = run.user_metadata["session"]
     assert session in client.list_sessions().result().sessions
     assert client.get_session(session).result().training_run_ids == [model.model_id]
-    killed_at = stack.data_dir / "jobs" / run.training_run_id / "samplers/.deleted-mine"
+    killed_at = stack.job_folder(run.training_run_id) / "samplers/.deleted-mine"
     a_model(killed_at)
     client.delete_checkpoint_from_tinker_path(path).result()
     assert not killed_at.exists()
@@ -119,7 +119,7 @@ def create(http: httpx.Client, session: str, **changes: Any) -> str:
 
 
 def operation_log(stack: Stack, job_id: str) -> OperationLog:
-    return OperationLog(stack.data_dir / "jobs" / job_id)
+    return OperationLog(stack.job_folder(job_id))
 
 
 def step(http: httpx.Client, job_id: str) -> httpx.Response:
@@ -229,14 +229,14 @@ def test_a_client_that_speaks_again_resumes_its_job_but_not_one_that_a_person_pa
             assert job["training_file"] == "client"
             assert job["weir"]["steps"] is None
         pause(stack, closed := create(http, "c"), SILENT)
-        assert http.post(f"{API}/sessions/c/finish", json={}).status_code == 200
+        assert http.post(f"{API}/sessions/c/finish", json={}).is_success
         assert http.get(f"{JOBS}/{closed}").json()["status"] == "queued"
         reply = http.post(f"{API}/retrieve_future", json=future)
         assert reply.status_code == 408
         assert reply.json()["queue_state"] == "paused_capacity"
         http.post(f"{JOBS}/{job_id}/cancel")
         reply = http.post(f"{API}/retrieve_future", json=future)
-        assert reply.status_code == 200
+        assert reply.is_success
         assert reply.json()["category"] == "user"
         forgotten = {"request_id": f"{job_id}:9:optim_step"}
         assert http.post(f"{API}/retrieve_future", json=forgotten).status_code == 410
@@ -297,7 +297,7 @@ def test_keys_have_the_prefix_of_the_sdk_and_their_roles(stack: Stack) -> None:
     with httpx.Client(base_url=stack.url) as http:
         assert http.get(f"{API}/healthz").json() == {"status": "ok"}
         for headers in ({"X-API-Key": f"tml-{KEY}"}, {"Authorization": f"Bearer {KEY}"}):
-            assert http.get(f"{API}/sessions", headers=headers).status_code == 200
+            assert http.get(f"{API}/sessions", headers=headers).is_success
         reply = http.post(f"{API}/copy_weights", json={}, headers={"X-API-Key": KEY})
         assert reply.status_code == 404
         assert reply.json()["error"]["code"] == "not_supported"

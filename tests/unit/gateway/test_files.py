@@ -23,6 +23,7 @@ from services.gateway.core.files.check import MESSAGES, check_file
 from services.gateway.core.files.store import FileStore, StoredFile, clean_filename, copy_with_id
 from services.gateway.errors import Problem
 
+pytestmark = pytest.mark.anyio
 TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
 GOOD = {"purpose": "fine-tune"}
 HOUR = GOOD | {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
@@ -115,7 +116,6 @@ def test_a_filename_is_the_printable_end_of_a_path(sent: str, name: str) -> None
     assert clean_filename(sent) == name
 
 
-@pytest.mark.anyio
 async def test_a_check_counts_tasks_and_columns_within_its_cpu_time(tmp_path: Path) -> None:
     path = tmp_path / "tasks"
     chat = {"id": "b", "messages": [{"role": "user", "content": "1"}], "metadata": {"level": 1}}
@@ -144,7 +144,6 @@ async def upload(store: FileStore, *files: tuple[str, bytes], **fields: str) -> 
         return await client.post("http://gateway/", files=parts, data=fields)
 
 
-@pytest.mark.anyio
 async def test_an_upload_is_stored_under_its_name_until_it_expires(store: FileStore) -> None:
     stored = StoredFile.model_validate((await upload(store, FILE, **HOUR)).json())
     assert stored.filename == "t.jsonl"
@@ -171,7 +170,6 @@ BAD_FORMS: dict[str, tuple[list[tuple[str, bytes]], dict[str, str], str]] = {
 }
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("case", BAD_FORMS)
 async def test_a_bad_form_is_refused_by_its_field_and_leaves_no_file(
     store: FileStore, case: str

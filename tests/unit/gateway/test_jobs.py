@@ -1,4 +1,4 @@
-"""What a client is told about a job, and the ids of repeated submissions."""
+"""The job object of the API, and the ids of repeated submissions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_model_is_told_only_when_the_job_succeeded() -> None:
     assert job_object(done)["fine_tuned_model"] == record.id
 
 
-def test_a_job_that_the_machine_holds_up_has_not_failed_and_says_what_it_waits_for() -> None:
+def test_a_job_that_the_machine_paused_reports_its_reason_and_no_error() -> None:
     held_up = a_record(JobState.PAUSED).model_copy(update={"error": "the disk is full"})
     job = job_object(held_up)
     assert job["status"] == "paused"

@@ -1,4 +1,4 @@
-"""Which model names are accepted, and what a model's folder tells."""
+"""Names of models, and the facts in a model's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes of a call in several tries: no token twice, and none missing."""
+"""A call in several tries gets no token twice, and misses none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe as a person pastes it, and what it asks for in numbers."""
+"""A recipe as a person pastes it."""
 
 from __future__ import annotations
 

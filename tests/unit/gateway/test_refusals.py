@@ -1,4 +1,4 @@
-"""What cannot work is refused by name, before anything is queued."""
+"""A recipe that cannot work is refused by its field, before it is queued."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ BAD: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_work_is_refused_by_its_field(case: str) -> None:
+def test_a_recipe_that_cannot_work_is_refused_by_its_field(case: str) -> None:
     field, *arguments = BAD[case]
     with pytest.raises(Problem) as caught:
         checked(*arguments)
@@ -66,7 +66,7 @@ def test_what_cannot_work_is_refused_by_its_field(case: str) -> None:
     assert caught.value.param == f"recipe.{field}"
 
 
-def test_what_just_works_is_accepted() -> None:
+def test_a_recipe_at_the_limit_is_accepted() -> None:
     checked({"training": {"steps": 2**45}})  # times 2, 2 and 64
     for temperature in (0.01, 2.0):
         checked(sampling(temperature=temperature))

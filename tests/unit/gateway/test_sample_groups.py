@@ -108,7 +108,7 @@ def test_special_tokens_are_pieces_of_a_text_that_has_them_but_for_the_last(
 
 @pytest.fixture
 def show(tmp_path: Path) -> Shown:
-    """What is shown of a group that was written."""
+    """Return a function that writes a group and reads its JSON."""
 
     def show(rows: list[Row], tokenizer: Tokenizer | None = None) -> dict[str, Any]:
         write_samples(tmp_path, rows)
@@ -182,11 +182,11 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments(show: Shown) -
         Grade(outcome=Ungradable(reason="no gold answer")),
     ]
     texts = ["say 2+2=5 then", "nothing"]
-    answer = show(a_graded_sample(texts, grades, prompt="What is it?", answer="4"))
+    answer = show(a_graded_sample(texts, grades, prompt="2 + 2?", answer="4"))
     assert printed(answer).splitlines() == [
         "train:0, step 0: used",
         "task sum-1, answer 4",
-        "What is it?",
+        "2 + 2?",
         "",
         "response 0: outcome 1.00, process 0.25, reward 1.000, advantage +0.500, 2 tokens, stop",
         "say 2+2=5 then",

@@ -1,4 +1,4 @@
-"""What the gateway makes of the files of a sample store, which come, go, and may be damaged."""
+"""Queries on a sample store whose files come, go, and may be damaged."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_list_shows_the_begin_of_prompt_and_answer(store: Store) -> None:
     assert texts_shown == expected
 
 
-def test_each_order_puts_first_what_it_is_named_for(store: Store) -> None:
+def test_each_order_sorts_by_its_number(store: Store) -> None:
     write_samples(
         store.folder,
         a_sample(
@@ -150,7 +150,7 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
     assert set(ids) >= at_first - gone
 
 
-def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
+def test_a_long_search_returns_pages_with_a_cursor(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "NUM_SEARCHED", 1)
@@ -217,7 +217,7 @@ def test_files_that_come_change_and_go_are_noticed_and_no_other_is_read_again(
     assert taken_in == ["000001-train-000001.parquet", "000002-train-000001.parquet"]
 
 
-def test_a_step_that_is_made_again_supersedes_what_earlier_attempts_left_from_there_on(
+def test_a_repeated_step_supersedes_later_steps_of_earlier_attempts(
     store: Store,
 ) -> None:
     for attempt, steps in ((1, range(4)), (10, range(2, 3)), (9, range(1, 4))):

@@ -98,32 +98,33 @@ def record(store: SessionStore, turn: int, **prompt: Any) -> Call:
 
 
 @pytest.mark.parametrize("is_chat", [True, False])
-def test_a_session_grows_by_what_is_new_and_its_trace_tells_all(
+def test_a_session_stores_only_new_tokens_and_traces_whole_prompts(
     tmp_path: Path, is_chat: bool
 ) -> None:
     store = SessionStore(tmp_path)
     messages = list[dict[str, str]]()
     token_ids = list[int]()
-    expected = list[Any]()
+    prompts = list[Any]()
     for turn in range(40):
         messages = [*messages, {"role": "user", "content": f"turn {turn}"}]
         token_ids = [*token_ids, turn]
         record(store, turn, **({"messages": messages} if is_chat else {"token_ids": token_ids}))
-        expected.append(messages if is_chat else None)
+        prompts.append(messages if is_chat else None)
         messages = [*messages, {"role": "assistant", "content": f"{turn}"}]
         token_ids = [*token_ids, turn]
     trace = store.trace("s")
-    assert [call["messages"] for call in trace["calls"]] == expected
+    assert [call["messages"] for call in trace["calls"]] == prompts
     assert [branch["token_ids"] for branch in trace["branches"]] == [token_ids]
     text = (tmp_path / "s.jsonl").read_text()
+    assert text.count('"turn ') == (40 if is_chat else 0)
     lines = [json.loads(line) for line in filter(None, text.splitlines())]
     assert sum(len(line["prompt_ids"]) for line in lines[1:]) == 40
-    assert text.count('"turn ') == (40 if is_chat else 0)
-    for reader in store, SessionStore(tmp_path):
-        assert sum(len(call.new_ids) for call in reader.enter("s").answered.values()) == 80
-    named = [{**turn, "name": "me"} if turn["role"] == "assistant" else turn for turn in messages]
-    record(store, 40, messages=named)
-    assert store.trace("s")["calls"][-1]["messages"] == named
+    for reader in (store, SessionStore(tmp_path)):
+        calls = reader.enter("s").answered.values()
+        assert sum(len(call.new_ids) for call in calls) == 80
+    messages[1] = messages[1] | {"name": "me"}
+    record(store, 40, messages=messages)
+    assert store.trace("s")["calls"][-1]["messages"] == messages
 
 
 def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who waits for whom: every stall has its edge and its words, and what may take long is none."""
+"""Every stall has its edge and its words; work that may take long is no stall."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     "a rollout loads weights": (
         asked(LOADING, IDLE_GRADER, claimed=1),
         Edge.LOADING,
-        "rollout-1 has it",
+        "learner waits for group train:412; rollout-1 has it, 95 s; it loads version 17, 40 s",
         USUAL_S,
     ),
     "no learner was ever there": (
@@ -160,7 +160,6 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         "loads",
         600.0,
     ),
-    "no grader": (sampled(ROLLOUT), Edge.NO_GRADER, "no grader is running", CERTAIN_S),
     "the judge is down": (
         sampled(a_process("grader", **NO_JUDGE)),
         Edge.JUDGE,
@@ -189,25 +188,9 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         "train:412",
         USUAL_S,
     ),
-    "a group behind those of an evaluation that get tokens": (
-        a_snapshot(LEARNER, MOVES, **BUSY),
-        Edge.SAMPLING,
-        "train:412",
-        LONG_S,
-    ),
     "a long answer gets tokens": (
         asked(a_process("rollout", "samples_groups", still_s=9.0, holds=HELD)),
         *(Edge.SAMPLING, "it samples", LONG_S),
-    ),
-    "a group is graded while others are evaluated": (
-        a_snapshot(
-            LEARNER,
-            a_process("grader", "grades_groups", holds=HELD),
-            MOVES,
-            rollouts=Backlog(1, 1),
-            eval_requests=Backlog(7, 2),
-        ),
-        *(Edge.GRADING, "it grades", USUAL_S),
     ),
     "a group is graded behind those of an evaluation": (
         sampled(a_process("grader", "grades_groups", holds={"eval:7": 95.0})),
@@ -237,10 +220,6 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         "it plays 16 episodes, 95 s; rollout-0 answers 8 calls",
         LONG_S,
     ),
-    "episodes wait for an engine that hangs": (
-        played(PLAYS, a_process("rollout", "answers_calls", at_once=8)),
-        *(Edge.SAMPLING, "rollout-0 answers 8 calls", USUAL_S),
-    ),
     "episodes wait for the first weights": (
         played(PLAYS, a_process("rollout", "loads_version", ready=False)),
         *(Edge.LOADING, "rollout-0 loads version", 600.0),
@@ -256,10 +235,6 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
         Edge.ENVIRONMENT,
         "the gateway does not answer, 40 s",
         CERTAIN_S,
-    ),
-    "the only environment worker is frozen with the group": (
-        played(a_process("environment", "plays_episodes", silent_s=20.0, holds=HELD), IDLE),
-        *(Edge.NO_ENVIRONMENT, "no environment worker is alive", CERTAIN_S),
     ),
     "a collective hangs": (
         a_learner("trains_step", number=17, step_s=100.0),
@@ -307,7 +282,7 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
 
 
 @pytest.mark.parametrize("name", STALLS)
-def test_every_stall_has_its_edge_and_is_one_after_as_long_as_it_may_take(name: str) -> None:
+def test_every_stall_has_its_edge_and_its_timeout(name: str) -> None:
     snapshot, edge, named, patience_s = STALLS[name]
     blocked = find_blocker(snapshot)
     assert blocked.edge == edge
@@ -326,7 +301,7 @@ GRADERS_FROZEN = a_process("grader", "grades_groups", silent_s=26.0)
 HOLDS = {"train:412": 26.0}
 BY_THEMSELVES: Mapping[str, tuple[Snapshot, Edge | None]] = {
     "the only grader is frozen": (sampled(ROLLOUT, GRADERS_FROZEN), Edge.NO_GRADER),
-    "the only grader is frozen with what it was not seen to hold": (
+    "the only grader is frozen and its groups are not in its status": (
         a_snapshot(LEARNER, MOVES, GRADERS_FROZEN, **BUSY, rollouts=Backlog(3, 3, 30.0, "train:9")),
         Edge.NO_GRADER,
     ),
@@ -348,18 +323,12 @@ BY_THEMSELVES: Mapping[str, tuple[Snapshot, Edge | None]] = {
 
 
 @pytest.mark.parametrize("name", BY_THEMSELVES)
-def test_what_is_known_to_stand_still_is_a_stall_though_others_move(name: str) -> None:
+def test_a_process_that_stands_still_is_a_stall_though_others_move(name: str) -> None:
     snapshot, edge = BY_THEMSELVES[name]
     why = active_progress(snapshot, still_s=1.0)
     assert why.edge == edge
     assert why.is_moving == (edge is None)
     assert edge is None or why.still_s > 25.0
-
-
-def test_the_words_say_who_waits_for_what_since_when_and_who_has_it() -> None:
-    assert find_blocker(STALLS["a rollout loads weights"][0]).reason == (
-        "learner waits for group train:412; rollout-1 has it, 95 s; it loads version 17, 40 s"
-    )
 
 
 def test_a_dead_process_is_listed_unless_a_living_one_has_its_place() -> None:
@@ -381,24 +350,24 @@ def test_a_paused_job_is_no_stall_and_says_who_must_act() -> None:
     assert "resumes by itself" in str(active_progress(by_machine, 9999).reason)
 
 
-def test_a_job_that_is_not_first_names_the_job_before_it_and_who_must_act() -> None:
+def test_a_job_that_is_not_first_names_the_job_before_it() -> None:
     running = a_snapshot(LEARNER, IDLE, IDLE_GRADER)
     stalled = asked(IDLE_GRADER)
 
-    def told(snapshot: Snapshot, still_s: float = 1.0, **values: Any) -> Progress:
+    def progress(snapshot: Snapshot, still_s: float = 1.0, **values: Any) -> Progress:
         return waiting_progress(
             a_job_record("other", **values), snapshot.job, active_progress(snapshot, still_s)
         )
 
     waits = "it waits for job job, which is running at step 5/2"
-    assert told(running).reason == waits
-    assert str(told(stalled, 99.0).reason).startswith(f"{waits}: learner waits for group")
+    assert progress(running).reason == waits
+    assert str(progress(stalled, 99.0).reason).startswith(f"{waits}: learner waits for group")
     assert waiting_progress(a_job_record(), None, active_progress(running, 1.0)).is_moving
-    by_user = told(running, state="paused", requested="pause", error={"message": "80% failed"})
+    by_user = progress(running, state="paused", requested="pause", error={"message": "80% failed"})
     assert not by_user.is_moving
     assert by_user.edge is None
     assert "80% failed; `weir resume`" in str(by_user.reason)
-    by_machine = told(running, state="paused", error={"message": "no disk"})
+    by_machine = progress(running, state="paused", error={"message": "no disk"})
     assert "retried after job job" in str(by_machine.reason)
 
 

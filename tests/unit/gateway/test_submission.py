@@ -1,4 +1,4 @@
-"""How a REST body becomes a recipe, and what it leaves out."""
+"""A REST body becomes a recipe, with defaults for missing fields."""
 
 from __future__ import annotations
 

@@ -36,13 +36,5 @@ async def test_nobody_waits_on_for_a_client_that_has_left(monkeypatch: pytest.Mo
         await ended.wait()
 
 
-async def test_a_client_that_stays_has_the_answer() -> None:
-    async def answer() -> Response:
-        return Response("it")
-
-    reply = await futures.until_disconnect(a_request(asyncio.Queue()), answer())
-    assert reply.body == b"it"
-
-
 def test_requests_that_began_at_once_do_not_end_at_once() -> None:
     assert len({round(futures.random_timeout_s(), 1) for _ in range(100)}) > 10
