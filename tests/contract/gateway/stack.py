@@ -39,8 +39,11 @@ TASKS = "".join(
 )
 GOOD_LINE = '{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
 EXACT: Any = {
-    **{"type": "string_check", "name": "exact", "operation": "eq"},
-    **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+    "type": "string_check",
+    "name": "exact",
+    "operation": "eq",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.answer}}",
 }
 RECIPE: dict[str, Any] = {
     "name": "tiny",

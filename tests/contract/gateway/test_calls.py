@@ -484,7 +484,7 @@ def test_a_request_that_is_too_large_is_refused_at_once(
     assert reply.json()["error"]["code"] == code
 
 
-# ---------------------------------------------------------------------- the weights that answer
+# ---------------------------------------------------------------------- weights
 
 
 def test_models_and_saved_samplers_answer_during_a_clients_session(

@@ -34,8 +34,14 @@ GPU_BOX = "docs/how-to/gpu-box.md"
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 # How the blocks begin that need a GPU, docker, a cluster or minutes; the others run in a test.
 ELSEWHERE = (
-    *("make demo", ". .venv/bin/activate", "make secrets", "export WEIR_REDIS_URL"),
-    *("ray job submit", "python -m services.grader", "WEIR_JUDGE_URL", "weir grade --cal"),
+    "make demo",
+    ". .venv/bin/activate",
+    "make secrets",
+    "export WEIR_REDIS_URL",
+    "ray job submit",
+    "python -m services.grader",
+    "WEIR_JUDGE_URL",
+    "weir grade --cal",
 )
 
 

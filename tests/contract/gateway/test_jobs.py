@@ -186,10 +186,14 @@ def test_the_key_of_a_forgotten_job_makes_no_job_over_its_files(
 
 
 def test_only_a_failed_job_runs_again_after_its_end(stack: Stack, http: httpx.Client) -> None:
-    failed, succeeded, cancelled = submit_jobs(http, 3)
+    failed, succeeded, cancelled, cancelling = submit_jobs(http, 4)
     take_up(stack, failed, state="failed", step=2, error="the judge is away", finished_at=5.5)
     take_up(stack, succeeded, state="succeeded")
     take_up(stack, cancelled, state="cancelled", requested="cancel")
+    take_up(stack, cancelling, state="running")
+    for _ in range(2):
+        job = http.post(f"{JOBS}/{cancelling}/cancel").json()
+        assert job["status"] == "cancelling"
     for _ in range(2):
         job = http.post(f"{JOBS}/{failed}/resume").json()
         assert job["status"] == "queued"
@@ -197,7 +201,7 @@ def test_only_a_failed_job_runs_again_after_its_end(stack: Stack, http: httpx.Cl
         assert job["finished_at"] is None
         assert job["weir"]["step"] == 2
         assert job["weir"]["requested"] == "run"
-    for job_id in (succeeded, cancelled):
+    for job_id in (succeeded, cancelled, cancelling):
         assert_refused(http.post(f"{JOBS}/{job_id}/resume"), 400, "id")
 
 

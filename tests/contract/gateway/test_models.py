@@ -209,8 +209,18 @@ def test_only_the_files_of_the_model_are_listed_and_each_can_be_had_in_parts(
 def test_no_other_name_reaches_a_file(stack: Stack, http: httpx.Client) -> None:
     job_id, _ = a_trained_job(stack, http)
     for name in (
-        *("..", "../beside", "..%2fbeside", "%2e%2e%2fbeside", "%2fetc%2fpasswd"),
-        *("out", "also-config", "pipe", "inner", "inner%2fdeep", "config.json%00", "absent"),
+        "..",
+        "../beside",
+        "..%2fbeside",
+        "%2e%2e%2fbeside",
+        "%2fetc%2fpasswd",
+        "out",
+        "also-config",
+        "pipe",
+        "inner",
+        "inner%2fdeep",
+        "config.json%00",
+        "absent",
     ):
         status, body = get_verbatim(stack, f"{JOBS}/{job_id}/model/{name}")
         assert status == 404, name

@@ -76,7 +76,11 @@ def test_a_session_trains_samples_saves_and_loads(
     ).result()
     assert other.get_info().lora_rank == 4
     assert [operation.do for operation in learner.done[str(model.model_id)]] == [
-        *("create", "forward_backward", "optim_step", "save_sampler", "save_state")
+        "create",
+        "forward_backward",
+        "optim_step",
+        "save_sampler",
+        "save_state",
     ]
 
 

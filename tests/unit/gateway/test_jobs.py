@@ -62,8 +62,11 @@ def test_a_job_tells_which_references_graders_cannot_read() -> None:
 
 def test_the_method_comes_back_with_its_grader_and_auto_resolved() -> None:
     grader = {
-        **{"type": "string_check", "name": "same", "operation": "eq"},
-        **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+        "type": "string_check",
+        "name": "same",
+        "operation": "eq",
+        "input": "{{sample.output_text}}",
+        "reference": "{{item.answer}}",
     }
     sent = {"n_epochs": None, "batch_size": 2, "learning_rate_multiplier": None}
     settings = {"grader": grader, "hyperparameters": {**sent, "compute_multiplier": 2.0}}

@@ -48,8 +48,17 @@ def test_every_root_is_searched_and_links_within_it_are_followed(tmp_path: Path)
 @pytest.mark.parametrize(
     "name",
     [
-        *("family/tiny", "/family/tiny", "../secret", "a/../../secret", "\0", "n" * 5_000, "loop"),
-        *("out", "{}/root-of-another", "tiny/config.json", "Qwen/Qwen3-4B"),
+        "family/tiny",
+        "/family/tiny",
+        "../secret",
+        "a/../../secret",
+        "\0",
+        "n" * 5_000,
+        "loop",
+        "out",
+        "{}/root-of-another",
+        "tiny/config.json",
+        "Qwen/Qwen3-4B",
     ],
 )
 def test_a_name_that_leads_to_no_model_below_the_roots_is_refused_and_shows_no_root(

@@ -224,7 +224,12 @@ def test_an_episode_is_shown_with_all_its_tokens_its_conversation_and_what_broke
     assert printed(answer).splitlines()[4:] == [
         "response 0: outcome 0.25, reward 1.000, advantage +0.500, 3 tokens, stop",
         "environment: reward 0.250, 2 turns, model 3 s, environment 40 s",
-        *("│ user: one", "│ two", "a", "│ tool: tool", "b", ""),
+        "│ user: one",
+        "│ two",
+        "a",
+        "│ tool: tool",
+        "b",
+        "",
         "response 1: outcome -, reward 1.000, advantage +0.500, 0 tokens, stop",
         "environment: episode_timeout: not over in 600 s, 0 turns",
         "outcome: broke",

@@ -76,7 +76,10 @@ def a_learner(doing: str, *, step_s: float | None = 2.0, **changes: Any) -> Snap
 STARTING: dict[str, Any] = {"doing": "starts_its_engine", "ready": False}
 NO_JUDGE: dict[str, Any] = {"doing": "is_not_ready", "ready": False, "why": "HTTP 503"}
 FAILS: dict[str, Any] = {
-    **{"doing": "fails_at_every_group", "ready": False, "why": "no fork", "for_s": 40.0}
+    "doing": "fails_at_every_group",
+    "ready": False,
+    "why": "no fork",
+    "for_s": 40.0,
 }
 DAMAGED: dict[str, Any] = {"doing": "is_not_ready", "ready": False, "why": "no such file"}
 HELD = {"train:412": 95.0}
@@ -168,19 +171,27 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     ),
     "the judge goes down under a group": (
         sampled(a_process("grader", **NO_JUDGE, holds=HELD), claimed=1),
-        *(Edge.JUDGE, "grader-0 has it", CERTAIN_S),
+        Edge.JUDGE,
+        "grader-0 has it",
+        CERTAIN_S,
     ),
     "a group is graded": (
         sampled(a_process("grader", "grades_groups", holds=HELD)),
-        *(Edge.GRADING, "it grades", USUAL_S),
+        Edge.GRADING,
+        "it grades",
+        USUAL_S,
     ),
     "the only grader fails at every group": (
         sampled(a_process("grader", **FAILS), claimed=1),
-        *(Edge.GRADING, "grader-0 fails at every group: no fork, 40 s", CERTAIN_S),
+        Edge.GRADING,
+        "grader-0 fails at every group: no fork, 40 s",
+        CERTAIN_S,
     ),
     "a rollout fails at every group": (
         a_snapshot(LEARNER, a_process("rollout", **FAILS, still_s=0.0, holds=HELD), step_s=None),
-        *(Edge.SAMPLING, "it fails at every group: no fork, 40 s", CERTAIN_S),
+        Edge.SAMPLING,
+        "it fails at every group: no fork, 40 s",
+        CERTAIN_S,
     ),
     "a group behind those of an evaluation that get no tokens": (
         a_snapshot(LEARNER, ROLLOUT, **BUSY),
@@ -190,11 +201,15 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     ),
     "a long answer gets tokens": (
         asked(a_process("rollout", "samples_groups", still_s=9.0, holds=HELD)),
-        *(Edge.SAMPLING, "it samples", LONG_S),
+        Edge.SAMPLING,
+        "it samples",
+        LONG_S,
     ),
     "a group is graded behind those of an evaluation": (
         sampled(a_process("grader", "grades_groups", holds={"eval:7": 95.0})),
-        *(Edge.GRADING, "grades", LONG_S),
+        Edge.GRADING,
+        "grades",
+        LONG_S,
     ),
     "no environment worker": (
         played(ROLLOUT, claimed=0),
@@ -222,7 +237,9 @@ STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     ),
     "episodes wait for the first weights": (
         played(PLAYS, a_process("rollout", "loads_version", ready=False)),
-        *(Edge.LOADING, "rollout-0 loads version", 600.0),
+        Edge.LOADING,
+        "rollout-0 loads version",
+        600.0,
     ),
     "an environment worker takes no group": (
         played(PLAYER, IDLE, claimed=0),

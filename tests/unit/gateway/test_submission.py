@@ -19,8 +19,11 @@ from services.gateway.core.models.folders import UNKNOWN_FACTS, ModelFacts
 from services.gateway.errors import Problem, explain_body
 
 EXACT = {
-    **{"type": "string_check", "name": "same", "operation": "eq"},
-    **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+    "type": "string_check",
+    "name": "same",
+    "operation": "eq",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.answer}}",
 }
 
 
@@ -36,7 +39,9 @@ def the_recipe(
 ) -> Recipe:
     settings = {"grader": grader, "hyperparameters": hyperparameters}
     plain = {
-        **{"model": "tiny", "training_file": "file-1", "recipe": tables or {}},
+        "model": "tiny",
+        "training_file": "file-1",
+        "recipe": tables or {},
         "method": {"type": "reinforcement", "reinforcement": settings},
     }
     request = JobRequest.model_validate(plain | (body or {}))
@@ -90,7 +95,7 @@ def test_a_model_without_a_chat_template_reads_the_prompt_as_it_is() -> None:
     assert the_recipe(facts=ModelFacts(has_chat_template=True)).model.prompt_template is None
 
 
-def test_what_is_sent_wins_over_the_deployment_and_the_deployment_over_what_suits() -> None:
+def test_the_request_wins_over_the_deployment_and_that_over_defaults() -> None:
     defaults = {
         "model": {"max_context": 1000, "dtype": "float32"},
         "rollout": {"group_size": 32, "sampling": {"max_tokens": 100}},
@@ -179,7 +184,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_makes_no_recipe_is_refused_by_its_fields(case: str) -> None:
+def test_an_invalid_recipe_is_refused_by_its_fields(case: str) -> None:
     changes, fields = BAD[case]
     with pytest.raises((Problem, ValidationError)) as caught:
         the_recipe(**changes)
