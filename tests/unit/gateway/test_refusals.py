@@ -27,7 +27,7 @@ def critic(**values: Any) -> dict[str, Any]:
     return {"algorithm": {"advantage": "gae"}, "critic": values}
 
 
-def checked(
+def check(
     tables: dict[str, Any],
     facts: ModelFacts = UNKNOWN_FACTS,
     messages: bool = False,
@@ -61,20 +61,20 @@ BAD: dict[str, tuple[Any, ...]] = {
 def test_a_recipe_that_cannot_work_is_refused_by_its_field(case: str) -> None:
     field, *arguments = BAD[case]
     with pytest.raises(Problem) as caught:
-        checked(*arguments)
+        check(*arguments)
     assert caught.value.status_code == 400
     assert caught.value.param == f"recipe.{field}"
 
 
 def test_a_recipe_at_the_limit_is_accepted() -> None:
-    checked({"training": {"steps": 2**45}})  # times 2, 2 and 64
+    check({"training": {"steps": 2**45}})  # times 2, 2 and 64
     for temperature in (0.01, 2.0):
-        checked(sampling(temperature=temperature))
-    checked(FORMULA, has_formulas=True)
-    checked({}, ModelFacts(context=64))
+        check(sampling(temperature=temperature))
+    check(FORMULA, has_formulas=True)
+    check({}, ModelFacts(context=64))
     for with_messages in (False, True):
-        checked(PLAIN, WITHOUT, with_messages)
-    checked({}, WITH, True)
+        check(PLAIN, WITHOUT, with_messages)
+    check({}, WITH, True)
 
 
 def test_half_of_the_memory_limit_or_all_of_the_machine_is_allowed_and_not_a_byte_more() -> None:

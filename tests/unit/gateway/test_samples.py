@@ -52,30 +52,32 @@ def filled(store: Store) -> Store:
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ({}, ["train:0/0", "train:0/1", "train:1/0", "train:1/1", "eval:0/0", "train:2"]),
-        ({"step": 1}, ["train:1/0", "train:1/1", "eval:0/0"]),
-        ({"purpose": "eval"}, ["eval:0/0"]),
-        ({"task": "other"}, ["train:1/0", "train:1/1"]),
-        ({"key": "train:2"}, ["train:2"]),
-        ({"fate": "deaths"}, ["train:2"]),
-        ({"correct": True}, ["train:0/0", "eval:0/0"]),
-        ({"correct": False}, ["train:0/1", "train:1/0"]),
-        ({"ungradable": True}, ["train:1/1"]),
-        ({"ungradable": False}, ["train:0/0", "train:0/1", "train:1/0", "eval:0/0"]),
-        ({"truncated": True}, ["train:1/0"]),
-        ({"truncated": False}, ["train:0/0", "train:0/1", "train:1/1", "eval:0/0"]),
-        ({"zero_advantage": True}, ["train:1/0"]),
-        ({"zero_advantage": False}, ["train:0/0", "train:0/1", "eval:0/0"]),
-        ({"text": "RESPONSE 1"}, ["train:0/1", "train:1/1"]),
+        ({}, "train:0/0 train:0/1 train:1/0 train:1/1 eval:0/0 train:2"),
+        ({"step": 1}, "train:1/0 train:1/1 eval:0/0"),
+        ({"purpose": "eval"}, "eval:0/0"),
+        ({"task": "other"}, "train:1/0 train:1/1"),
+        ({"key": "train:2"}, "train:2"),
+        ({"fate": "deaths"}, "train:2"),
+        ({"correct": True}, "train:0/0 eval:0/0"),
+        ({"correct": False}, "train:0/1 train:1/0"),
+        ({"ungradable": True}, "train:1/1"),
+        ({"ungradable": False}, "train:0/0 train:0/1 train:1/0 eval:0/0"),
+        ({"truncated": True}, "train:1/0"),
+        ({"truncated": False}, "train:0/0 train:0/1 train:1/1 eval:0/0"),
+        ({"zero_advantage": True}, "train:1/0"),
+        ({"zero_advantage": False}, "train:0/0 train:0/1 eval:0/0"),
+        ({"text": "RESPONSE 1"}, "train:0/1 train:1/1"),
     ],
 )
-def test_filters_leave_what_they_say(
-    filled: Store, query: dict[str, Any], expected: list[str]
+def test_a_filter_selects_its_samples_in_both_orders(
+    filled: Store, query: dict[str, Any], expected: str
 ) -> None:
-    assert listed(filled, order="oldest", **query) == expected
-    groups = [sample.partition("/")[0] for sample in expected]
-    newest = [sample.partition("/")[0] for sample in listed(filled, **query)]
-    assert newest == groups[::-1]
+    oldest = listed(filled, order="oldest", **query)
+    newest = listed(filled, **query)
+    assert oldest == expected.split()
+    assert [name.partition("/")[0] for name in newest] == [
+        name.partition("/")[0] for name in reversed(oldest)
+    ]
 
 
 def test_a_list_shows_the_begin_of_prompt_and_answer(store: Store) -> None:
