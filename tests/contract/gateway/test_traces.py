@@ -75,7 +75,7 @@ def test_an_answer_bears_the_id_of_its_lines_in_the_log(traced: Traced) -> None:
     assert line["status"] == 200
 
 
-@pytest.mark.parametrize("given", ["a b", "x" * 129, "é".encode()])
+@pytest.mark.parametrize("request_id", ["a b", "x" * 129, "é".encode()])
 def test_an_id_that_a_log_cannot_hold_is_replaced(traced: Traced, request_id: str | bytes) -> None:
     headers: Any = {"X-Request-Id": request_id}
     with traced.stack.http() as http:

@@ -21,7 +21,7 @@ def test_toml_and_json_of_one_recipe_are_the_same_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("name = ", "text: not valid TOML"),
         ('{"name": ', "text: not valid JSON"),
