@@ -47,11 +47,19 @@ def evaluation(number: int, created_at: float, **metrics: Any) -> Row:
 def test_the_last_step_has_its_measured_numbers_and_the_last_measured_parity() -> None:
     history = build_history(
         step(1, 10, reward=0.25, loss=0.5, parity_max=0.25, parity_mean=0.125, parity_tokens=9),
-        step(2, 20, reward=0.5, loss=None, parity_max=None, parity_tokens=0, dropped={"x": 1}),
+        step(
+            2,
+            20,
+            reward=0.5,
+            loss=None,
+            dropped_responses={"x": 1},
+            parity_max=None,
+            parity_tokens=0,
+        ),
     )
     assert metric(history, "metric reward") == 0.5
     assert metric(history, "metric loss") is None
-    assert metric(history, "metric dropped") is None
+    assert metric(history, "metric dropped_responses") is None
     assert metric(history, "metric parity_max") == 0.25
     assert metric(history, "metric parity_mean") == 0.125
     assert metric(history, "metric parity_tokens") == 0
