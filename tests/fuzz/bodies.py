@@ -70,11 +70,11 @@ class Found:
 
 def try_bodies(stack: Stack, seed: int, numbers: range, routes: Sequence[str] = ROUTES) -> Found:
     """Post to these routes, and read all that there is."""
-    found = Found(queued=stack.left()[0])
+    found = Found(queued=stack.contents()[0])
     with stack.http() as http:
         file_id = upload(http).json()["id"]
     asyncio.run(_post_all(stack, found, seed, numbers, routes, file_id))
-    if (left := stack.left()[0]) != found.queued:
+    if (left := stack.contents()[0]) != found.queued:
         found.faults.append(f"queued by a POST that did not say so: {left - found.queued}")
     _read_everything(stack)
     return found

@@ -147,7 +147,7 @@ async def test_an_agent_asks_twice_and_says_the_reward(
         assert (episode.reward, episode.turns, episode.problem) == (0.5, 2, "")
         assert episode.conversation == tuple(Turn(role=r, content=c) for r, c in conversation)
         assert set(episode.seconds) == {"model", "environment"}
-    terms = [call.terms for call in rollout.taken if call.terms is not None]
+    terms = [call.terms for call in rollout.calls if call.terms is not None]
     assert {(term.job_id, term.min_version, term.sampling.max_tokens) for term in terms} == {
         (job_id, 3, 8)
     }
@@ -192,7 +192,7 @@ async def test_what_breaks_is_tried_again_and_then_has_a_problem_and_no_tokens(
     assert words in episode.words
     assert episode.conversation[0] == Turn(role="user", content="a")
     assert (group.lengths.tolist(), group.responses[0].text) == ([0], COUNTS)
-    assert len(rollout.taken) == 3
+    assert len(rollout.calls) == 3
 
 
 async def test_an_episode_that_ends_at_a_later_try_is_as_good(
@@ -351,10 +351,10 @@ async def test_a_group_is_given_back_while_the_model_fails(
 ) -> None:
     start_worker()
     broken = Refusal(status=status, code=code, message="the engine fails")
-    rollout.refuse = lambda call: broken if len(rollout.taken) < 3 else None
+    rollout.refuse = lambda call: broken if len(rollout.calls) < 3 else None
     agent = an_agent("ask('a')", "print(1)")
     assert (await play_episode(exchange, command=agent, retries=0)).reward == 1
-    assert len(rollout.taken) == 3
+    assert len(rollout.calls) == 3
 
 
 @pytest.mark.parametrize(
@@ -401,10 +401,10 @@ async def test_an_episode_whose_agent_repeats_a_failed_call_counts(
 ) -> None:
     start_worker()
     broken = Refusal(status=503, code="not_taken", message="no rollout has room")
-    rollout.refuse = lambda call: broken if len(rollout.taken) < 2 else None
+    rollout.refuse = lambda call: broken if len(rollout.calls) < 2 else None
     repeats = ["try: ask('a')", "except OSError:", "    told.clear()", "    ask('a')"]
     assert (await play_episode(exchange, command=an_agent(*repeats, "print(1)"))).reward == 1
-    assert len(rollout.taken) == 2
+    assert len(rollout.calls) == 2
 
 
 async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_comes_twice(

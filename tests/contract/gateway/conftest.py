@@ -42,7 +42,8 @@ def sdk(stack: Stack) -> Iterator[openai.OpenAI]:
 
 def a_models_root(folder: Path) -> None:
     """Good models, and one of every kind that must be refused."""
-    models, outside = folder / "models", a_model(folder / "outside")
+    models = folder / "models"
+    outside = a_model(folder / "outside")
     for name in (
         "tiny",
         "examples/arithmetic/base-model",

@@ -38,7 +38,7 @@ class FakeLearner:
     async def _advance(self, exchange: Exchange, record: JobRecord) -> None:
         if record.state.is_final:
             return
-        log = OperationLog(self.stack.data_dir / "jobs" / record.id)
+        log = OperationLog(self.stack.job_folder(record.id))
         done = self.done.setdefault(record.id, [])
         while (operation := log.operation(len(done))) is not None:
             if not done:
@@ -48,7 +48,9 @@ class FakeLearner:
             done.append(operation)
 
     def _result(self, log: OperationLog, operation: Operation, done: list[Operation]) -> Result:
-        version = sum(each.do in {"optim_step", "load_state"} for each in [*done, operation])
+        version = sum(
+            previous.do in {"optim_step", "load_state"} for previous in [*done, operation]
+        )
         values: Any = {"number": operation.number, "version": version}
         if operation.do == "refuse":
             return Result(**values, error=operation.why, is_users=True)

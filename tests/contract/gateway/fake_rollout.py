@@ -22,7 +22,7 @@ _UNTIL = 5
 _EVERY_S = 0.02
 
 
-def tokens_of(text: str) -> tuple[int, ...]:
+def parse_tokens(text: str) -> tuple[int, ...]:
     """Numbers are tokens, and so is every other character."""
     parts = re.findall(r"\d+ |.", text, re.DOTALL)
     return tuple(
@@ -32,10 +32,10 @@ def tokens_of(text: str) -> tuple[int, ...]:
 
 
 def the_token(number: int, top: int) -> Token:
-    others = (
+    alternatives = (
         (COUNTED + number + place, f"{number + place} ", -1.0 - place) for place in range(top)
     )
-    return Token(id=COUNTED + number, text=f"{number} ", logprob=-0.5, top=tuple(others))
+    return Token(id=COUNTED + number, text=f"{number} ", logprob=-0.5, top=tuple(alternatives))
 
 
 @dataclass
@@ -44,21 +44,22 @@ class FakeRollout:
     name: str = "rollout-1"
     version: int = 7
     room: int = 100
-    most: float = float("inf")  # tokens in all, after which it falls silent
+    max_tokens: float = float("inf")  # tokens in all, after which it falls silent
     refuse: Callable[[Call], Refusal | None] = lambda _: None
     begins: Callable[[Call], bool] = lambda _: True
-    taken: list[Call] = field(default_factory=list)
-    held: dict[str, Call] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    pending: dict[str, Call] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
     stopping: Event = field(default_factory=Event)
     is_up: Event = field(default_factory=Event)
 
     async def run(self) -> None:
         async with connect(self.url, me=f"{self.name}.1") as exchange:
-            beats, counts = 0, dict[str, int]()
+            beats = 0
+            counts = dict[str, int]()
             while not self.stopping.is_set():
                 beats += 1
-                if self.most > 0:
+                if self.max_tokens > 0:
                     await self._work(exchange, counts, beats)
                 self.is_up.set()
                 await asyncio.sleep(_EVERY_S)
@@ -77,30 +78,34 @@ class FakeRollout:
             )
         )
         for call in await exchange.take_calls(None, self.room) if self.room else ():
-            self.taken.append(call)
-            self.held[call.id], counts[call.id] = call, len(call.so_far)
-        for gateway in {call.gateway for call in self.held.values()}:
+            self.calls.append(call)
+            self.pending[call.id] = call
+            counts[call.id] = len(call.so_far)
+        for gateway in {call.gateway for call in self.pending.values()}:
             await self._continue(exchange, gateway, counts, looks=beats % 10 == 0)
 
     async def _continue(
         self, exchange: Exchange, gateway: str, counts: dict[str, int], looks: bool
     ) -> None:
-        own = [call for call in self.held.values() if call.gateway == gateway]
+        calls = [call for call in self.pending.values() if call.gateway == gateway]
         if looks:
-            self.dropped |= {call.id for call in own} - await exchange.wanted_calls(gateway, own)
-        pieces = [piece for call in own if (piece := self._piece(call, counts)) is not None]
+            self.dropped |= {call.id for call in calls} - await exchange.wanted_calls(
+                gateway, calls
+            )
+        pieces = [piece for call in calls if (piece := self._piece(call, counts)) is not None]
         for call_id in self.dropped | {piece.call_id for piece in pieces if piece.is_last}:
-            self.held.pop(call_id, None)
-        told = {"rollout": self.name, "doing": "counts", "held": tuple(call.id for call in own)}
-        await exchange.send_pieces(gateway, Pieces(**told, pieces=tuple(pieces)))
+            self.pending.pop(call_id, None)
+        header = {"rollout": self.name, "doing": "counts", "held": tuple(call.id for call in calls)}
+        await exchange.send_pieces(gateway, Pieces(**header, pieces=tuple(pieces)))
 
     def _piece(self, call: Call, counts: dict[str, int]) -> Piece | None:
         if refusal := self.refuse(call):
             return Piece(call_id=call.id, tries=call.tries, refusal=refusal)
-        if not self.begins(call) or self.most <= 0 or call.id in self.dropped:
+        if not self.begins(call) or self.max_tokens <= 0 or call.id in self.dropped:
             return None
-        self.most -= 1
-        number, before = counts[call.id], len(call.so_far)
+        self.max_tokens -= 1
+        number = counts[call.id]
+        before = len(call.so_far)
         counts[call.id] = end = number + 1
         token = the_token(number, call.sampling.top_logprobs)
         stop = next((text for text in call.sampling.stop if text in token.text), None)
@@ -108,10 +113,12 @@ class FakeRollout:
         if end == call.sampling.max_tokens:
             finish = FinishReason.LENGTH
         span = VersionSpan(attempt=1, version=self.version, start=0, end=end - before)
-        num, known = (call.begun.num_messages, call.begun.token_ids) if call.begun else (0, ())
-        said = "".join(str(turn["content"]) for turn in (call.messages or ())[num:])
-        text = call.text or json.dumps(call.tools)[2:-2] + said
-        prompt = call.token_ids or (*known, *tokens_of(text))
+        num_messages, known_ids = (
+            (call.begun.num_messages, call.begun.token_ids) if call.begun else (0, ())
+        )
+        new_text = "".join(str(turn["content"]) for turn in (call.messages or ())[num_messages:])
+        text = call.text or json.dumps(call.tools)[2:-2] + new_text
+        prompt = call.token_ids or (*known_ids, *parse_tokens(text))
         return Piece(
             call_id=call.id,
             tries=call.tries,
@@ -141,11 +148,11 @@ def a_rollout(stack: Stack, **behaviour: object) -> Iterator[FakeRollout]:
 @contextmanager
 def a_seen_rollout(stack: Stack, **behaviour: object) -> Iterator[FakeRollout]:
     """One by which the gateway has answered a call, which is forgotten."""
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": "Are you there?"}]}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Are you there?"}]}
     with a_rollout(stack, **behaviour) as rollout, stack.http() as http:
         deadline = time.monotonic() + 60
-        while http.post("/v1/chat/completions", json=asked).status_code != 200:
+        while http.post("/v1/chat/completions", json=body).status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        rollout.taken.clear()
+        rollout.calls.clear()
         yield rollout

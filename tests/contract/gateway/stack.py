@@ -1,4 +1,4 @@
-"""A running gateway, builders of what is sent to it, and the ``weir`` command beside it."""
+"""A running gateway, builders of its requests, and the ``weir`` command."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ TASKS = "".join(
 )
 GOOD_LINE = '{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
 EXACT: Any = {
-    **{"type": "string_check", "name": "exact", "operation": "eq"},
-    **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+    "type": "string_check",
+    "name": "exact",
+    "operation": "eq",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.answer}}",
 }
 RECIPE: dict[str, Any] = {
     "name": "tiny",
@@ -55,7 +58,7 @@ _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # httpx would read all certif
 
 @dataclass(frozen=True)
 class Stack:
-    """A running gateway, and what it stands on."""
+    """A running gateway with its server and folders."""
 
     server: Server
     url: str
@@ -76,7 +79,10 @@ class Stack:
 
         return asyncio.run(connected())
 
-    def left(self) -> tuple[set[str], set[str]]:
+    def job_folder(self, job_id: str) -> Path:
+        return self.data_dir / "jobs" / job_id
+
+    def contents(self) -> tuple[set[str], set[str]]:
         """Every job and every file there is."""
         files = {path.name for path in (self.data_dir / "files").glob("*")}
         return set(self.exchange(lambda exchange: exchange.job_ids())), files
@@ -89,11 +95,13 @@ def _described(url: str) -> dict[str, Any]:
 
 def assert_described(reply: httpx.Response) -> None:
     """The status and the type of an answer are among those that /openapi.json has for its route."""
-    method, path = reply.request.method.lower(), reply.url.path
+    method = reply.request.method.lower()
+    path = reply.url.path
     for template, operations in _described(str(reply.url.join("/openapi.json"))).items():
         part = ".+" if template.endswith("{model}") else "[^/]+"
         if method in operations and re.fullmatch(re.sub(r"\{\w+\}", part, template), path):
-            answers, status = operations[method]["responses"], str(reply.status_code)
+            answers = operations[method]["responses"]
+            status = str(reply.status_code)
             answer = answers.get(status, answers.get(f"{status[0]}XX"))
             assert answer is not None, (method, template, reply.status_code)
             kind = reply.headers["content-type"].partition(";")[0]
@@ -116,7 +124,8 @@ def a_gateway(
 def a_grader(stack: Stack, **variables: str) -> Iterator[None]:
     """A grader process, without a judge and clients' code unless the variables allow them."""
     settings: Any = {"WEIR_GRADER_WORKERS": "1", **variables}
-    folder, command = stack.data_dir.parent, ("-m", "services.grader")
+    folder = stack.data_dir.parent
+    command = ("-m", "services.grader")
     with _ended(*start_gateway(stack.server, folder, command, **settings)):
         deadline = time.monotonic() + 180
         while not _tells_what_it_offers(stack):
@@ -181,6 +190,10 @@ def a_job(http: httpx.Client, **changes: Any) -> dict[str, Any]:
     return reply.json()
 
 
+def submit_job(http: httpx.Client, **changes: Any) -> str:
+    return a_job(http, **changes)["id"]
+
+
 def a_model(folder: Path, weights: str = "weights") -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -189,8 +202,8 @@ def a_model(folder: Path, weights: str = "weights") -> Path:
 
 
 def a_checkpoint(stack: Stack, job_id: str, step: int, **metrics: Any) -> Path:
-    """What the learner leaves of a step."""
-    folder = stack.data_dir / "jobs" / job_id / "checkpoints" / f"step-{step:06d}"
+    """Write a checkpoint as the learner does."""
+    folder = stack.job_folder(job_id) / "checkpoints" / f"step-{step:06d}"
     a_model(folder / "model", weights=f"weights of step {step}")
     (folder / "state.json").write_text(json.dumps({"step": step, "metrics": metrics}))
     return folder
@@ -250,12 +263,14 @@ def train(stack: Stack, job_id: str) -> None:
 @contextmanager
 def a_learner(stack: Stack) -> Iterator[list[str]]:
     """Be the learner of every job that is submitted meanwhile: a sample, an event, a success."""
-    before, stop, learned = stack.left()[0], Event(), list[str]()
+    before = stack.contents()[0]
+    stop = Event()
+    learned = list[str]()
 
     def learn() -> None:
         while not stop.wait(0.1):
-            for job_id in stack.left()[0] - before - {*learned}:
-                folder = stack.data_dir / "jobs" / job_id / "samples"
+            for job_id in stack.contents()[0] - before - {*learned}:
+                folder = stack.job_folder(job_id) / "samples"
                 write_samples(folder, a_sample(97, step=12, texts=["It is 3.", "No."]))
                 take_up(stack, job_id, state=JobState.RUNNING)
                 record_events(stack, job_id, range(12, 13))
@@ -284,7 +299,7 @@ def reinforcement(**settings: Any) -> dict[str, Any]:
     return {"type": "reinforcement", "reinforcement": settings}
 
 
-def wait_for(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
@@ -306,41 +321,41 @@ def wait_until_ready(url: str) -> None:
 # ---------------------------------------------------------------------- the command
 
 
-def know(here: Path, url: str, key: str = KEY) -> None:
-    (here / ".weir").mkdir(exist_ok=True)
-    (here / ".weir" / "stack.json").write_text(json.dumps({"url": url, "api_key": key}))
+def know(folder: Path, url: str, key: str = KEY) -> None:
+    (folder / ".weir").mkdir(exist_ok=True)
+    (folder / ".weir" / "stack.json").write_text(json.dumps({"url": url, "api_key": key}))
 
 
 def start_weir(
-    here: Path, *arguments: str, most_bytes: int | None = None, **variables: str
+    folder: Path, *arguments: str, max_bytes: int | None = None, **variables: str
 ) -> subprocess.Popen[str]:
-    """The command in ``here``; no file that it writes can get larger than ``most_bytes``."""
+    """The command in ``here``; no file that it writes can get larger than ``max_bytes``."""
     environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
     environment["PYTHONPATH"] = python_path({})
     return subprocess.Popen(
         [sys.executable, "-m", "weir", *arguments],
-        cwd=here,
+        cwd=folder,
         env=environment | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_before(most_bytes),
+        preexec_fn=_before(max_bytes),
     )
 
 
 def weir(
-    here: Path, *arguments: str, most_bytes: int | None = None, **variables: str
+    folder: Path, *arguments: str, max_bytes: int | None = None, **variables: str
 ) -> tuple[int, str, str]:
-    process = start_weir(here, *arguments, most_bytes=most_bytes, **variables)
+    process = start_weir(folder, *arguments, max_bytes=max_bytes, **variables)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 
-def _before(most_bytes: int | None) -> Callable[[], None]:
+def _before(max_bytes: int | None) -> Callable[[], None]:
     def prepare() -> None:
         # A shell that runs the tests in the background has its children ignore Ctrl-C.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if most_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+        if max_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
 
     return prepare

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -32,32 +31,25 @@ from services.gateway.core.jobs.service import JobService
 from services.gateway.errors import Problem
 from tests.builders import a_job_record, a_recipe
 from tests.contract.gateway.conftest import a_models_root
-from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout, tokens_of
+from tests.contract.gateway.fake_rollout import COUNTED, FakeRollout, a_rollout, parse_tokens
 from tests.contract.gateway.stack import (
-    ENVIRONMENT_KEY,
     KEY,
     Stack,
     a_checkpoint,
     a_gateway,
-    a_job,
     a_model,
     assert_refused,
+    submit_job,
     train,
+    wait_until,
 )
 from tests.contract.valkey_server import Server
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 CHAT = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 COUNT = [COUNTED + number for number in range(5)]
 TEXTS = [f"{number} " for number in range(5)]
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +65,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def idler(stack: Stack) -> Iterator[None]:
     """A rollout that is there and takes no call, so that the gateway has one in sight."""
     with a_rollout(stack, name="idler", room=0):
-        wait_for(lambda: asyncio.run(is_asked(stack)))
+        wait_until(lambda: asyncio.run(is_asked(stack)))
         yield
 
 
 async def is_asked(stack: Stack) -> bool:
     """Whether the gateway sees a rollout, so that a call waits for it until its client leaves."""
     async with a_client(stack) as http, connect(stack.server.url, me="test") as exchange:
-        asked = asyncio.create_task(http.post(CHAT, json=body_of()))
-        while not asked.done():
+        request = asyncio.create_task(http.post(CHAT, json=a_body()))
+        while not request.done():
             if await num_waiting(exchange):
-                asked.cancel()
+                request.cancel()
                 await wait_for_calls(exchange, 0)
                 return True
             await asyncio.sleep(0.02)
@@ -100,12 +92,13 @@ def ask(sdk: openai.OpenAI, **values: Any) -> Any:
     return sdk.chat.completions.create(**{"model": "tiny", "messages": HELLO, **values})
 
 
-def body_of(**values: Any) -> dict[str, Any]:
+def a_body(**values: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [dict(HELLO[0])], **values}
 
 
 def a_client(stack: Stack) -> httpx.AsyncClient:
-    headers, limits = {"Authorization": f"Bearer {KEY}"}, httpx.Limits(max_connections=None)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(base_url=stack.url, headers=headers, limits=limits, timeout=120)
 
 
@@ -120,7 +113,7 @@ async def wait_for_calls(exchange: Exchange, count: int) -> None:
 
 
 def end(stack: Stack, job_id: str) -> None:
-    a_model(stack.data_dir / "jobs" / job_id / "model")
+    a_model(stack.job_folder(job_id) / "model")
 
     async def close(exchange: Exchange) -> None:
         await exchange.update_job(job_id, 1, state=JobState.SUCCEEDED, step=3)
@@ -133,39 +126,49 @@ def test_a_chat_is_answered(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
     answer = ask(sdk, logprobs=True, top_logprobs=2, temperature=0, extra_body={"top_k": 5})
     assert answer.model == "tiny"
     (choice,) = answer.choices
-    assert (choice.message.role, choice.message.content) == ("assistant", "0 1 2 3 4 ")
+    assert choice.message.role == "assistant"
+    assert choice.message.content == "0 1 2 3 4 "
     assert choice.finish_reason == "stop"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 5)
+    assert answer.usage.prompt_tokens == 5
+    assert answer.usage.completion_tokens == 5
     first = choice.logprobs.content[0]
-    assert (first.token, first.logprob, bytes(first.bytes)) == ("0 ", -0.5, b"0 ")
-    assert [each.token for each in first.top_logprobs] == ["0 ", "1 "]
+    assert first.token == "0 "
+    assert first.logprob == -0.5
+    assert bytes(first.bytes) == b"0 "
+    assert [token.token for token in first.top_logprobs] == ["0 ", "1 "]
     spans = [{"attempt": 1, "version": 7, "start": 0, "end": 5}]
     assert answer.weir["weight_versions"] == [spans]
-    assert (answer.weir["rollouts"], answer.weir["model"]) == (["rollout-1"], "tiny")
-    (call,) = rollout.taken
+    assert answer.weir["rollouts"] == ["rollout-1"]
+    assert answer.weir["model"] == "tiny"
+    (call,) = rollout.calls
     assert call.served.folder.endswith("/models/tiny")
-    assert (call.sampling.temperature, call.sampling.top_k, call.streams) == (0, 5, False)
+    assert call.sampling.temperature == 0
+    assert call.sampling.top_k == 5
+    assert not call.streams
 
 
 def test_a_chat_is_streamed_as_it_comes(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
-    told = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
-    chunks = list(ask(sdk, **told, n=2, extra_body={"return_token_ids": True}))
+    options = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
+    chunks = list(ask(sdk, **options, n=2, extra_body={"return_token_ids": True}))
     *parts, usage = chunks
-    assert (usage.choices, usage.usage.completion_tokens) == ([], 10)
+    assert usage.choices == []
+    assert usage.usage.completion_tokens == 10
     assert len(parts) > 2
     for place in range(2):
-        own = [chunk for chunk in parts if chunk.choices[0].index == place]
-        choices = [chunk.choices[0] for chunk in own]
+        chunks_of_place = [chunk for chunk in parts if chunk.choices[0].index == place]
+        choices = [chunk.choices[0] for chunk in chunks_of_place]
         assert "".join(choice.delta.content for choice in choices) == "0 1 2 3 4 "
-        assert [choice.delta.role for choice in choices] == ["assistant"] + [None] * (len(own) - 1)
+        assert [choice.delta.role for choice in choices] == ["assistant"] + [None] * (
+            len(chunks_of_place) - 1
+        )
         assert choices[-1].finish_reason == "stop"
-        assert own[0].prompt_token_ids == [*tokens_of("Hello")]
+        assert chunks_of_place[0].prompt_token_ids == [*parse_tokens("Hello")]
         assert [token_id for choice in choices for token_id in choice.token_ids] == COUNT
-        assert [each.token for choice in choices for each in choice.logprobs.content] == TEXTS
+        assert [entry.token for choice in choices for entry in choice.logprobs.content] == TEXTS
     assert parts[-1].weir["weight_versions"][1][0]["end"] == 5
 
 
-def test_responses_are_calls_of_their_own_and_end_where_they_are_told_to(
+def test_each_response_is_a_call_with_its_seed_and_stops(
     sdk: openai.OpenAI, rollout: FakeRollout
 ) -> None:
     tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
@@ -174,32 +177,35 @@ def test_responses_are_calls_of_their_own_and_end_where_they_are_told_to(
     assert [choice.message.content for choice in answer.choices] == ["0 1 2 "] * 3
     assert {choice.stop_reason for choice in answer.choices} == {"3"}
     assert [choice.token_ids for choice in answer.choices] == [COUNT[:4]] * 3
-    assert sorted(call.sampling.seed or 0 for call in rollout.taken) == [8, 9, 10]
-    call = rollout.taken[0]
+    assert sorted(call.sampling.seed or 0 for call in rollout.calls) == [8, 9, 10]
+    call = rollout.calls[0]
     assert [dict(tool) for tool in call.tools] == tools
     assert call.chat_template_options == {"enable_thinking": False}
     assert answer.usage.prompt_tokens == len(answer.prompt_token_ids)
     cut = ask(sdk, max_completion_tokens=2).choices[0]
-    assert (cut.message.content, cut.finish_reason) == ("0 1 ", "length")
+    assert cut.message.content == "0 1 "
+    assert cut.finish_reason == "length"
 
 
 def test_texts_and_tokens_are_continued(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
-    asked: Any = {"model": "tiny", "logprobs": 1, "max_tokens": 2}
-    answer = sdk.completions.create(**asked, prompt=["a", "bc"], n=2)
+    body: Any = {"model": "tiny", "logprobs": 1, "max_tokens": 2}
+    answer = sdk.completions.create(**body, prompt=["a", "bc"], n=2)
     assert [choice.text for choice in answer.choices] == ["0 1 "] * 4
-    assert sorted(call.text or "" for call in rollout.taken) == ["a", "a", "bc", "bc"]
+    assert sorted(call.text or "" for call in rollout.calls) == ["a", "a", "bc", "bc"]
     assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 8)
-    told: Any = answer.choices[0].logprobs
-    assert (told.tokens, told.token_logprobs) == (["0 ", "1 "], [-0.5] * 2)
-    assert told.top_logprobs == [{"0 ": -1.0}, {"1 ": -1.0}]
+    assert answer.usage.prompt_tokens == 3
+    assert answer.usage.completion_tokens == 8
+    logprobs: Any = answer.choices[0].logprobs
+    assert logprobs.tokens == ["0 ", "1 "]
+    assert logprobs.token_logprobs == [-0.5] * 2
+    assert logprobs.top_logprobs == [{"0 ": -1.0}, {"1 ": -1.0}]
     prompts = [[7] * 8000] * 4
-    streamed = list(sdk.completions.create(**asked, prompt=prompts, stream=True))
+    streamed = list(sdk.completions.create(**body, prompt=prompts, stream=True))
     assert (
         "".join(chunk.choices[0].text for chunk in streamed if chunk.choices[0].index == 3)
         == "0 1 "
     )
-    assert rollout.taken[-1].token_ids == (7,) * 8000
+    assert rollout.calls[-1].token_ids == (7,) * 8000
 
 
 def test_tokens_are_generated_as_vllm_does(http: httpx.Client, rollout: FakeRollout) -> None:
@@ -207,57 +213,62 @@ def test_tokens_are_generated_as_vllm_does(http: httpx.Client, rollout: FakeRoll
     body = {"model": "tiny", "token_ids": [7] * 8000, "sampling_params": sampling}
     answer = http.post("/inference/v1/generate", json=body | {"return_token_ids": True}).json()
     (choice,) = answer["choices"]
-    assert (choice["token_ids"], choice["finish_reason"]) == (COUNT[:2], "length")
+    assert choice["token_ids"] == COUNT[:2]
+    assert choice["finish_reason"] == "length"
     entry = {"token": f"token_id:{COUNTED}", "token_id": COUNTED}
     likely = [entry | {"logprob": -1.0}]
     assert choice["logprobs"]["content"][0] == {**entry, "logprob": -0.5, "top_logprobs": likely}
     assert choice["weight_versions"] == [{"attempt": 1, "version": 7, "start": 0, "end": 2}]
     assert answer["prompt_token_ids"] == [7] * 8000
     assert answer["request_id"]
-    assert rollout.taken[0].sampling.stop_token_ids == (2,)
+    assert rollout.calls[0].sampling.stop_token_ids == (2,)
 
 
-# ---------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------- failures
 
 
-def test_another_rollout_goes_on_where_one_falls_silent(tmp_path: Path) -> None:
+def test_another_rollout_continues_the_calls_of_a_silent_one(tmp_path: Path) -> None:
     a_models_root(tmp_path)
     with (
         Server(tmp_path) as server,
         a_gateway(server, tmp_path, WEIR_CLAIM_IDLE_S="8") as stack,
         openai.OpenAI(base_url=f"{stack.url}/v1", api_key=KEY, max_retries=0) as sdk,
-        a_rollout(stack, name="first", most=5) as first,
+        a_rollout(stack, name="first", max_tokens=5) as first,
         ThreadPoolExecutor() as pool,
     ):
         whole = pool.submit(ask, sdk, n=2, logprobs=True)
         stream = pool.submit(lambda: list(ask(sdk, stream=True)))
-        wait_for(lambda: len(first.taken) == 3 and first.most == 0)
+        wait_until(lambda: len(first.calls) == 3 and first.max_tokens == 0)
         with a_rollout(stack, name="second", version=8) as second:
-            answer, chunks = whole.result(120), stream.result(120)
+            answer = whole.result(120)
+            chunks = stream.result(120)
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "0 1 2 3 4 "
     for choice, spans in zip(answer.choices, answer.weir["weight_versions"], strict=True):
         assert choice.message.content == "0 1 2 3 4 "
         assert [entry.token for entry in choice.logprobs.content] == TEXTS
         assert [span["version"] for span in spans] == [7, 8]
-        assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 5)
+        assert spans[0]["start"] == 0
+        assert spans[0]["end"] == spans[1]["start"]
+        assert spans[1]["end"] == 5
     assert answer.weir["rollouts"] == ["first", "second"]
-    taken = {call.id: call for call in reversed(second.taken)}.values()  # in their first tries
-    assert (len(taken), min(call.tries for call in taken)) == (3, 1)
-    assert sum(len(call.so_far) for call in taken) == 5
+    resumed = {call.id: call for call in reversed(second.calls)}.values()  # in their first tries
+    assert len(resumed) == 3
+    assert min(call.tries for call in resumed) == 1
+    assert sum(len(call.so_far) for call in resumed) == 5
 
 
 def test_a_call_that_is_given_back_is_asked_again(stack: Stack, sdk: openai.OpenAI) -> None:
     moved = Refusal(status=409, code="moved", message="a job has begun", again=True)
     with a_rollout(stack, refuse=lambda call: moved if call.tries < 2 else None) as rollout:
         assert ask(sdk).choices[0].message.content == "0 1 2 3 4 "
-        assert [call.tries for call in rollout.taken] == [0, 1, 2]
+        assert [call.tries for call in rollout.calls] == [0, 1, 2]
 
 
 def test_a_refusal_is_the_answer_also_in_the_middle_of_a_stream(
     stack: Stack, sdk: openai.OpenAI, http: httpx.Client
 ) -> None:
-    told = Refusal(status=400, code="context_length_exceeded", message="too long")
-    with a_rollout(stack, refuse=lambda _: told):
+    refusal = Refusal(status=400, code="context_length_exceeded", message="too long")
+    with a_rollout(stack, refuse=lambda _: refusal):
         for stream in (False, True):
             with pytest.raises(openai.BadRequestError, match="too long") as caught:
                 ask(sdk, stream=stream)
@@ -265,46 +276,47 @@ def test_a_refusal_is_the_answer_also_in_the_middle_of_a_stream(
     broken = Refusal(status=500, code="engine_died", message="it broke")
     with a_rollout(stack, refuse=lambda call: broken if call.id in begun else None) as rollout:
         begun = set[str]()
-        with http.stream("POST", CHAT, json=body_of(stream=True)) as reply:
+        with http.stream("POST", CHAT, json=a_body(stream=True)) as reply:
             events = reply.iter_lines()
             assert json.loads(next(events)[6:])["choices"][0]["delta"]["content"]
-            begun |= {call.id for call in rollout.taken}
+            begun |= {call.id for call in rollout.calls}
             *_, last = filter(None, events)
         if last != "data: [DONE]":  # else all had come before
             assert json.loads(last[6:])["error"]["code"] == "engine_died"
 
 
-def test_a_stream_says_what_it_waits_for(stack: Stack, http: httpx.Client) -> None:
-    body = body_of(stream=True)
-    with a_rollout(stack, begins=lambda _: False), http.stream("POST", CHAT, json=body) as reply:
+def test_a_call_under_way_reports_its_wait(stack: Stack, http: httpx.Client) -> None:
+    session = "/rollout/slow"
+    call = http.stream("POST", session + CHAT, json=a_body(stream=True))
+    with a_rollout(stack, begins=lambda _: False), call as reply:
         assert ": counts" in reply.iter_lines()
+        (waiting,) = http.get(session).json()["under_way"]
+        assert {"created_at", "seconds", "quiet_seconds"} <= waiting.keys()
 
 
-@pytest.mark.anyio
 async def test_a_call_whose_client_leaves_is_withdrawn(stack: Stack) -> None:
     async with a_client(stack) as http:
         with a_rollout(stack, begins=lambda _: False) as rollout:
             for number, stream in enumerate((False, True), start=1):
-                leaving = asyncio.create_task(http.post(CHAT, json=body_of(stream=stream)))
-                await asyncio.to_thread(wait_for, lambda n=number: len(rollout.taken) == n)
+                leaving = asyncio.create_task(http.post(CHAT, json=a_body(stream=stream)))
+                await asyncio.to_thread(wait_until, lambda n=number: len(rollout.calls) == n)
                 leaving.cancel()
-                await asyncio.to_thread(wait_for, lambda n=number: len(rollout.dropped) == n)
-        leaving = asyncio.create_task(http.post(CHAT, json=body_of()))
+                await asyncio.to_thread(wait_until, lambda n=number: len(rollout.dropped) == n)
+        leaving = asyncio.create_task(http.post(CHAT, json=a_body()))
         async with connect(stack.server.url, me="test") as exchange:
             await wait_for_calls(exchange, 1)
             leaving.cancel()
             await wait_for_calls(exchange, 0)
 
 
-@pytest.mark.anyio
-async def test_others_are_answered_while_hundreds_wait(stack: Stack) -> None:
+async def test_requests_are_answered_while_hundreds_of_calls_wait(stack: Stack) -> None:
     async with a_client(stack) as http, connect(stack.server.url, me="test") as exchange:
         waiting = list[asyncio.Task[httpx.Response]]()
         for count in range(20, 201, 20):
-            waiting += (asyncio.create_task(http.post(CHAT, json=body_of())) for _ in range(20))
+            waiting += (asyncio.create_task(http.post(CHAT, json=a_body())) for _ in range(20))
             await wait_for_calls(exchange, count)
-        assert (await http.get("/v1/models")).status_code == 200
-        assert not any(each.done() for each in waiting)
+        assert (await http.get("/v1/models")).is_success
+        assert not any(task.done() for task in waiting)
         with a_rollout(stack, room=1000):
             assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
 
@@ -316,7 +328,7 @@ def a_call(call_id: str) -> Call:
     return Call(id=call_id, gateway="test", served=SERVED, text="a", sampling=CallSampling())
 
 
-async def all_of(looks: AsyncIterator[None]) -> None:
+async def exhaust(looks: AsyncIterator[None]) -> None:
     async for _ in looks:
         pass
 
@@ -325,17 +337,17 @@ async def never() -> Served:
     raise AssertionError("it was not asked again")
 
 
-@pytest.mark.anyio
 async def test_a_call_too_many_is_refused(exchange: Exchange) -> None:
-    desk, news = PendingCalls(exchange, 60, lambda: ["rollout-1"], max_waiting=2), asyncio.Event()
+    desk = PendingCalls(exchange, 60, lambda: ["rollout-1"], max_waiting=2)
+    news = asyncio.Event()
     answers = [PendingCall(a_call(str(n)), never, news) for n in range(3)]
     with pytest.raises(Problem) as caught:
-        await all_of(desk.follow(answers))
-    assert (caught.value.status_code, caught.value.code) == (503, "too_many_calls")
+        await exhaust(desk.follow(answers))
+    assert caught.value.status_code == 503
+    assert caught.value.code == "too_many_calls"
     assert (caught.value.headers or {})["Retry-After"]
 
 
-@pytest.mark.anyio
 async def test_a_call_ends_also_if_it_can_be_neither_withdrawn_nor_recorded(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,18 +358,15 @@ async def test_a_call_ends_also_if_it_can_be_neither_withdrawn_nor_recorded(
         raise RuntimeError("no disk")
 
     monkeypatch.setattr(exchange, "withdraw_call", fails)
-    desk, answer = (
-        PendingCalls(exchange, 60, lambda: ["rollout-1"]),
-        PendingCall(a_call("1"), never),
-    )
+    desk = PendingCalls(exchange, 60, lambda: ["rollout-1"])
+    answer = PendingCall(a_call("1"), never)
     looks = desk.follow([answer], never_recorded)
     await anext(looks)
     answer.end_try(Refusal(status=400, code="bad", message="it is bad"))
     with pytest.raises(Problem, match="the gateway failed"):
-        await all_of(looks)
+        await exhaust(looks)
 
 
-@pytest.mark.anyio
 async def test_a_death_counts_once_and_a_call_may_be_asked_again_beyond_the_limit(
     exchange: Exchange,
 ) -> None:
@@ -377,19 +386,21 @@ async def test_a_death_counts_once_and_a_call_may_be_asked_again_beyond_the_limi
         answer.confirmed_at -= 100
         await desk.renew()
         await wait_for_calls(exchange, 2)
-        assert (answer.losses, answer.call.tries, await answer.ends_within(0)) == (1, 1, False)
+        assert answer.losses == 1
+        assert answer.call.tries == 1
+        assert not await answer.ends_within(0)
     await asyncio.gather(*looking)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("is_taken", "silent_s", "code"), [(True, 601, "not_answered"), (False, 301, "not_taken")]
 )
-async def test_a_call_of_which_nothing_comes_ends(
+async def test_a_silent_call_ends(
     exchange: Exchange, is_taken: bool, silent_s: float, code: str
 ) -> None:
     living = list[str]()
-    desk, answer = PendingCalls(exchange, 60, lambda: living), PendingCall(a_call("1"), never)
+    desk = PendingCalls(exchange, 60, lambda: living)
+    answer = PendingCall(a_call("1"), never)
     looks = desk.follow([answer])
     await anext(looks)
     living.append("rollout-1 loads")  # as one that has just begun, which the call has waited for
@@ -399,8 +410,9 @@ async def test_a_call_of_which_nothing_comes_ends(
     answer.received_at -= silent_s
     await desk.renew()
     with pytest.raises(Problem, match="rollout-1 loads") as caught:
-        await all_of(looks)
-    assert (caught.value.code, caught.value.headers) == (code, {"Retry-After": "2"})
+        await exhaust(looks)
+    assert caught.value.code == code
+    assert caught.value.headers == {"Retry-After": "2"}
 
 
 @pytest.mark.parametrize(
@@ -422,36 +434,37 @@ async def test_a_call_of_which_nothing_comes_ends(
     ],
 )
 def test_a_field_that_is_wrong_is_named(http: httpx.Client, field: str, value: Any) -> None:
-    body = body_of()
+    body = a_body()
     *path, name = field.split(".")
     part: Any = body["messages"][0] if path else body
     part[name] = value
     assert_refused(http.post(CHAT, json=body), 400, field)
 
 
-def test_what_means_nothing_is_passed_over(http: httpx.Client, rollout: FakeRollout) -> None:
+def test_fields_without_effect_are_accepted(http: httpx.Client, rollout: FakeRollout) -> None:
     idle: Any = {"user": "me", "frequency_penalty": 0, "tool_choice": "none", "seed": None}
     messages = [{"role": "assistant", "content": None, "refusal": "no"}, *HELLO]
     options = {"stream_options": {"continuous_usage_stats": False}}
-    body = body_of(**idle, **options, messages=messages)
-    assert http.post(CHAT, json=body).status_code == 200
+    body = a_body(**idle, **options, messages=messages)
+    assert http.post(CHAT, json=body).is_success
     sampling = {"sampling_params": {"prompt_logprobs": 1}, "token_ids": [1], "model": "tiny"}
     refused = http.post("/inference/v1/generate", json=sampling)
     assert_refused(refused, 400, "sampling_params.prompt_logprobs")
 
 
-def test_messages_come_as_templates_read_them(http: httpx.Client, rollout: FakeRollout) -> None:
+def test_messages_reach_templates_in_their_form(http: httpx.Client, rollout: FakeRollout) -> None:
     def turns(arguments: str) -> list[dict[str, Any]]:
         calls = [{"id": "1", "function": {"name": "add", "arguments": arguments}}]
-        said = [{"type": "text", "text": part} for part in ("a", "b")]
-        return [{"role": "user", "content": said}, {"role": "assistant", "tool_calls": calls}]
+        blocks = [{"type": "text", "text": part} for part in ("a", "b")]
+        return [{"role": "user", "content": blocks}, {"role": "assistant", "tool_calls": calls}]
 
-    assert http.post(CHAT, json=body_of(messages=turns('{"a": 1}'))).status_code == 200
-    user, assistant = cast(Any, rollout.taken[0].messages)
-    assert (user["content"], assistant["content"]) == ("ab", "")
+    assert http.post(CHAT, json=a_body(messages=turns('{"a": 1}'))).is_success
+    user, assistant = cast(Any, rollout.calls[0].messages)
+    assert user["content"] == "ab"
+    assert assistant["content"] == ""
     assert assistant["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     for text in ("[1]", "{", "[" * 100_000):
-        reply = http.post(CHAT, json=body_of(messages=turns(text)))
+        reply = http.post(CHAT, json=a_body(messages=turns(text)))
         assert_refused(reply, 400, "messages.1.tool_calls.0.function.arguments")
 
 
@@ -463,24 +476,27 @@ def test_messages_come_as_templates_read_them(http: httpx.Client, rollout: FakeR
         ({"prompt": "a", "logprobs": 20, "max_tokens": 8192, "n": 3}, "invalid_value"),
     ],
 )
-def test_what_is_too_much_is_refused_at_once(http: httpx.Client, body: Any, code: str) -> None:
+def test_a_request_that_is_too_large_is_refused_at_once(
+    http: httpx.Client, body: Any, code: str
+) -> None:
     reply = http.post("/v1/completions", json={"model": "tiny", **body})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == code
 
 
-# ---------------------------------------------------------------------- which weights answer
+# ---------------------------------------------------------------------- weights
 
 
-def test_beside_a_clients_session_models_answer_and_what_it_has_saved(
+def test_models_and_saved_samplers_answer_during_a_clients_session(
     stack: Stack, sdk: openai.OpenAI, rollout: FakeRollout
 ) -> None:
     job = f"ftjob-{'5' * 24}"
     stack.exchange(lambda exchange: exchange.submit(a_job_record(job, recipe=a_recipe(client={}))))
     train(stack, job)
     assert ask(sdk).model == "tiny"
-    folder = a_model(stack.data_dir / f"jobs/{job}/samplers/version-000012")
+    folder = a_model(stack.job_folder(job) / "samplers/version-000012")
     State(base="tiny", dtype="float32", lora=None, version=12).write(folder)
-    a_model(stack.data_dir / f"jobs/{job}/other")
+    a_model(stack.job_folder(job) / "other")
     os.utime(folder, (1, 1))
 
     async def sampler(name: str, exchange: Exchange) -> Served:
@@ -490,28 +506,31 @@ def test_beside_a_clients_session_models_answer_and_what_it_has_saved(
         return await resolve_sampler(job, name, jobs)
 
     served = stack.exchange(partial(sampler, "version-000012"))
-    assert (served.folder, served.base, served.version) == (str(folder), "", 12)
-    assert (served.attempt, served.model.lora) == (1, None)
+    assert served.folder == str(folder)
+    assert served.base == ""
+    assert served.version == 12
+    assert served.attempt == 1
+    assert served.model.lora is None
     assert folder.stat().st_mtime > 1
     for name in ("version-000013", "../other", ""):
-        with pytest.raises(Problem) as told:
+        with pytest.raises(Problem) as refused:
             stack.exchange(partial(sampler, name))
-        assert told.value.status_code == 404
+        assert refused.value.status_code == 404
     end(stack, job)
 
 
 def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
     stack: Stack, sdk: openai.OpenAI, http: httpx.Client
 ) -> None:
-    job = a_job(http)["id"]
+    job = submit_job(http)
 
     def refusal(model: str) -> tuple[int, str]:
-        reply = http.post(CHAT, json=body_of(model=model))
+        reply = http.post(CHAT, json=a_body(model=model))
         return reply.status_code, reply.json()["error"]["code"]
 
     a_checkpoint(stack, job, 2)
     assert refusal(job) == (404, "model_not_found")
-    assert f"ftckpt-{job}-2" in http.post(CHAT, json=body_of(model=job)).json()["detail"]
+    assert f"ftckpt-{job}-2" in http.post(CHAT, json=a_body(model=job)).json()["detail"]
     train(stack, job)
     with a_rollout(stack) as rollout:
         for other in ("tiny", f"{job}@2"):
@@ -519,158 +538,134 @@ def test_the_newest_weights_answer_while_a_job_trains_and_its_models_after_it(
         assert refusal("none") == (404, "model_not_found")
         assert ask(sdk, model=job).weir["model"] == job
         end(stack, job)
-        (stack.data_dir / f"jobs/{job}/checkpoints/step-000002/model/adapter_config.json").touch()
+        (stack.job_folder(job) / "checkpoints/step-000002/model/adapter_config.json").touch()
         for model in (job, f"{job}@2", f"ftckpt-{job}-2", "tiny"):
             ask(sdk, model=model)
-        newest, result, kept, same, base = [call.served for call in rollout.taken]
-    assert (newest.key, newest.model.max_context) == (f"job:{job}", 64)
-    assert (result.folder, result.base) == (str(stack.data_dir / f"jobs/{job}/model"), "")
-    assert (kept.key, kept.version, kept.base) == (same.key, 2, newest.model.path)
-    assert (result.attempt, kept.attempt) == (1, 0)
-    assert (base.job_id, base.model.prompt_template, base.model.dtype) == (
-        "",
-        "{prompt}",
-        "bfloat16",
-    )
+        newest, result, checkpoint, same, base = [call.served for call in rollout.calls]
+    assert newest.key == f"job:{job}"
+    assert newest.model.max_context == 64
+    assert result.folder == str(stack.job_folder(job) / "model")
+    assert result.base == ""
+    assert checkpoint.key == same.key
+    assert checkpoint.version == 2
+    assert checkpoint.base == newest.model.path
+    assert result.attempt == 1
+    assert checkpoint.attempt == 0
+    assert base.job_id == ""
+    assert base.model.prompt_template == "{prompt}"
+    assert base.model.dtype == "bfloat16"
 
 
 # ---------------------------------------------------------------------- sessions
 
 
 def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: httpx.Client) -> None:
+    session = "/rollout/s-1"
+    generate = f"{session}/inference/v1/generate"
     failing = Refusal(status=500, code="engine_died", message="it broke")
     with (
-        openai.OpenAI(base_url=f"{stack.url}/rollout/s-1/v1", api_key=KEY, max_retries=0) as sdk,
+        openai.OpenAI(base_url=f"{stack.url}{session}/v1", api_key=KEY, max_retries=0) as sdk,
         a_rollout(stack, refuse=lambda call: failing if call.sampling.seed == 1 else None),
     ):
-        messages = [*HELLO]
-        for number in range(2):
-            reply = ask(sdk, messages=messages).choices[0].message
-            assert reply.content == "0 1 2 3 4 "
-            more = {"role": "user", "content": f"again {number}"}
-            messages += [{"role": "assistant", "content": reply.content}, more]
+        answer = {"role": "assistant", "content": "".join(TEXTS)}
+        turns = [*HELLO, answer, {"role": "user", "content": "again"}]
+        for messages in (HELLO, turns):
+            assert ask(sdk, messages=messages).choices[0].message.content == "0 1 2 3 4 "
         list(sdk.completions.create(model="tiny", prompt="other", stream=True, max_tokens=2))
         with pytest.raises(openai.InternalServerError):
             ask(sdk, seed=1)
-    url = "/rollout/s-1"
-    assert http.get(f"{url}/v1/models").json() == http.get("/v1/models").json()
-    body = {"model": "tiny", "token_ids": [*tokens_of("other"), *COUNT[:2]]}
-    with a_rollout(stack):
-        assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 200
-        body["token_ids"] = [7] * 8193
-        assert http.post(f"{url}/inference/v1/generate", json=body).status_code == 400
-    trace = http.get(url).json()
-    assert [(call.get("error") or {}).get("code") for call in trace["calls"]] == [
-        *(None, None, None, "engine_died", None, "context_length_exceeded")
-    ]
+        body = {"model": "tiny", "token_ids": [*parse_tokens("other"), *COUNT[:2]]}
+        assert http.post(generate, json=body).is_success
+        assert http.post(generate, json=body | {"token_ids": [7] * 8193}).status_code == 400
+    assert http.get(f"{session}/v1/models").json() == http.get("/v1/models").json()
+    trace = http.get(session).json()
+    errors = [call["error"]["code"] for call in trace["calls"] if call.get("error")]
+    assert errors == ["engine_died", "context_length_exceeded"]
+    assert len(trace["calls"]) == 6
     chat, other = trace["branches"]
     assert trace["num_branches"] == 2
-    sampled = [token for token, own in zip(chat["token_ids"], chat["own"], strict=True) if own]
-    assert sampled == COUNT * 2
-    assert [logprob is None for logprob in chat["logprobs"]] == [not own for own in chat["own"]]
-    assert chat["token_ids"] == [*tokens_of("Hello"), *COUNT, *tokens_of("again 0"), *COUNT]
-    assert other["token_ids"] == [*tokens_of("other"), *COUNT[:2], *COUNT]
-    assert http.delete(url).json()["deleted"]
-    assert http.get(url).status_code == 404
+    hello = parse_tokens("Hello")
+    again = parse_tokens("again")
+    assert chat["token_ids"] == [*hello, *COUNT, *again, *COUNT]
+    is_sampled = [False] * 5 + [True] * 5
+    assert chat["own"] == is_sampled * 2
+    assert [logprob is not None for logprob in chat["logprobs"]] == chat["own"]
+    assert other["token_ids"] == [*parse_tokens("other"), *COUNT[:2], *COUNT]
+    assert http.delete(session).json()["deleted"]
+    assert http.get(session).status_code == 404
     assert http.get("/rollout/.hidden").status_code == 400
 
 
-def test_an_episodes_calls_are_asked_under_the_terms_that_its_session_was_opened_with(
+def test_the_terms_of_a_session_decide_how_its_calls_are_sampled(
     stack: Stack, http: httpx.Client
 ) -> None:
-    job = a_job(http)["id"]
+    job = submit_job(http)
     train(stack, job)
     sampling = {"temperature": 0.5, "max_tokens": 3, "stop": ["2 "]}
     terms = {"job_id": job, "purpose": "train", "min_version": 2, "sampling": sampling, "seed": 7}
-    url = "/rollout/try-1"
-    key = http.put(url, json=terms).json()["key"]
-    assert_refused(http.put(url, json=terms), 409, "session")
-    assert_refused(http.put(url, json={**terms, "version": "new"}), 400, "version")
+    session = "/rollout/try-1"
+    chat = session + CHAT
+    key = http.put(session, json=terms).json()["key"]
+    assert_refused(http.put(session, json=terms), 409, "session")
+    assert_refused(http.put(session, json={**terms, "version": "new"}), 400, "version")
     for stop, field in (([*map(str, range(17))], "sampling.stop"), ([""], "sampling.stop.0")):
         changed = {**terms, "sampling": {**sampling, "stop": stop}}
-        assert_refused(http.put(url, json=changed), 400, field)
-    asked = body_of(model="mine", temperature=2, max_tokens=9, seed=1, stop=["0 "])
+        assert_refused(http.put(session, json=changed), 400, field)
+    body = a_body(model="mine", temperature=2, max_tokens=9, seed=1, stop=["0 "])
     with a_rollout(stack) as rollout:
         for changes in ({}, {"max_tokens": 2}):
-            assert http.post(url + CHAT, json=asked | changes).status_code == 200
-        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http(key) as other:
-            assert other.post(url + CHAT, json=asked).status_code == 200
+            assert http.post(chat, json=body | changes).is_success
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http(key) as agent:
+            assert agent.post(chat, json=body).is_success
         text = {"model": "mine", "prompt": "a"}
-        assert http.post(f"{url}/v1/completions", json=text).status_code == 200
-    for call in rollout.taken:
-        assert (call.key, call.served.name) == (f"work:{job}", job)
+        assert http.post(f"{session}/v1/completions", json=text).is_success
+    for call in rollout.calls:
+        assert call.key == f"work:{job}"
+        assert call.served.name == job
         assert call.terms is not None
         assert call.terms.model_dump(mode="json", exclude_defaults=True) == terms
-        assert (call.sampling.temperature, call.sampling.stop) == (0.5, ("2 ",))
-    assert [call.sampling.max_tokens for call in rollout.taken] == [3, 2, 3, 3]
-    assert len({call.sampling.seed for call in rollout.taken} - {1}) >= 3
-    told = http.get(url).json()
-    gone = http.delete(url).json()
-    assert gone == told | {"deleted": True}
-    assert gone["calls"][0]["messages"] == HELLO
-    assert [call["text"] for call in gone["calls"]] == ["0 1 ", "0 1 ", "0 1 ", "0 1 "]
-    assert http.post(url + CHAT, json=asked).status_code == 404
-    assert http.get(url).status_code == 404
-    assert http.put(url, json=terms).status_code == 200
+        assert call.sampling.temperature == 0.5
+        assert call.sampling.stop == ("2 ",)
+    assert [call.sampling.max_tokens for call in rollout.calls] == [3, 2, 3, 3]
+    assert len({call.sampling.seed for call in rollout.calls} - {1}) >= 3
+    trace = http.get(session).json()
+    assert trace["calls"][0]["messages"] == HELLO
+    assert [call["text"] for call in trace["calls"]] == ["0 1 "] * 4
+    assert http.delete(session).json() == trace | {"deleted": True}
+    for reply in (http.post(chat, json=body), http.get(session)):
+        assert reply.status_code == 404
+    assert http.put(session, json=terms).is_success
     with stack.http(key) as late:
-        assert late.post(url + CHAT, json=asked).status_code == 401
+        assert late.post(chat, json=body).status_code == 401
     end(stack, job)
-    refused = http.post(url + CHAT, json=asked)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "job_not_active")
+    refused = http.post(chat, json=body)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "job_not_active"
 
 
-def test_a_damaged_session_is_named_and_can_be_deleted(stack: Stack, http: httpx.Client) -> None:
-    terms = {"job_id": "job", "purpose": "train", "sampling": {"max_tokens": 3}, "seed": 7}
-    url, file = "/rollout/damaged", stack.data_dir / "sessions" / "damaged.jsonl"
-    key = http.put(url, json=terms).json()["key"]
-    file.write_bytes(b"\xff" + file.read_bytes()[1:])
-    for reply in (http.get(url), http.post(url + CHAT, json=body_of())):
-        assert_refused(reply, 409, "session")
-        assert reply.json()["error"]["code"] == "session_damaged"
-    with stack.http(key) as agent, stack.http(ENVIRONMENT_KEY) as environment:
-        assert agent.post(url + CHAT, json=body_of()).status_code == 401
-        assert_refused(environment.get(url), 409, "session")
-    assert http.delete(url).json()["deleted"]
-    assert not file.exists()
-
-
-def test_a_session_tells_of_its_calls_that_are_under_way(stack: Stack, http: httpx.Client) -> None:
-    url, may_begin = "/rollout/slow", [True]
-
-    def told() -> tuple[int, int]:
-        trace = http.get(url).json()
-        return len(trace["calls"]), len(trace["under_way"])
-
-    with a_rollout(stack, begins=lambda _: may_begin[0]), ThreadPoolExecutor() as pool:
-        assert http.post(url + CHAT, json=body_of()).status_code == 200
-        assert told() == (1, 0)
-        may_begin[0] = False
-        asked = pool.submit(http.post, url + CHAT, json=body_of())
-        wait_for(lambda: told() == (1, 1))
-        (call,) = http.get(url).json()["under_way"]
-        assert {"created_at", "seconds", "quiet_seconds"} <= call.keys()
-        may_begin[0] = True
-        assert asked.result(60).status_code == 200
-        assert told() == (2, 0)
-
-
-def test_where_a_chat_goes_on_from_an_earlier_call_the_rollout_is_told_its_tokens(
+def test_a_rollout_gets_the_tokens_of_the_call_that_a_chat_continues(
     stack: Stack, http: httpx.Client
 ) -> None:
-    url, more = f"/rollout/chats{CHAT}", {"role": "user", "content": "again"}
+    url = f"/rollout/chats{CHAT}"
+    again = {"role": "user", "content": "again"}
     reply = {"role": "assistant", "content": "0 1 2 3 4"}  # without its last blank
-    goes_on = [*HELLO, reply, more]
-    tokens = (*tokens_of("Hello"), *COUNT)
-    with a_rollout(stack) as rollout:
-        for messages in (HELLO, goes_on, [*goes_on, reply, more], [*HELLO, more, reply, more]):
-            assert http.post(url, json=body_of(messages=messages)).status_code == 200
-        for others in {"tools": [{"type": "function"}]}, {"chat_template_kwargs": {"effort": 1}}:
-            asked = body_of(messages=goes_on, **others)
-            assert http.post(url, json=asked).status_code == 200
-        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
-            assert other.post(url, json=body_of(messages=goes_on)).status_code == 200
-    begun = [call.begun for call in rollout.taken]
-    second = (*tokens, *tokens_of("again"), *COUNT)
-    assert [each and (each.num_messages, each.token_ids) for each in begun] == [
-        *(None, (2, tokens), (4, second), None, None, None, (2, tokens))
+    second = [*HELLO, reply, again]
+    tokens = (*parse_tokens("Hello"), *COUNT)
+    longer = (*tokens, *parse_tokens("again"), *COUNT)
+    bodies = [
+        a_body(),
+        a_body(messages=second),
+        a_body(messages=[*second, reply, again]),
+        a_body(messages=[*HELLO, again, reply, again]),
+        a_body(messages=second, tools=[{"type": "function"}]),
+        a_body(messages=second, chat_template_kwargs={"effort": 1}),
     ]
+    with a_rollout(stack) as rollout:
+        for body in bodies:
+            assert http.post(url, json=body).is_success
+        with a_gateway(stack.server, stack.data_dir.parent) as another, another.http() as other:
+            assert other.post(url, json=bodies[1]).is_success
+    starts = [call.begun and call.begun.token_ids for call in rollout.calls]
+    assert starts == [None, tokens, longer, None, None, None, tokens]
+    nums_messages = [call.begun.num_messages for call in rollout.calls if call.begun]
+    assert nums_messages == [2, 4, 2]

@@ -29,12 +29,19 @@ from services.learner.sft.recipe import SftRecipe
 from tests.architecture.project import ROOT
 from tests.contract.gateway.stack import Stack, a_learner, know
 
-TUTORIAL, GPU_BOX = "docs/tutorial.md", "docs/how-to/gpu-box.md"
+TUTORIAL = "docs/tutorial.md"
+GPU_BOX = "docs/how-to/gpu-box.md"
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 # How the blocks begin that need a GPU, docker, a cluster or minutes; the others run in a test.
 ELSEWHERE = (
-    *("make demo", ". .venv/bin/activate", "make secrets", "export WEIR_REDIS_URL"),
-    *("ray job submit", "python -m services.grader", "WEIR_JUDGE_URL", "weir grade --cal"),
+    "make demo",
+    ". .venv/bin/activate",
+    "make secrets",
+    "export WEIR_REDIS_URL",
+    "ray job submit",
+    "python -m services.grader",
+    "WEIR_JUDGE_URL",
+    "weir grade --cal",
 )
 
 
@@ -48,10 +55,10 @@ class Block:
 
 def run_here(document: str, *languages: str) -> list[Block]:
     """The blocks of a document that run in a test, in their order."""
-    found = [Block(*groups) for groups in BLOCK.findall((ROOT / document).read_text())]
+    blocks = [Block(*groups) for groups in BLOCK.findall((ROOT / document).read_text())]
     return [
         block
-        for block in found
+        for block in blocks
         if block.language in languages and not block.text.lstrip().startswith(ELSEWHERE)
     ]
 
@@ -78,7 +85,7 @@ def test_jobs_by_hand_run_as_they_stand(stack: Stack, tmp_path: Path, document: 
 
 def test_a_division_of_gpus_makes_a_compose_file(tmp_path: Path) -> None:
     (command,) = (block.text for block in run_here(GPU_BOX, "bash") if "weir compose" in block.text)
-    done = in_a_shell(command, tmp_path)
+    done = run_shell(command, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "device_ids" in (tmp_path / "docker-compose.override.yml").read_text()
 
@@ -98,10 +105,11 @@ def test_the_files_of_the_tutorial_do_what_it_shows(
     files = ("make_tasks.py", "rewards.py", "recipe.toml")
     for name, block in zip(files, run_here(TUTORIAL, "python", "toml"), strict=True):
         (tmp_path / "carries" / name).write_text(block.text)
-    (command, *_), (shown, *_) = run_here(TUTORIAL, "bash"), run_here(TUTORIAL, "")
-    done = in_a_shell(command.text, tmp_path)
+    command = run_here(TUTORIAL, "bash")[0]
+    output = run_here(TUTORIAL, "")[0]
+    done = run_shell(command.text, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == shown.text
+    assert done.stdout == output.text
     monkeypatch.setitem(VERIFIERS, "carries.true_steps", None)  # it goes with the test
     rewards: dict[str, Any] = {}
     exec((tmp_path / "carries/rewards.py").read_text(), rewards)
@@ -114,17 +122,17 @@ def test_the_files_of_the_tutorial_do_what_it_shows(
 def test_responses_get_the_verdicts_that_the_document_shows(tmp_path: Path) -> None:
     command, responses, verdicts = run_here("docs/reference/rewards.md", "")
     (tmp_path / "responses.jsonl").write_text(responses.text)
-    done = in_a_shell(command.text, tmp_path)
+    done = run_shell(command.text, tmp_path)
     assert done.returncode == 0, done.stderr
 
-    def without_times(text: str) -> list[dict[str, Any]]:
+    def drop_times(text: str) -> list[dict[str, Any]]:
         return [json.loads(line) | {"ms": None} for line in text.splitlines()]
 
-    given = (tmp_path / "verdicts.jsonl").read_text()
-    assert without_times(given) == without_times(verdicts.text)
+    verdict_lines = (tmp_path / "verdicts.jsonl").read_text()
+    assert drop_times(verdict_lines) == drop_times(verdicts.text)
 
 
-def reward_of(tables: dict[str, Any]) -> Reward:
+def parse_reward(tables: dict[str, Any]) -> Reward:
     return Reward.model_validate(tables["reward"])
 
 
@@ -132,8 +140,8 @@ def reward_of(tables: dict[str, Any]) -> Reward:
     ("document", "read"),
     [
         ("docs/how-to/data.md", [SftRecipe.model_validate]),
-        ("docs/reference/rewards.md", [reward_of]),
-        ("docs/how-to/judge.md", [reward_of, reward_of]),
+        ("docs/reference/rewards.md", [parse_reward]),
+        ("docs/how-to/judge.md", [parse_reward, parse_reward]),
     ],
 )
 def test_tables_of_recipes_and_rubrics_can_be_read(
@@ -156,10 +164,10 @@ def run(document: str, folder: Path, **variables: str) -> subprocess.CompletedPr
         f"python <<'END'\n{block.text}END\n" if block.language == "python" else block.text
         for block in run_here(document, "bash", "python")
     ]
-    return in_a_shell("".join(script), folder, **variables)
+    return run_shell("".join(script), folder, **variables)
 
 
-def in_a_shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """With the ``weir`` and the ``python`` of these tests."""
     programs = folder / "programs"
     programs.mkdir()

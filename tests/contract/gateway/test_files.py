@@ -29,10 +29,11 @@ from tests.contract.gateway.stack import (
     assert_refused,
     record_events,
     reinforcement,
+    submit_job,
     take_up,
     tell,
     upload,
-    wait_for,
+    wait_until,
 )
 
 pytestmark = pytest.mark.redis
@@ -43,7 +44,7 @@ def a_file(http: httpx.Client, name: str) -> str:
     return upload(http, json.dumps(line)).json()["id"]
 
 
-def store_of(stack: Stack) -> FileStore:
+def file_store(stack: Stack) -> FileStore:
     return FileStore(stack.data_dir / "files")
 
 
@@ -51,7 +52,7 @@ def expire(stack: Stack) -> None:
     async def work(exchange: Exchange) -> None:
         values = {"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(stack.data_dir)}
         deployment = Deployment.from_environment(values | {"WEIR_PORT": "1"})
-        await JobService(Service("gateway", deployment, exchange), store_of(stack)).expire_files()
+        await JobService(Service("gateway", deployment, exchange), file_store(stack)).expire_files()
 
     stack.exchange(work)
 
@@ -83,18 +84,18 @@ def test_an_expired_file_goes_once_no_unfinished_job_needs_it(
         path.write_text(json.dumps(json.loads(path.read_text()) | {"expires_at": int(time.time())}))
     expire(stack)
     assert not list((stack.data_dir / "files").glob(f"{idle}*"))
-    assert store_of(stack).content(trained).exists()
-    assert store_of(stack).content(held_out).exists()
+    assert file_store(stack).content(trained).exists()
+    assert file_store(stack).content(held_out).exists()
     http.post(f"{JOBS}/{job['id']}/cancel")
     expire(stack)
-    left = {file.id for file in store_of(stack).all()}
-    assert lasting in left
-    assert not {trained, held_out} & left
+    file_ids = {file.id for file in file_store(stack).all()}
+    assert lasting in file_ids
+    assert not {trained, held_out} & file_ids
 
 
 def test_a_file_whose_content_was_lost_makes_no_job(stack: Stack, http: httpx.Client) -> None:
     file_id = a_file(http, "lost")
-    store_of(stack).path(file_id).unlink()
+    file_store(stack).path(file_id).unlink()
     assert_refused(http.get(f"/v1/files/{file_id}/content"), 404, "id")
     assert_refused(http.post(JOBS, json=a_body(http, training_file=file_id)), 400, "training_file")
 
@@ -148,7 +149,7 @@ TOLD: list[dict[str, Any]] = [
 def test_an_ended_jobs_result_file_has_a_row_for_each_step(
     stack: Stack, http: httpx.Client, sdk: openai.OpenAI
 ) -> None:
-    job_id = a_job(http)["id"]
+    job_id = submit_job(http)
     assert sdk.fine_tuning.jobs.retrieve(job_id).result_files == []
     assert http.get(f"/v1/files/file-{job_id}").status_code == 404
     record_events(stack, job_id, range(1))
@@ -163,18 +164,20 @@ def test_an_ended_jobs_result_file_has_a_row_for_each_step(
         {"step": "2", "evaluation_accuracy": "0.5", "reward": "0.75", "loss": ""},
     ]
     file = sdk.files.retrieve(file_id)
-    assert (file.bytes, file.created_at) == (len(content), 1_800_000_000)
-    assert (file.filename, file.purpose) == ("step_metrics.csv", "fine-tune-results")
+    assert file.bytes == len(content)
+    assert file.created_at == 1_800_000_000
+    assert file.filename == "step_metrics.csv"
+    assert file.purpose == "fine-tune-results"
 
 
 def test_a_result_file_goes_with_its_job_and_not_before(stack: Stack, http: httpx.Client) -> None:
-    job_id = a_job(http)["id"]
+    job_id = submit_job(http)
     take_up(stack, job_id, state="failed", step=1)
     url = f"/v1/files/file-{job_id}"
     assert http.get(f"{url}/content").text == "step\n"
     assert_refused(http.delete(url), 409, "file_id")
     assert_refused(http.delete(f"/v1/files/file-ftjob-{24 * '0'}"), 404, "id")
-    assert http.delete(f"{JOBS}/{job_id}").status_code == 200
+    assert http.delete(f"{JOBS}/{job_id}").is_success
     for reply in (http.get(url), http.get(f"{url}/content")):
         assert reply.status_code == 404
 
@@ -188,16 +191,16 @@ def test_slow_uploads_of_one_key_take_nothing_from_another(
     address = (httpx.URL(stack.url).host, httpx.URL(stack.url).port)
     silent = [socket.create_connection(address, timeout=60) for _ in range(4)]
     try:
-        for each in silent:
-            each.sendall(head.encode())
-        wait_for(lambda: upload(http).status_code == 429)
+        for connection in silent:
+            connection.sendall(head.encode())
+        wait_until(lambda: upload(http).status_code == 429)
         refused = upload(http)
         assert_refused(refused, 429, None)
         assert refused.headers["Retry-After"] == "2"
-        assert http.get("/v1/files").status_code == 200
+        assert http.get("/v1/files").is_success
         with stack.http("other-key") as another:
-            assert upload(another).status_code == 200
+            assert upload(another).is_success
     finally:
-        for each in silent:
-            each.close()
-    wait_for(lambda: upload(http).status_code == 200)
+        for connection in silent:
+            connection.close()
+    wait_until(lambda: upload(http).status_code == 200)

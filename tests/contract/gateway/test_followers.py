@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from protocol.exchange import Exchange
@@ -42,17 +43,17 @@ async def end(exchange: Exchange) -> None:
     await exchange.update_job("job", attempt, state=JobState.SUCCEEDED)
 
 
-async def steps_of(stream: AsyncIterator[str]) -> list[str]:
+async def read_steps(stream: AsyncIterator[str]) -> list[str]:
     events = list[str]()
     async for text in stream:
-        told = text.split("\n\n")
-        events += [event for event in told if event and not event.startswith(":")]
+        parts = text.split("\n\n")
+        events += [event for event in parts if event and not event.startswith(":")]
         assert len(events) <= MOST, "it tells them for ever"
     assert events.pop() == "data: [DONE]"
     return [event.split('"message": "')[1].split('"')[0] for event in events]
 
 
-def all_of(*numbers: int) -> list[str]:
+def step_names(*numbers: int) -> list[str]:
     return [f"step {number}" for number in numbers]
 
 
@@ -61,57 +62,53 @@ async def test_everyone_gets_every_event_once_from_where_they_begin(
 ) -> None:
     await tell(exchange, *range(5))
     third = (await exchange.events("job", count=3))[-1][0]
-    early = [asyncio.create_task(steps_of(follow_until_ended(jobs, "job", "0"))) for _ in range(20)]
-    midway = asyncio.create_task(steps_of(follow_until_ended(jobs, "job", third)))
+    early = [
+        asyncio.create_task(read_steps(follow_until_ended(jobs, "job", "0"))) for _ in range(20)
+    ]
+    midway = asyncio.create_task(read_steps(follow_until_ended(jobs, "job", third)))
     for number in range(5, 9):
         await tell(exchange, number)
         await asyncio.sleep(0)
-    late = asyncio.create_task(steps_of(follow_until_ended(jobs, "job", "0")))
+    late = asyncio.create_task(read_steps(follow_until_ended(jobs, "job", "0")))
     await tell(exchange, 9)
     await end(exchange)
-    assert await asyncio.gather(*early, late) == [all_of(*range(10))] * 21
-    assert await midway == all_of(*range(3, 10))
+    assert await asyncio.gather(*early, late) == [step_names(*range(10))] * 21
+    assert await midway == step_names(*range(3, 10))
 
 
 async def test_who_reads_slowly_misses_nothing(jobs: JobService, exchange: Exchange) -> None:
-    quick = asyncio.create_task(steps_of(follow_until_ended(jobs, "job", "0")))
+    quick = asyncio.create_task(read_steps(follow_until_ended(jobs, "job", "0")))
     slow = follow_until_ended(jobs, "job", "0")
     await tell(exchange, 0)
     assert "step 0" in await anext(slow)
     await tell(exchange, *range(1, 500))  # several pages
     await end(exchange)
-    assert await quick == all_of(*range(500))
-    assert await steps_of(slow) == all_of(*range(1, 500))
+    assert await quick == step_names(*range(500))
+    assert await read_steps(slow) == step_names(*range(1, 500))
 
 
 async def test_many_who_follow_a_job_read_it_once(
     jobs: JobService, exchange: Exchange, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A follower with a reader of its own asks for each event at least once."""
-    reads, read = [0], exchange.events
-
-    async def counted(*given: Any, **named: Any) -> Any:
-        reads[0] += 1
-        return await read(*given, **named)
-
+    read = AsyncMock(wraps=exchange.events)
     await tell(exchange, 0)
     newest = (await exchange.events("job"))[-1][0]
-    first = follow_until_ended(jobs, "job", "0")
-    assert "step 0" in await anext(first)
-    monkeypatch.setattr(exchange, "events", counted)
-    late = [follow_until_ended(jobs, "job", "0") for _ in range(150)]
-    assert all("step 0" in text for text in [await anext(each) for each in late])
-    others = [*late, *(follow_until_ended(jobs, "job", newest) for _ in range(150))]
-    next_of = [asyncio.create_task(anext(each)) for each in (first, *others)]
+    monkeypatch.setattr(exchange, "events", read)
+    early = [follow_until_ended(jobs, "job", "0") for _ in range(150)]
+    for follower in early:
+        assert "step 0" in await anext(follower)
+    followers = early + [follow_until_ended(jobs, "job", newest) for _ in range(150)]
+    reads = [asyncio.create_task(anext(follower)) for follower in followers]
     await asyncio.sleep(0)
     await tell(exchange, 1)
-    assert all("step 1" in text for text in await asyncio.gather(*next_of))
-    assert reads[0] < 100
+    assert all("step 1" in text for text in await asyncio.gather(*reads))
+    assert read.await_count < 100
     with server.client() as client:
         clients: Any = client.info("clients")
-        assert clients["connected_clients"] < 100
-    for each in (first, *others):
-        await each.aclose()
-    next_one = follow_until_ended(jobs, "job", newest)
-    assert "step 1" in await anext(next_one)
-    await next_one.aclose()
+    assert clients["connected_clients"] < 100
+    for follower in followers:
+        await follower.aclose()
+    later = follow_until_ended(jobs, "job", newest)
+    assert "step 1" in await anext(later)
+    await later.aclose()

@@ -15,9 +15,9 @@ from tests.contract.gateway.stack import (
     Stack,
     a_body,
     a_grader,
-    a_job,
     assert_refused,
     reinforcement,
+    submit_job,
 )
 from tests.fuzz.bodies import TRIALS, try_bodies
 
@@ -56,21 +56,25 @@ def run(sdk: openai.OpenAI, grader: Any, text: str, **item: Any) -> Any:
 
 def test_a_grader_is_run_in_the_shape_of_the_sdk(sdk: openai.OpenAI) -> None:
     result = run(sdk, EXACT, "Paris", answer="Paris")
-    assert (result.reward, result.sub_rewards) == (1, {})
-    assert (result.metadata.name, result.metadata.type) == ("exact", "string_check")
+    assert result.reward == 1
+    assert result.sub_rewards == {}
+    assert result.metadata.name == "exact"
+    assert result.metadata.type == "string_check"
     assert result.metadata.scores == {"string_check": 1}
     assert result.metadata.execution_time > 0
     assert not any(result.metadata.errors.to_dict().values())
     result = run(sdk, BOTH, r"\boxed{2.0}", answer="2")
-    assert (result.reward, result.sub_rewards) == (0.75, {"exact": 0, "maths": 1})
+    assert result.reward == 0.75
+    assert result.sub_rewards == {"exact": 0, "maths": 1}
     assert run(sdk, SOURCE, "ab", most=8).reward == 0.25
 
 
 def test_a_response_is_graded_as_a_job_does(http: httpx.Client) -> None:
     trial = {"model_sample": r"1+1=2; 2+1=4; \boxed{2}", "item": {"prompt": "1+1=?", "answer": "2"}}
-    by_job = trial | {"job": a_job(http)["id"]}
+    by_job = trial | {"job": submit_job(http)}
     result = http.post(RUN, json=by_job).json()
-    assert (result["reward"], result["metadata"]["type"]) == (1, "job")
+    assert result["reward"] == 1
+    assert result["metadata"]["type"] == "job"
     assert result["weir"]["outcome"]["marks"]
     assert 0 < result["weir"]["process"]["value"] < 1
     for body in (trial, by_job | {"grader": EXACT}):
@@ -116,6 +120,6 @@ def test_what_no_grader_can_do_is_refused_by_name(http: httpx.Client, sdk: opena
     "count", [40, pytest.param(2_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 )
 def test_no_body_breaks_a_trial(stack: Stack, count: int) -> None:
-    found = try_bodies(stack, seed=1, numbers=range(count), routes=[TRIALS])
-    assert found.faults == []
-    assert set(found.statuses) >= {200, 400}
+    result = try_bodies(stack, seed=1, numbers=range(count), routes=[TRIALS])
+    assert result.faults == []
+    assert set(result.statuses) >= {200, 400}

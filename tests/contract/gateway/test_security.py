@@ -1,4 +1,4 @@
-"""Each role gets what the tables of access.txt say."""
+"""Each role gets the answers that the tables of access.txt list."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from tests.contract.gateway.stack import (
     a_grader,
     a_job,
     reinforcement,
+    submit_job,
     train,
     upload,
 )
@@ -42,15 +43,15 @@ from tests.contract.valkey_server import Server
 pytestmark = pytest.mark.redis
 
 
-def rows_of(table: str) -> list[list[str]]:
+def read_rows(table: str) -> list[list[str]]:
     text = Path(__file__).with_name("access.txt").read_text().replace("`", "")
     lines = text.split(f"# {table}:")[1].split("\n\n")[0].splitlines()
     rows = [line for line in lines if line.startswith("|") and "---" not in line]
     return [line.strip("| ").split(" | ") for line in rows]
 
 
-(_, *ROLES), *ROLE_ROWS = rows_of("what roles get")
-_, *ALLOWED_ROWS = rows_of("what operators allow")
+(_, *ROLES), *ROLE_ROWS = read_rows("what roles get")
+_, *ALLOWED_ROWS = read_rows("what operators allow")
 
 
 @dataclass
@@ -165,7 +166,7 @@ ACTIONS: dict[str, Action] = {
 def a_site(folder: Path, **variables: str) -> Iterator[Site]:
     a_models_root(folder)
     digests = {role: hashlib.sha256(f"{role}-key".encode()) for role in ("read", "write")}
-    entries = [f"{role}:{role}:sha256:{each.hexdigest()}" for role, each in digests.items()]
+    entries = [f"{role}:{role}:sha256:{digest.hexdigest()}" for role, digest in digests.items()]
     with (
         Server(folder) as server,
         a_gateway(server, folder, WEIR_API_KEYS=",".join((KEY, *entries)), **variables) as stack,
@@ -173,7 +174,7 @@ def a_site(folder: Path, **variables: str) -> Iterator[Site]:
         a_seen_rollout(stack),
         stack.http() as admin,
     ):
-        job = a_job(admin)["id"]
+        job = submit_job(admin)
         train(stack, job)
         yield Site(stack, read_kinds(Reader(variables), "", hidden=[]), job, admin, admin)
 
@@ -193,8 +194,8 @@ def allowing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(autouse=True)
-def without_jail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not refused is not played either."""
+def skip_jail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Play no episode, even in an environment that is accepted."""
 
     @asynccontextmanager
     async def open_group(*group: Any) -> AsyncIterator[GroupPlayer]:
@@ -206,16 +207,16 @@ def without_jail(monkeypatch: pytest.MonkeyPatch) -> None:
 def outcome(site: Site, role: str, action: str) -> str:
     with site.of(role) as acting:
         reply = ACTIONS[action](acting)
-    told = reply.json() if "json" in reply.headers["content-type"] else {}
-    field = failed_by(site.kinds, told.get("weir", {}).get("recipe", {}).get("environment"))
-    if error := told.get("error"):
+    answer = reply.json() if "json" in reply.headers["content-type"] else {}
+    field = failed_field(site.kinds, answer.get("weir", {}).get("recipe", {}).get("environment"))
+    if error := answer.get("error"):
         field = error["param"]
         assert (field == "Authorization") == (reply.status_code in {401, 403})
     return f"{reply.status_code} {field}".removesuffix(" None").removesuffix(" Authorization")
 
 
-def failed_by(kinds: EnvironmentKinds, environment: dict[str, Any] | None) -> str | None:
-    """What a worker names that does not play an environment."""
+def failed_field(kinds: EnvironmentKinds, environment: dict[str, Any] | None) -> str | None:
+    """Return the field that a worker names if it refuses an environment."""
 
     async def play(environment: Environment) -> None:
         async with kinds.open_environment(environment, "job"):

@@ -44,7 +44,7 @@ class Jobs(JobService):
 class FallsSilent:
     """An exchange that no longer answers, as often as a test wants.
 
-    What is asked of it meanwhile does not happen, but for what comes just before the silence.
+    Requests during the silence do not happen; the one just before it does.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -57,15 +57,15 @@ class FallsSilent:
         if not inspect.iscoroutinefunction(ask):
             return ask
 
-        async def asked(*given: Any, **named: Any) -> Any:
+        async def call_once(*arguments: Any, **named: Any) -> Any:
             if not self.is_silent:
-                answer = await ask(*given, **named)
+                answer = await ask(*arguments, **named)
                 if name != self.silent_after:
                     return answer
                 self.is_silent = True
             raise TimeoutError
 
-        return asked
+        return call_once
 
 
 @pytest.fixture
@@ -83,7 +83,8 @@ def jobs(silence: FallsSilent, tmp_path: Path) -> JobService:
 async def refusal(work: Any, status: int = 503, code: str = "exchange_unavailable") -> Problem:
     with pytest.raises(Problem) as refused:
         await work
-    assert (refused.value.status_code, refused.value.code) == (status, code)
+    assert refused.value.status_code == status
+    assert refused.value.code == code
     assert (refused.value.headers == {"Retry-After": "2"}) is (status == 503)
     return refused.value
 
@@ -165,12 +166,12 @@ async def test_a_grader_that_ends_meanwhile_and_too_many_that_wait_are_503(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     trial = a_trial()
-    asked = asyncio.create_task(
+    trial_run = asyncio.create_task(
         run_trial(exchange, trial, pickup_timeout_s=1, result_timeout_s=0.05)
     )
     async with open_exchange("grader") as other:
         assert await other.take_trial(wait_s=60) == trial
-    await refusal(asked, code="no_grader")
+    await refusal(trial_run, code="no_grader")
     for _ in range(32):
         await exchange.ask_trial(a_trial(), limit=32)
     await refusal(run_trial(exchange, trial), code="no_grader")
@@ -192,7 +193,8 @@ async def test_who_gets_no_answer_to_a_submission_is_told_that_the_job_may_be_qu
     key = Repeat("key", "caller")
     silence.silent_after = "submit"
     assert key.job_id in (await refusal(jobs.submit(SUBMISSION, key))).detail
-    silence.is_silent, silence.silent_after = False, ""
+    silence.is_silent = False
+    silence.silent_after = ""
     assert (await jobs.submit(SUBMISSION, key)).id == key.job_id
     assert await jobs.exchange.job_ids() == [key.job_id]
 
@@ -229,8 +231,8 @@ async def test_a_delete_that_gets_no_answer_leaves_the_folder_of_the_job(
 ) -> None:
     await silence.submit(a_job_record("job"))
     await silence.request_state("job", Requested.CANCEL)
-    kept = jobs.service.deployment.job_dir("job") / "checkpoints"
-    kept.mkdir(parents=True)
+    checkpoints = jobs.service.deployment.job_dir("job") / "checkpoints"
+    checkpoints.mkdir(parents=True)
 
     async def no_answer(job_id: str) -> bool:
         raise TimeoutError
@@ -238,5 +240,5 @@ async def test_a_delete_that_gets_no_answer_leaves_the_folder_of_the_job(
     with monkeypatch.context() as patch:
         patch.setattr(silence, "forget_job", no_answer, raising=False)
         await refusal(jobs.delete("job"))
-    assert kept.exists()
+    assert checkpoints.exists()
     assert not (await jobs.delete("job")).with_name("job").exists()

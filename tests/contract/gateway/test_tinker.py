@@ -58,23 +58,29 @@ def test_a_session_trains_samples_saves_and_loads(
     assert model.get_info().lora_rank == 4
     output = model.forward_backward([a_datum()] * 3, "cross_entropy")
     step = model.optim_step(types.AdamParams(learning_rate=1e-3, grad_clip_norm=1.0))
-    logprobs = [each["logprobs"].data for each in output.result().loss_fn_outputs]
+    logprobs = [datum["logprobs"].data for datum in output.result().loss_fn_outputs]
     assert logprobs == [pytest.approx([-0.02, -0.03, -0.04, -0.05])] * 3
     assert output.result().metrics["loss:sum"] == pytest.approx(3 * 0.14)
     assert step.result().metrics == {"grad_norm": 1.5}
     sampler = model.save_weights_and_get_sampling_client().result()
     params = types.SamplingParams(max_tokens=3, seed=5, stop=["7 "])
     sampled = sampler.sample(PROMPT, 2, params, topk_sample_logprobs=2).result()
-    assert [each.tokens for each in sampled.sequences] == [[COUNTED, COUNTED + 1, COUNTED + 2]] * 2
-    assert {each.stop_reason for each in sampled.sequences} == {"length"}
-    asked = [call for call in rollout.taken if call.token_ids == tuple(IDS)]
-    assert [call.sampling.seed for call in asked] == [5, 6]
+    assert [sequence.tokens for sequence in sampled.sequences] == [
+        [COUNTED, COUNTED + 1, COUNTED + 2]
+    ] * 2
+    assert {sequence.stop_reason for sequence in sampled.sequences} == {"length"}
+    calls = [call for call in rollout.calls if call.token_ids == tuple(IDS)]
+    assert [call.sampling.seed for call in calls] == [5, 6]
     other = service.create_training_client_from_state_with_optimizer(
         model.save_state("here").result().path
     ).result()
     assert other.get_info().lora_rank == 4
-    assert [each.do for each in learner.done[str(model.model_id)]] == [
-        *("create", "forward_backward", "optim_step", "save_sampler", "save_state")
+    assert [operation.do for operation in learner.done[str(model.model_id)]] == [
+        "create",
+        "forward_backward",
+        "optim_step",
+        "save_sampler",
+        "save_state",
     ]
 
 
@@ -83,23 +89,27 @@ def test_the_rest_client_lists_what_there_is_and_deletes_it(
 ) -> None:
     model = service.create_lora_training_client("tiny", user_metadata={"of": "test"}).result()
     path = model.save_weights_for_sampler("mine").result().path
-    rest = tinker.RestClient(base_url=stack.url, api_key=f"tml-{KEY}")
-    (run, *_) = rest.list_training_runs().result().training_runs
-    assert (run.training_run_id, run.base_model, run.lora_rank) == (model.model_id, "tiny", 32)
+    client = tinker.RestClient(base_url=stack.url, api_key=f"tml-{KEY}")
+    (run, *_) = client.list_training_runs().result().training_runs
+    assert run.training_run_id == model.model_id
+    assert run.base_model == "tiny"
+    assert run.lora_rank == 32
     assert run.user_metadata is not None
     assert run.user_metadata["of"] == "test"
     assert run.last_sampler_checkpoint is not None
     assert run.last_sampler_checkpoint.tinker_path == path
-    assert path in {each.tinker_path for each in rest.list_user_checkpoints().result().checkpoints}
-    assert rest.get_weights_info_by_tinker_path(path).result().lora_rank == 32
+    assert path in {
+        checkpoint.tinker_path for checkpoint in client.list_user_checkpoints().result().checkpoints
+    }
+    assert client.get_weights_info_by_tinker_path(path).result().lora_rank == 32
     session = run.user_metadata["session"]
-    assert session in rest.list_sessions().result().sessions
-    assert rest.get_session(session).result().training_run_ids == [model.model_id]
-    killed_at = stack.data_dir / "jobs" / run.training_run_id / "samplers/.deleted-mine"
+    assert session in client.list_sessions().result().sessions
+    assert client.get_session(session).result().training_run_ids == [model.model_id]
+    killed_at = stack.job_folder(run.training_run_id) / "samplers/.deleted-mine"
     a_model(killed_at)
-    rest.delete_checkpoint_from_tinker_path(path).result()
+    client.delete_checkpoint_from_tinker_path(path).result()
     assert not killed_at.exists()
-    assert not rest.list_checkpoints(run.training_run_id).result().checkpoints
+    assert not client.list_checkpoints(run.training_run_id).result().checkpoints
 
 
 # ---------------------------------------------------------------------- without the SDK
@@ -112,8 +122,8 @@ def create(http: httpx.Client, session: str, **changes: Any) -> str:
     return reply.json()["model_id"]
 
 
-def log_of(stack: Stack, job_id: str) -> OperationLog:
-    return OperationLog(stack.data_dir / "jobs" / job_id)
+def operation_log(stack: Stack, job_id: str) -> OperationLog:
+    return OperationLog(stack.job_folder(job_id))
 
 
 def step(http: httpx.Client, job_id: str) -> httpx.Response:
@@ -124,7 +134,7 @@ def a_step(http: httpx.Client, session: str) -> tuple[str, Any, Any]:
     """A job that has done one, the future of that, and its answer."""
     job_id = create(http, session)
     future = step(http, job_id).json()
-    return job_id, future, answer_to(http, future, 200)
+    return job_id, future, wait_for_answer(http, future, 200)
 
 
 def test_a_retry_finds_its_model_and_its_operation(stack: Stack, http: httpx.Client) -> None:
@@ -134,7 +144,7 @@ def test_a_retry_finds_its_model_and_its_operation(stack: Stack, http: httpx.Cli
     assert step(http, job_id).json() == first
     other = http.post(f"{API}/save_weights", json={"model_id": job_id, "seq_id": 1, "path": "a"})
     assert_refused(other, 400, "seq_id")
-    assert log_of(stack, job_id).last == 1
+    assert operation_log(stack, job_id).last == 1
 
 
 @pytest.mark.parametrize(
@@ -159,9 +169,10 @@ def test_a_refused_operation_keeps_its_number(
     job_id = create(http, f"refused-{abs(hash((route, str(body))))}")
     reply = http.post(f"{API}/{route}", json={"model_id": job_id, "seq_id": 1, **body})
     assert_refused(reply, 400, param)
-    operation = log_of(stack, job_id).operation(1)
+    operation = operation_log(stack, job_id).operation(1)
     assert operation is not None
-    assert (operation.do, operation.why) == ("refuse", reply.json()["detail"])
+    assert operation.do == "refuse"
+    assert operation.why == reply.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +200,8 @@ def test_other_requests_are_refused_by_field(
     http: httpx.Client, route: str, body: Any, param: str
 ) -> None:
     place = {"session_id": "s", "model_seq_id": 0} if route == "create_model" else {}
-    headers, content = {"Content-Type": "application/json"}, json.dumps(place | body)
+    headers = {"Content-Type": "application/json"}
+    content = json.dumps(place | body)
     reply = http.post(f"{API}/{route}", content=content, headers=headers)
     assert_refused(reply, 400, param)
 
@@ -217,23 +229,26 @@ def test_a_client_that_speaks_again_resumes_its_job_but_not_one_that_a_person_pa
             pause(stack, job_id, why)
             future = step(http, job_id).json()
             job = http.get(f"{JOBS}/{job_id}").json()
-            assert (job["status"], job["training_file"]) == (status, "client")
+            assert job["status"] == status
+            assert job["training_file"] == "client"
             assert job["weir"]["steps"] is None
         pause(stack, closed := create(http, "c"), SILENT)
-        assert http.post(f"{API}/sessions/c/finish", json={}).status_code == 200
+        assert http.post(f"{API}/sessions/c/finish", json={}).is_success
         assert http.get(f"{JOBS}/{closed}").json()["status"] == "queued"
-        told = http.post(f"{API}/retrieve_future", json=future)
-        assert (told.status_code, told.json()["queue_state"]) == (408, "paused_capacity")
+        reply = http.post(f"{API}/retrieve_future", json=future)
+        assert reply.status_code == 408
+        assert reply.json()["queue_state"] == "paused_capacity"
         http.post(f"{JOBS}/{job_id}/cancel")
-        told = http.post(f"{API}/retrieve_future", json=future)
-        assert (told.status_code, told.json()["category"]) == (200, "user")
+        reply = http.post(f"{API}/retrieve_future", json=future)
+        assert reply.is_success
+        assert reply.json()["category"] == "user"
         forgotten = {"request_id": f"{job_id}:9:optim_step"}
         assert http.post(f"{API}/retrieve_future", json=forgotten).status_code == 410
     finally:
         learner.works = True
 
 
-def answer_to(http: httpx.Client, future: Any, status: int) -> Any:
+def wait_for_answer(http: httpx.Client, future: Any, status: int) -> Any:
     """The answer with this status; a wait that ends without one is begun again, for a minute."""
     latest = time.monotonic() + 60
     reply = http.post(f"{API}/retrieve_future", json=future, timeout=30)
@@ -248,24 +263,26 @@ def test_a_damaged_result_is_waited_for_until_it_is_made_again_and_named_if_it_c
     stack: Stack, http: httpx.Client
 ) -> None:
     job_id, future, answer = a_step(http, "damaged")
-    log = log_of(stack, job_id)
-    path, result = log.folder / "000000001.result", log.result(1)
+    log = operation_log(stack, job_id)
+    path = log.folder / "000000001.result"
+    result = log.result(1)
     assert result is not None
     name = f"jobs/{job_id}/operations/{path.name}"
     path.write_bytes(b"")
-    assert answer_to(http, future, 408)["type"] == "try_again"
+    assert wait_for_answer(http, future, 408)["type"] == "try_again"
     log.finish(result)
-    assert answer_to(http, future, 200) == answer
+    assert wait_for_answer(http, future, 200) == answer
     path.write_bytes(path.read_bytes()[:-1])
     (log.folder / "000000001.operation").rename(log.folder / "away")
-    told = answer_to(http, future, 200)
-    assert (told["category"], told["error"].startswith(name)) == ("server", True)
+    answer = wait_for_answer(http, future, 200)
+    assert answer["category"] == "server"
+    assert answer["error"].startswith(name)
     (log.folder / "away").rename(log.folder / "000000001.operation")
     pause(stack, job_id, None)
     http.post(f"{JOBS}/{job_id}/cancel")
-    assert answer_to(http, future, 200)["error"].startswith(f"{name} was damaged")
+    assert wait_for_answer(http, future, 200)["error"].startswith(f"{name} was damaged")
     path.write_bytes(b"")  # more often than a disk damages one file
-    assert answer_to(http, future, 500)["detail"].startswith(name)
+    assert wait_for_answer(http, future, 500)["detail"].startswith(name)
 
 
 @with_learner
@@ -273,9 +290,10 @@ def test_an_operation_in_the_place_of_a_damaged_one_is_named_if_that_was_done(
     stack: Stack, http: httpx.Client
 ) -> None:
     job_id, _, _ = a_step(http, "damaged-operation")
-    (log_of(stack, job_id).folder / "000000001.operation").write_bytes(b"")
+    (operation_log(stack, job_id).folder / "000000001.operation").write_bytes(b"")
     reply = step(http, job_id)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "damaged_file")
+    assert reply.status_code == 500
+    assert reply.json()["error"]["code"] == "damaged_file"
     assert f"jobs/{job_id}/operations/000000001.operation" in reply.json()["detail"]
 
 
@@ -283,9 +301,10 @@ def test_keys_have_the_prefix_of_the_sdk_and_their_roles(stack: Stack) -> None:
     with httpx.Client(base_url=stack.url) as http:
         assert http.get(f"{API}/healthz").json() == {"status": "ok"}
         for headers in ({"X-API-Key": f"tml-{KEY}"}, {"Authorization": f"Bearer {KEY}"}):
-            assert http.get(f"{API}/sessions", headers=headers).status_code == 200
+            assert http.get(f"{API}/sessions", headers=headers).is_success
         reply = http.post(f"{API}/copy_weights", json={}, headers={"X-API-Key": KEY})
-        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_supported")
+        assert reply.status_code == 404
+        assert reply.json()["error"]["code"] == "not_supported"
 
 
 def test_older_sdks_are_told_to_speak_protobuf(http: httpx.Client) -> None:

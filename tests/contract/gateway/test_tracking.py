@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,10 @@ from tests.contract.gateway.stack import (
     an_event,
     know,
     start_weir,
+    submit_job,
     take_up,
     tell,
+    wait_until,
     weir,
 )
 from weir import trackers
@@ -158,13 +159,6 @@ def test_tensorboard_and_wandb_find_every_number_of_a_job(
     assert [row["_step"] for row in rows] == list(range(len(rows)))
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def wait_until_reward(step: int, folder: Path) -> None:
     wait_until(lambda: (step, step / 8) in read_tensorboard(folder)[0].get("reward", []))
 
@@ -215,14 +209,15 @@ def test_all_jobs_are_written_those_to_come_among_them_until_it_is_told_to_stop(
     take_up(stack, first["id"], state="running")
     tell_step(stack, first["id"], 1)
     process = start_weir(folder, "track", "--all", "--to", "tensorboard:runs")
-    wait_until(lambda: bool(list(runs.glob(f"*{first['id']}.json"))))
+    wait_until(lambda: list(runs.glob(f"*{first['id']}.json")))
     assert not list(runs.glob(f"*{waiting['id']}*"))
     take_up(stack, waiting["id"], state="succeeded")
     tell_step(stack, waiting["id"], 1)
-    wait_until(lambda: bool(list(runs.glob(f"*{waiting['id']}.json"))))
+    wait_until(lambda: list(runs.glob(f"*{waiting['id']}.json")))
     process.terminate()
     out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (130, "")
+    assert process.returncode == 130
+    assert err == ""
     assert "continues from there" in out
 
 
@@ -255,7 +250,7 @@ def test_while_the_gateway_is_away_it_waits_and_says_so_once(
 def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(
     stack: Stack, http: httpx.Client
 ) -> None:
-    older, deleted, newer, newest = (a_job(http)["id"] for _ in range(4))
+    older, deleted, newer, newest = (submit_job(http) for _ in range(4))
     for job_id in (older, deleted):
         take_up(stack, job_id, state="paused")
     for job_id in (newer, newest):
@@ -270,7 +265,7 @@ def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(
         assert found() == {older: "paused", deleted: "paused", newest: "succeeded"}
         take_up(stack, older, state="running")
         take_up(stack, deleted, state="failed", error="no")
-        assert http.delete(f"{JOBS}/{deleted}").status_code == 200
+        assert http.delete(f"{JOBS}/{deleted}").is_success
         assert found() == {older: "running", newest: "succeeded"}
         take_up(stack, older, state="succeeded")
         assert found() == {older: "succeeded", newest: "succeeded"}

@@ -87,11 +87,11 @@ def test_two_models_answer_next_to_each_other_and_go_on_if_they_know_chats(
         expect(answers.locator(".tokens")).to_have_text([COUNTED] * 2 * number)
     for told in ("at step 2", COUNTED, "version 7: tokens 0 to 5", "stands alone"):
         expect(answers.first).to_contain_text(told)
-    of_step = [call for call in rollout.taken if call.served.version == 2]
-    others = [call for call in rollout.taken if call not in of_step]
+    of_step = [call for call in rollout.calls if call.served.version == 2]
+    others = [call for call in rollout.calls if call not in of_step]
     assert [asked(call) for call in of_step] == [["One"], ["Two"]]
     assert [asked(call) for call in others] == [["One"], ["One", COUNTED, "Two"]]
-    assert {(call.sampling.temperature, call.sampling.max_tokens) for call in rollout.taken} == {
+    assert {(call.sampling.temperature, call.sampling.max_tokens) for call in rollout.calls} == {
         (0.5, 9)
     }
 
@@ -105,7 +105,7 @@ def test_a_task_is_asked_at_a_click_and_graded_by_the_reward_of_its_job(
     answer = page.get_by_role("article")
     expect(answer).to_contain_text("no answer")
     expect(answer.locator(".verdict")).to_have_text("✗wrong")
-    assert asked(rollout.taken[0]) == ["1+1=?"]
+    assert asked(rollout.calls[0]) == ["1+1=?"]
     (trial,) = trials
     assert [check.verifier for check in trial.reward.process] == ["equation_steps"]
     assert (trial.task.prompt, trial.task.answer, trial.text) == ("1+1=?", "2", COUNTED)
@@ -121,7 +121,7 @@ def test_a_chat_goes_on_after_a_refusal_and_after_one_that_was_stopped(
     page.get_by_role("button", name="Stop").click()
     send(page, "One")
     expect(page.get_by_role("article").last).to_contain_text(COUNTED)
-    assert asked(rollout.taken[-1]) == ["One"]
+    assert asked(rollout.calls[-1]) == ["One"]
     page.get_by_role("button", name="New conversation").click()
     expect(page.get_by_role("article")).to_have_count(0)
     assert all("400" in fault for fault in faults), faults

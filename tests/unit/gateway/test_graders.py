@@ -65,34 +65,38 @@ def reward(grader: object) -> Reward:
     return build_reward(GraderToValidate.model_validate({"grader": grader}).grader, "grader")
 
 
-def check_of(grader: object) -> Any:
+def single_check(grader: object) -> Any:
     (check,) = reward(grader).outcome
     return check
 
 
 def test_graders_keep_their_fields() -> None:
-    assert check_of(EXACT) == StringCheck(reference="{{ item.answer }}")
-    assert check_of(ALIKE) == TextSimilarity(
+    assert single_check(EXACT) == StringCheck(reference="{{ item.answer }}")
+    assert single_check(ALIKE) == TextSimilarity(
         reference="{{item.solution}}", evaluation_metric="rouge_l"
     )
-    labelled = check_of(LABELLED)
+    labelled = single_check(LABELLED)
     assert isinstance(labelled, LabelModel)
-    assert (labelled.labels, labelled.passing_labels) == (("good", "bad"), ("good",))
-    assert check_of(SOURCE) == PythonSource(source=SOURCE["source"])
+    assert labelled.labels == ("good", "bad")
+    assert labelled.passing_labels == ("good",)
+    assert single_check(SOURCE) == PythonSource(source=SOURCE["source"])
     boxed = r"\boxed{{{item.answer}}} }} and { {x}^{2}}"  # braces around a field are text
-    assert check_of(EXACT | {"reference": boxed}) == StringCheck(reference=boxed)
+    assert single_check(EXACT | {"reference": boxed}) == StringCheck(reference=boxed)
 
 
 def test_score_model_becomes_a_question_to_the_judge() -> None:
-    plain = check_of(JUDGED)
+    plain = single_check(JUDGED)
     assert isinstance(plain, ScoreModel)
     assert plain.input[0].content == "{{item.prompt}}\n\n{{sample.output_text}}"
     assert plain.range == (0.0, 1.0)
     params = {"seed": 3, "temperature": 0.5, "reasoning_effort": "high", "top_p": 1}
     params["max_completions_tokens"] = 900
-    tuned = check_of(JUDGED | {"range": [1, 7], "sampling_params": params})
-    assert (tuned.range, tuned.reasoning_effort) == ((1.0, 7.0), "high")
-    assert (tuned.seed, tuned.temperature, tuned.max_tokens) == (3, 0.5, 900)
+    tuned = single_check(JUDGED | {"range": [1, 7], "sampling_params": params})
+    assert tuned.range == (1.0, 7.0)
+    assert tuned.reasoning_effort == "high"
+    assert tuned.seed == 3
+    assert tuned.temperature == 0.5
+    assert tuned.max_tokens == 900
 
 
 def test_blocks_of_text_are_one_text() -> None:
@@ -102,16 +106,18 @@ def test_blocks_of_text_are_one_text() -> None:
         {"role": "developer", "content": blocks[0], "type": "message"},
         {"role": "user", "content": blocks},
     ]
-    assert [(turn.role, turn.content) for turn in check_of(JUDGED | {"input": messages}).input] == [
+    assert [
+        (turn.role, turn.content) for turn in single_check(JUDGED | {"input": messages}).input
+    ] == [
         ("developer", "Grade this: "),
         ("user", "Grade this: {{sample.output_text}}"),
     ]
 
 
 def test_multi_is_a_formula_of_checks_by_the_names_of_its_graders() -> None:
-    found = reward(BOTH | {"graders": {"exact": EXACT, "alike": {"type": "math_answer"}}})
-    assert found.formula == BOTH["calculate_output"]
-    assert [(check.label, check.verifier) for check in found.outcome] == [
+    built = reward(BOTH | {"graders": {"exact": EXACT, "alike": {"type": "math_answer"}}})
+    assert built.formula == BOTH["calculate_output"]
+    assert [(check.label, check.verifier) for check in built.outcome] == [
         ("exact", "string_check"),
         ("alike", "math_answer"),
     ]

@@ -22,15 +22,16 @@ def build_history(*rows: Row, **record: Any) -> JobHistory:
     return history
 
 
-def metric(history: JobHistory, name: str, *labels: str, now: float = 0.0) -> float | None:
-    values = [
-        sample.value
+def metric(history: JobHistory, name: str, now: float = 0.0) -> float | None:
+    """Return the value of a metric by its name and the values of its further labels."""
+    values = {
+        " ".join([sample.name.removeprefix("weir_job_"), *[*sample.labels.values()][2:]]): (
+            sample.value
+        )
         for family in build_families([history], now)
         for sample in family.samples
-        if sample.name == f"weir_job_{name}" and tuple(sample.labels.values())[2:] == labels
-    ]
-    assert len(values) <= 1
-    return values[0] if values else None
+    }
+    return values.get(name)
 
 
 def step(number: int, created_at: float, **metrics: Any) -> Row:
@@ -43,25 +44,26 @@ def evaluation(number: int, created_at: float, **metrics: Any) -> Row:
     return f"evaluation:{number}", created_at, content
 
 
-def test_the_last_step_has_a_metric_for_each_number_that_was_measured() -> None:
+def test_the_last_step_has_its_measured_numbers_and_the_last_measured_parity() -> None:
     history = build_history(
-        step(1, 10, reward=0.25, loss=0.5),
-        step(2, 20, reward=0.5, loss=None, dropped_responses={"x": 1}),
+        step(1, 10, reward=0.25, loss=0.5, parity_max=0.25, parity_mean=0.125, parity_tokens=9),
+        step(
+            2,
+            20,
+            reward=0.5,
+            loss=None,
+            dropped_responses={"x": 1},
+            parity_max=None,
+            parity_tokens=0,
+        ),
     )
-    assert metric(history, "metric", "reward") == 0.5
-    assert metric(history, "metric", "loss") is None
-    assert metric(history, "metric", "dropped_responses") is None
+    assert metric(history, "metric reward") == 0.5
+    assert metric(history, "metric loss") is None
+    assert metric(history, "metric dropped_responses") is None
+    assert metric(history, "metric parity_max") == 0.25
+    assert metric(history, "metric parity_mean") == 0.125
+    assert metric(history, "metric parity_tokens") == 0
     assert metric(history, "step") == 2
-
-
-def test_the_last_measured_parity_stays() -> None:
-    history = build_history(
-        step(1, 10, parity_max=0.25, parity_mean=0.125, parity_tokens=9),
-        step(2, 20, parity_max=None, parity_tokens=0),
-    )
-    assert metric(history, "metric", "parity_max") == 0.25
-    assert metric(history, "metric", "parity_mean") == 0.125
-    assert metric(history, "metric", "parity_tokens") == 0
 
 
 def test_only_steps_count_for_the_median_step_and_only_evaluations_for_the_longest() -> None:
@@ -78,7 +80,7 @@ def test_only_steps_count_for_the_median_step_and_only_evaluations_for_the_longe
     )
     assert metric(history, "step_seconds_median") == 12
     assert metric(history, "evaluation_seconds_max") == 60
-    assert metric(history, "evaluation", "accuracy") == 0.75
+    assert metric(history, "evaluation accuracy") == 0.75
     assert metric(history, "progress_timestamp_seconds") == 312
     two_steps = build_history(step(1, 100, seconds=11), step(2, 110, seconds=9))
     assert metric(two_steps, "step_seconds_median") is None
@@ -91,8 +93,8 @@ def test_the_best_evaluation_stays_with_all_its_numbers() -> None:
         evaluation(2, 2, accuracy=None),
         evaluation(3, 3, accuracy=0.25, process=1.0),
     )
-    assert metric(history, "evaluation", "process") == 1
-    assert metric(history, "best_evaluation", "process") == 0.5
+    assert metric(history, "evaluation process") == 1
+    assert metric(history, "best_evaluation process") == 0.5
 
 
 def test_the_start_of_an_attempt_is_progress() -> None:
@@ -106,21 +108,21 @@ def test_a_counter_never_falls_if_an_attempt_repeats_steps() -> None:
         step(6, 20, totals={"tokens": 90}, phase_seconds_total={"train": 40.0, "publish": 1.0}),
     )
     assert metric(history, "tokens_total") == 100
-    assert metric(history, "phase_seconds_total", "train") == 50
-    assert metric(history, "phase_seconds_total", "publish") == 1
+    assert metric(history, "phase_seconds_total train") == 50
+    assert metric(history, "phase_seconds_total publish") == 1
     assert metric(history, "empty_steps_total") == 0
 
 
 def test_the_ledger_is_that_of_the_last_event_until_the_job_has_a_result() -> None:
     last_step = step(1, 10, groups=LEDGER)
     history = build_history(last_step)
-    assert metric(history, "groups", "train", "under_way") == 1
-    assert metric(history, "groups", "train", "dropped") == 2
-    assert metric(history, "groups_dropped", "train", "no_signal") == 2
+    assert metric(history, "groups train under_way") == 1
+    assert metric(history, "groups train dropped") == 2
+    assert metric(history, "groups_dropped train no_signal") == 2
     final = LEDGER | {"under_way": 0, "dropped": {"no_signal": 2, "surplus": 1}}
     history = build_history(last_step, state=JobState.SUCCEEDED, result={"groups": final})
-    assert metric(history, "groups", "train", "under_way") == 0
-    assert metric(history, "groups_dropped", "train", "surplus") == 1
+    assert metric(history, "groups train under_way") == 0
+    assert metric(history, "groups_dropped train surplus") == 1
 
 
 def test_the_age_of_a_missing_checkpoint_is_that_of_the_job() -> None:
@@ -135,7 +137,7 @@ def test_a_history_that_is_not_read_to_its_end_has_no_old_numbers() -> None:
     history = build_history(step(1, 10, reward=0.5))
     history.is_current = False
     assert metric(history, "step") is None
-    assert metric(history, "metric", "reward") is None
+    assert metric(history, "metric reward") is None
     assert metric(history, "steps") == 2
 
 
@@ -144,5 +146,5 @@ def test_invalid_ledgers_and_numbers_are_no_metrics() -> None:
         step(1, 10, reward=2**70, groups={"asked": "x", "dropped": 1}),
         step(3, 40, reward=0.5),
     )
-    assert metric(history, "metric", "reward") == 0.5
+    assert metric(history, "metric reward") == 0.5
     assert metric(history, "step") == 3

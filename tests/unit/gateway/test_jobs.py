@@ -1,4 +1,4 @@
-"""What a client is told about a job, and the ids of repeated submissions."""
+"""The job object of the API, and the ids of repeated submissions."""
 
 from __future__ import annotations
 
@@ -43,37 +43,42 @@ def test_a_model_is_told_only_when_the_job_succeeded() -> None:
     assert job_object(done)["fine_tuned_model"] == record.id
 
 
-def test_a_job_that_the_machine_holds_up_has_not_failed_and_says_what_it_waits_for() -> None:
+def test_a_job_that_the_machine_paused_reports_its_reason_and_no_error() -> None:
     held_up = a_record(JobState.PAUSED).model_copy(update={"error": "the disk is full"})
-    told = job_object(held_up)
-    assert (told["status"], told["error"]) == ("paused", None)
-    assert told["weir"]["waiting_for"] == "the disk is full"
+    job = job_object(held_up)
+    assert job["status"] == "paused"
+    assert job["error"] is None
+    assert job["weir"]["waiting_for"] == "the disk is full"
     by_its_user = job_object(held_up.model_copy(update={"requested": Requested.PAUSE}))
-    assert (by_its_user["error"], by_its_user["weir"]["waiting_for"]) == (None, None)
+    assert by_its_user["error"] is None
+    assert by_its_user["weir"]["waiting_for"] is None
 
 
 def test_a_job_tells_which_references_graders_cannot_read() -> None:
     changes = {"unreadable_answers": 3, "readable_solutions": 0.5}
-    own = job_object(a_record(JobState.RUNNING).model_copy(update=changes))["weir"]
-    assert {name: own[name] for name in changes} == changes
+    details = job_object(a_record(JobState.RUNNING).model_copy(update=changes))["weir"]
+    assert {name: details[name] for name in changes} == changes
 
 
 def test_the_method_comes_back_with_its_grader_and_auto_resolved() -> None:
     grader = {
-        **{"type": "string_check", "name": "same", "operation": "eq"},
-        **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+        "type": "string_check",
+        "name": "same",
+        "operation": "eq",
+        "input": "{{sample.output_text}}",
+        "reference": "{{item.answer}}",
     }
     sent = {"n_epochs": None, "batch_size": 2, "learning_rate_multiplier": None}
     settings = {"grader": grader, "hyperparameters": {**sent, "compute_multiplier": 2.0}}
     request = {"method": {"type": "reinforcement", "reinforcement": settings}}
-    told = job_object(
+    job = job_object(
         a_record(JobState.QUEUED).model_copy(update={"request": request, "num_tasks": 4})
     )
     resolved = {"n_epochs": 1, "batch_size": 2}  # of 2 steps of 2 groups on 4 tasks
     resolved |= {"learning_rate_multiplier": 1.0, "compute_multiplier": 2.0}
     settings["hyperparameters"] = resolved
-    assert told["method"] == {"type": "reinforcement", "reinforcement": settings}
-    assert FineTuningJob.model_validate(told).method  # strictly, unlike the SDK itself
+    assert job["method"] == {"type": "reinforcement", "reinforcement": settings}
+    assert FineTuningJob.model_validate(job).method  # strictly, unlike the SDK itself
 
 
 def test_one_key_of_one_caller_is_one_job() -> None:

@@ -1,4 +1,4 @@
-"""Which model names are accepted, and what a model's folder tells."""
+"""Names of models, and the facts in a model's folder."""
 
 from __future__ import annotations
 
@@ -48,8 +48,17 @@ def test_every_root_is_searched_and_links_within_it_are_followed(tmp_path: Path)
 @pytest.mark.parametrize(
     "name",
     [
-        *("family/tiny", "/family/tiny", "../secret", "a/../../secret", "\0", "n" * 5_000, "loop"),
-        *("out", "{}/root-of-another", "tiny/config.json", "Qwen/Qwen3-4B"),
+        "family/tiny",
+        "/family/tiny",
+        "../secret",
+        "a/../../secret",
+        "\0",
+        "n" * 5_000,
+        "loop",
+        "out",
+        "{}/root-of-another",
+        "tiny/config.json",
+        "Qwen/Qwen3-4B",
     ],
 )
 def test_a_name_that_leads_to_no_model_below_the_roots_is_refused_and_shows_no_root(
@@ -62,7 +71,8 @@ def test_a_name_that_leads_to_no_model_below_the_roots_is_refused_and_shows_no_r
     name = name.format(tmp_path)
     with pytest.raises(Problem) as refused:
         resolve_model(name, a_deployment(root), "recipe.critic.path")
-    assert (refused.value.status_code, refused.value.param) == (400, "recipe.critic.path")
+    assert refused.value.status_code == 400
+    assert refused.value.param == "recipe.critic.path"
     assert str(root) not in refused.value.detail.replace(name, "")
     assert len(refused.value.detail) < 600
 
@@ -92,7 +102,8 @@ def test_a_folder_that_holds_no_sound_model_is_refused(tmp_path: Path, case: str
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "deep/down/chat_template.jinja"])
 def test_no_file_of_a_model_may_be_a_link_out_of_the_roots(tmp_path: Path, name: str) -> None:
-    model, secret = a_model(tmp_path / "root" / "tiny"), tmp_path / "secret"
+    model = a_model(tmp_path / "root" / "tiny")
+    secret = tmp_path / "secret"
     secret.write_text("secret")
     (model / name).parent.mkdir(parents=True, exist_ok=True)
     (model / name).symlink_to(secret)
@@ -109,11 +120,13 @@ def test_a_model_that_cannot_be_copied_for_a_new_job_is_a_conflict_that_leaves_n
     tmp_path: Path,
 ) -> None:
     jobs = tmp_path / "jobs"
-    model, critic = a_model(jobs / "other/model"), {"path": str(jobs / "gone/model")}
+    model = a_model(jobs / "other/model")
+    critic = {"path": str(jobs / "gone/model")}
     recipe = a_recipe(model={"path": str(model)}, critic=critic, algorithm={"advantage": "gae"})
     with pytest.raises(Problem) as refused:
         copy_models(recipe, a_deployment(data=tmp_path), "mine")
-    assert (refused.value.status_code, refused.value.param) == (409, "critic")
+    assert refused.value.status_code == 409
+    assert refused.value.param == "critic"
     assert [folder.name for folder in jobs.iterdir()] == ["other"]
 
 
@@ -160,5 +173,6 @@ def test_a_configuration_that_is_damaged_is_named(tmp_path: Path, damaged: str) 
     (tmp_path / "config.json").write_text(damaged)
     with pytest.raises(Problem, match="config") as caught:
         read_facts(str(tmp_path))
-    assert (caught.value.status_code, caught.value.param) == (400, "model")
+    assert caught.value.status_code == 400
+    assert caught.value.param == "model"
     assert str(tmp_path) not in caught.value.detail

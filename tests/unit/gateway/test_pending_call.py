@@ -1,4 +1,4 @@
-"""What comes of a call in several tries: no token twice, and none missing."""
+"""A call in several tries gets no token twice, and misses none."""
 
 from __future__ import annotations
 
@@ -43,12 +43,14 @@ async def test_a_second_try_goes_on_behind_the_first_whose_late_pieces_are_ignor
     logprobs = (None, -1.0, float("-inf"))
     answer.receive(a_piece(0, 0, 2, prompt_logprobs=logprobs), "one")
     answer.begin_try(SERVED)
-    assert (answer.call.tries, answer.call.so_far) == (1, (0, 1))
+    assert answer.call.tries == 1
+    assert answer.call.so_far == (0, 1)
     answer.receive(a_piece(0, 2, 4), "one")
     answer.receive(a_piece(1, 0, 1, version=2), "two")
     answer.receive(a_piece(1, 1, 2, version=2, finish_reason=FinishReason.STOP), "two")
     assert await answer.end_of_try() is None
-    assert ([token.id for token in answer.tokens], answer.text) == ([0, 1, 0, 1], "0101")
+    assert [token.id for token in answer.tokens] == [0, 1, 0, 1]
+    assert answer.text == "0101"
     assert [(s.version, s.start, s.end) for s in answer.spans] == [(1, 0, 2), (2, 2, 4)]
     assert answer.rollouts == ("one", "two")
     assert answer.prompt_logprobs == (None, -1.0, None)
@@ -70,4 +72,5 @@ async def test_an_answer_is_over_though_its_task_was_cancelled_before_it_began(
     task.cancel()
     await asyncio.wait([task])
     await asyncio.sleep(0)
-    assert (answer.is_done, answer.changed.is_set()) == (True, True)
+    assert answer.is_done
+    assert answer.changed.is_set()

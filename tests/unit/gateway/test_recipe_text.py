@@ -1,4 +1,4 @@
-"""A recipe as a person pastes it, and what it asks for in numbers."""
+"""A recipe as a person pastes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_toml_and_json_of_one_recipe_are_the_same_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("name = ", "text: not valid TOML"),
         ('{"name": ', "text: not valid JSON"),
@@ -33,10 +33,10 @@ def test_toml_and_json_of_one_recipe_are_the_same_recipe() -> None:
         (json.dumps({"extends": str(DEMO)}), "extends: works only in a file"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(text: str, told: str) -> None:
+def test_what_is_wrong_is_named_with_its_place(text: str, problem: str) -> None:
     with pytest.raises(RecipeTextError) as refused:
         read_recipe(text)
-    assert any(line.startswith(told) for line in str(refused.value).splitlines())
+    assert any(line.startswith(problem) for line in str(refused.value).splitlines())
 
 
 def test_an_example_that_extends_others_comes_with_all_its_tables(

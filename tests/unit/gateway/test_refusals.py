@@ -1,4 +1,4 @@
-"""What cannot work is refused by name, before anything is queued."""
+"""A recipe that cannot work is refused by its field, before it is queued."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from services.gateway.core.models.folders import UNKNOWN_FACTS, ModelFacts
 from services.gateway.errors import Problem
 from tests.builders import a_recipe
 
-WITH, WITHOUT = ModelFacts(has_chat_template=True), ModelFacts(has_chat_template=False)
+WITH = ModelFacts(has_chat_template=True)
+WITHOUT = ModelFacts(has_chat_template=False)
 PLAIN = {"model": {"prompt_template": "{prompt}"}}
 FORMULA = {"algorithm": {"advantage": "my_lab.squared"}}
 
@@ -26,7 +27,7 @@ def critic(**values: Any) -> dict[str, Any]:
     return {"algorithm": {"advantage": "gae"}, "critic": values}
 
 
-def checked(
+def check(
     tables: dict[str, Any],
     facts: ModelFacts = UNKNOWN_FACTS,
     messages: bool = False,
@@ -57,22 +58,23 @@ BAD: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_work_is_refused_by_its_field(case: str) -> None:
-    field, *given = BAD[case]
+def test_a_recipe_that_cannot_work_is_refused_by_its_field(case: str) -> None:
+    field, *arguments = BAD[case]
     with pytest.raises(Problem) as caught:
-        checked(*given)
-    assert (caught.value.status_code, caught.value.param) == (400, f"recipe.{field}")
+        check(*arguments)
+    assert caught.value.status_code == 400
+    assert caught.value.param == f"recipe.{field}"
 
 
-def test_what_just_works_is_accepted() -> None:
-    checked({"training": {"steps": 2**45}})  # times 2, 2 and 64
+def test_a_recipe_at_the_limit_is_accepted() -> None:
+    check({"training": {"steps": 2**45}})  # times 2, 2 and 64
     for temperature in (0.01, 2.0):
-        checked(sampling(temperature=temperature))
-    checked(FORMULA, has_formulas=True)
-    checked({}, ModelFacts(context=64))
+        check(sampling(temperature=temperature))
+    check(FORMULA, has_formulas=True)
+    check({}, ModelFacts(context=64))
     for with_messages in (False, True):
-        checked(PLAIN, WITHOUT, with_messages)
-    checked({}, WITH, True)
+        check(PLAIN, WITHOUT, with_messages)
+    check({}, WITH, True)
 
 
 def test_half_of_the_memory_limit_or_all_of_the_machine_is_allowed_and_not_a_byte_more() -> None:
@@ -82,7 +84,8 @@ def test_half_of_the_memory_limit_or_all_of_the_machine_is_allowed_and_not_a_byt
     for too_little in (Memory(0, 2 * needed - 1), Memory(0, None, needed - 1)):
         with pytest.raises(Problem, match="8,192 bytes") as caught:
             check_memory_need(a_recipe(), {}, too_little)
-        assert (caught.value.status_code, caught.value.param) == (400, "recipe.rollout")
+        assert caught.value.status_code == 400
+        assert caught.value.param == "recipe.rollout"
     sampled_anew = a_recipe(training={"dynamic_sampling": True, "max_oversampling": 3.0})
     with pytest.raises(Problem, match=r"24,576 bytes .* x 3"):
         check_memory_need(sampled_anew, {}, Memory(0, 2 * needed))
@@ -93,5 +96,6 @@ def test_a_job_is_refused_while_memory_is_nearly_full() -> None:
         check_free_memory(room)
     with pytest.raises(Problem) as caught:
         check_free_memory(Memory(76, 100))
-    assert (caught.value.status_code, caught.value.code) == (507, "no_room")
+    assert caught.value.status_code == 507
+    assert caught.value.code == "no_room"
     assert caught.value.headers == {"x-should-retry": "false"}

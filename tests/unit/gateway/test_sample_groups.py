@@ -38,11 +38,11 @@ def tokenizer() -> Tokenizer:
     merges = [("Ġ", "w"), ("Ġw", "o"), ("Ġwo", "r")]
     names = [*alphabet, *("".join(pair) for pair in merges)]
     vocabulary = {name: number for number, name in enumerate(names)}
-    made = Tokenizer(BPE(vocab=vocabulary, merges=merges))
-    made.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = ByteLevelDecoder()
-    made.add_special_tokens([END])
-    return made
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([END])
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def file(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def texts_of(file: str, ids: list[int], text: str) -> list[str]:
+def decode_texts(file: str, ids: list[int], text: str) -> list[str]:
     return token_texts(decode(file, 0, ids, True), len(ids), text)
 
 
-def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text).ids
 
 
@@ -70,43 +70,45 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_pieces_are_the_texts_of_the_tokens_and_a_character_that_of_its_last_one(
     tokenizer: Tokenizer, file: str, text: str, expected: list[str]
 ) -> None:
-    assert texts_of(file, ids_of(tokenizer, text), text) == expected
+    assert decode_texts(file, encode(tokenizer, text), text) == expected
 
 
 def test_bytes_that_are_no_text_still_make_up_the_text(tokenizer: Tokenizer, file: str) -> None:
-    half = ids_of(tokenizer, "😀")[:2]
-    for ids in (half * 3, [*half, *ids_of(tokenizer, "x")]):
+    half = encode(tokenizer, "😀")[:2]
+    for ids in (half * 3, [*half, *encode(tokenizer, "x")]):
         text = tokenizer.decode(ids)
-        texts = texts_of(file, ids, text)
-        assert ("".join(texts), len(texts)) == (text, len(ids))
+        texts = decode_texts(file, ids, text)
+        assert "".join(texts) == text
+        assert len(texts) == len(ids)
 
 
 @pytest.mark.parametrize("text", ["another text", "Hi worlds apart", ""])
 def test_where_tokens_do_not_make_up_the_text_it_is_the_first_piece(
     tokenizer: Tokenizer, file: str, text: str
 ) -> None:
-    ids = ids_of(tokenizer, "Hi there")
+    ids = encode(tokenizer, "Hi there")
     expected = [text, *[""] * (len(ids) - 1)]
     assert token_texts([], len(ids), text) == expected
     if not text.startswith("Hi there"):
-        assert texts_of(file, ids, text) == expected
+        assert decode_texts(file, ids, text) == expected
 
 
 @pytest.mark.parametrize("text", ["Hi<end>there", "Hithere"])
 def test_special_tokens_are_pieces_of_a_text_that_has_them_but_for_the_last(
-    tokenizer: Tokenizer, shown: Shown, text: str
+    tokenizer: Tokenizer, show: Shown, text: str
 ) -> None:
-    ids = ids_of(tokenizer, "Hi<end>there<end>")
+    ids = encode(tokenizer, "Hi<end>there<end>")
     group = a_group(a_request(group_size=1), [len(ids)], texts=[text], token_ids=np.array(ids))
-    told = shown(a_sample(0, a_response(), graded=a_graded_group(group)), tokenizer)
-    (response,) = told["responses"]
-    assert ("".join(response["tokens"]), len(response["tokens"])) == (text, len(ids))
+    answer = show(a_sample(0, a_response(), graded=a_graded_group(group)), tokenizer)
+    (response,) = answer["responses"]
+    assert "".join(response["tokens"]) == text
+    assert len(response["tokens"]) == len(ids)
     assert response["tokens"][1:4] == ["i", "<end>" * ("<" in text), "t"]
 
 
 @pytest.fixture
-def shown(tmp_path: Path) -> Shown:
-    """What is shown of a group that was written."""
+def show(tmp_path: Path) -> Shown:
+    """Return a function that writes a group and reads its JSON."""
 
     def show(rows: list[Row], tokenizer: Tokenizer | None = None) -> dict[str, Any]:
         write_samples(tmp_path, rows)
@@ -118,23 +120,23 @@ def shown(tmp_path: Path) -> Shown:
 
 
 def test_a_group_is_shown_with_every_number_of_every_token(
-    tokenizer: Tokenizer, shown: Shown
+    tokenizer: Tokenizer, show: Shown
 ) -> None:
     texts = ["2😀", "no"]
-    ids = [ids_of(tokenizer, text) for text in texts]
+    ids = [encode(tokenizer, text) for text in texts]
     group = a_group(
         a_request(number=3, task=a_task(metadata={"level": 2})),
-        [len(each) for each in ids],
+        [len(token_ids) for token_ids in ids],
         texts=texts,
         token_ids=[*ids[0], *ids[1]],
-        prompt_ids=ids_of(tokenizer, f"1+1={END}"),
+        prompt_ids=encode(tokenizer, f"1+1={END}"),
         behavior_logprobs=-np.arange(7) / 8 * [1, 1, 1, 1, 1, 1, 0],
         own=[1, 1, 1, 1, 1, 1, 0],
     )
     rows = a_sample(3, step=2, graded=a_graded_group(group, [1.0, 0.0]))
     rows[0] |= {"logprobs": [math.nan, 0, -1, -2, -3]}
     rows[1] |= {"reward": 0.1, "advantage": None, "logprobs": [-0.1, -4]}
-    answer = shown(rows, tokenizer)
+    answer = show(rows, tokenizer)
     first, second = answer["responses"]
     of_group = {"id": "train:3", "step": 2, "fate": "used", "prompt": f"1+1={END}"}
     assert of_group.items() <= answer.items()
@@ -150,8 +152,10 @@ def test_a_group_is_shown_with_every_number_of_every_token(
         "entropies": None,
     }
     assert of_response.items() <= first.items()
-    assert (second["reward"], second["advantage"]) == (0.1, None)
-    assert (second["logprobs"], second["tokens"]) == ([-0.1, -4], ["n", "o"])
+    assert second["reward"] == 0.1
+    assert second["advantage"] is None
+    assert second["logprobs"] == [-0.1, -4]
+    assert second["tokens"] == ["n", "o"]
     assert second["behavior_logprobs"] == [-0.625, None]  # the last is a tool's
     assert "1 tokens" in printed(answer)
 
@@ -165,12 +169,12 @@ def printed(group: dict[str, Any], *, color: bool = False) -> str:
     return out.getvalue()
 
 
-def group_of(texts: list[str], grades: list[Grade], **task: Any) -> list[Row]:
+def a_graded_sample(texts: list[str], grades: list[Grade], **task: Any) -> list[Row]:
     group = a_group(a_request(task=a_task(**task)), texts=texts)
     return a_sample(0, graded=a_graded_group(group, grades=grades))
 
 
-def test_a_group_is_shown_with_its_task_grades_marks_and_comments(shown: Shown) -> None:
+def test_a_group_is_shown_with_its_task_grades_marks_and_comments(show: Shown) -> None:
     mark = Mark(start=4, end=9, verdict="wrong", note="it is 4")
     judged = Graded(value=0.25, marks=(mark,), comments={"rigour": "skips a step"})
     grades = [
@@ -178,11 +182,11 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments(shown: Shown) 
         Grade(outcome=Ungradable(reason="no gold answer")),
     ]
     texts = ["say 2+2=5 then", "nothing"]
-    answer = shown(group_of(texts, grades, prompt="What is it?", answer="4"))
+    answer = show(a_graded_sample(texts, grades, prompt="2 + 2?", answer="4"))
     assert printed(answer).splitlines() == [
         "train:0, step 0: used",
         "task sum-1, answer 4",
-        "What is it?",
+        "2 + 2?",
         "",
         "response 0: outcome 1.00, process 0.25, reward 1.000, advantage +0.500, 2 tokens, stop",
         "say 2+2=5 then",
@@ -197,11 +201,11 @@ def test_a_group_is_shown_with_its_task_grades_marks_and_comments(shown: Shown) 
 
 
 def test_an_episode_is_shown_with_all_its_tokens_its_conversation_and_what_broke_it(
-    tokenizer: Tokenizer, shown: Shown
+    tokenizer: Tokenizer, show: Shown
 ) -> None:
-    ids = ids_of(tokenizer, f"a{END}tool{END}b")
-    said = [("user", "one\ntwo"), ("assistant", "a"), ("tool", "tool"), ("assistant", "b")]
-    turns = tuple(Turn(role=role, content=content) for role, content in said)
+    ids = encode(tokenizer, f"a{END}tool{END}b")
+    turns_said = [("user", "one\ntwo"), ("assistant", "a"), ("tool", "tool"), ("assistant", "b")]
+    turns = tuple(Turn(role=role, content=content) for role, content in turns_said)
     time = {"model": 3.0, "environment": 40.0}
     played = Episode(reward=0.25, turns=2, seconds=time, conversation=turns)
     broken = Episode(problem="episode_timeout", words="not over in 600 s", turns=0)
@@ -214,30 +218,37 @@ def test_an_episode_is_shown_with_all_its_tokens_its_conversation_and_what_broke
         own=[1, 1, 0, 0, 0, 0, 0, 1],
     )
     grades = [Grade(outcome=score) for score in (Graded(value=0.25), Ungradable(reason="broke"))]
-    answer = shown(a_sample(0, graded=a_graded_group(group, grades=grades)), tokenizer)
+    answer = show(a_sample(0, graded=a_graded_group(group, grades=grades)), tokenizer)
     assert answer["responses"][0]["tokens"] == ["a", END, *"tool", END, "b"]
     assert answer["responses"][0]["episode"] == json.loads(played.model_dump_json())
     assert printed(answer).splitlines()[4:] == [
         "response 0: outcome 0.25, reward 1.000, advantage +0.500, 3 tokens, stop",
         "environment: reward 0.250, 2 turns, model 3 s, environment 40 s",
-        *("│ user: one", "│ two", "a", "│ tool: tool", "b", ""),
+        "│ user: one",
+        "│ two",
+        "a",
+        "│ tool: tool",
+        "b",
+        "",
         "response 1: outcome -, reward 1.000, advantage +0.500, 0 tokens, stop",
         "environment: episode_timeout: not over in 600 s, 0 turns",
         "outcome: broke",
     ]
 
 
-def test_a_group_that_failed_says_why_and_has_no_responses(shown: Shown) -> None:
-    answer = shown(a_failed_sample(0, "it failed in \x1b[31mthree\x1b[0m replicas"))
-    assert (answer["task"], answer["prompt"], answer["responses"]) == (None, None, [])
+def test_a_group_that_failed_says_why_and_has_no_responses(show: Shown) -> None:
+    answer = show(a_failed_sample(0, "it failed in \x1b[31mthree\x1b[0m replicas"))
+    assert answer["task"] is None
+    assert answer["prompt"] is None
+    assert answer["responses"] == []
     assert printed(answer) == "train:0, step 0: deaths: it failed in ␛[31mthree␛[0m replicas\n"
 
 
-def test_nothing_that_a_model_wrote_steers_the_terminal(shown: Shown) -> None:
+def test_nothing_that_a_model_wrote_steers_the_terminal(show: Shown) -> None:
     hostile = "\x1b]0;owned\x07\r\x9b31m\x7f\u202ereversed [bold]tag[/bold]\ttab\nnew line"
     remark = Graded(value=0.0, reason=hostile, comments={hostile: hostile})
     grades = [Grade(outcome=remark)] * 2
-    answer = shown(group_of([hostile, hostile], grades, id=hostile, answer=hostile))
+    answer = show(a_graded_sample([hostile, hostile], grades, id=hostile, answer=hostile))
     plain = printed(answer)
     assert not {"\x1b", "\x07", "\r", "\x9b", "\x7f", "\u202e"} & set(plain)
     assert "[bold]tag[/bold]" in plain

@@ -1,4 +1,4 @@
-"""What the gateway makes of the files of a sample store, which come, go, and may be damaged."""
+"""Queries on a sample store whose files come, go, and may be damaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request, a_task
 from tests.sample_stores import a_failed_sample, a_response, a_sample, write_samples
 
-RIGHT, WRONG = a_response(), a_response(accuracy=0.0, reward=0.0, advantage=-0.5)
+RIGHT = a_response()
+WRONG = a_response(accuracy=0.0, reward=0.0, advantage=-0.5)
 PARTLY = a_response(accuracy=0.5, advantage=0.0, truncated=True)
 UNGRADABLE = a_response(accuracy=None, reward=None, advantage=None)
 
@@ -51,30 +52,32 @@ def filled(store: Store) -> Store:
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ({}, ["train:0/0", "train:0/1", "train:1/0", "train:1/1", "eval:0/0", "train:2"]),
-        ({"step": 1}, ["train:1/0", "train:1/1", "eval:0/0"]),
-        ({"purpose": "eval"}, ["eval:0/0"]),
-        ({"task": "other"}, ["train:1/0", "train:1/1"]),
-        ({"key": "train:2"}, ["train:2"]),
-        ({"fate": "deaths"}, ["train:2"]),
-        ({"correct": True}, ["train:0/0", "eval:0/0"]),
-        ({"correct": False}, ["train:0/1", "train:1/0"]),
-        ({"ungradable": True}, ["train:1/1"]),
-        ({"ungradable": False}, ["train:0/0", "train:0/1", "train:1/0", "eval:0/0"]),
-        ({"truncated": True}, ["train:1/0"]),
-        ({"truncated": False}, ["train:0/0", "train:0/1", "train:1/1", "eval:0/0"]),
-        ({"zero_advantage": True}, ["train:1/0"]),
-        ({"zero_advantage": False}, ["train:0/0", "train:0/1", "eval:0/0"]),
-        ({"text": "RESPONSE 1"}, ["train:0/1", "train:1/1"]),
+        ({}, "train:0/0 train:0/1 train:1/0 train:1/1 eval:0/0 train:2"),
+        ({"step": 1}, "train:1/0 train:1/1 eval:0/0"),
+        ({"purpose": "eval"}, "eval:0/0"),
+        ({"task": "other"}, "train:1/0 train:1/1"),
+        ({"key": "train:2"}, "train:2"),
+        ({"fate": "deaths"}, "train:2"),
+        ({"correct": True}, "train:0/0 eval:0/0"),
+        ({"correct": False}, "train:0/1 train:1/0"),
+        ({"ungradable": True}, "train:1/1"),
+        ({"ungradable": False}, "train:0/0 train:0/1 train:1/0 eval:0/0"),
+        ({"truncated": True}, "train:1/0"),
+        ({"truncated": False}, "train:0/0 train:0/1 train:1/1 eval:0/0"),
+        ({"zero_advantage": True}, "train:1/0"),
+        ({"zero_advantage": False}, "train:0/0 train:0/1 eval:0/0"),
+        ({"text": "RESPONSE 1"}, "train:0/1 train:1/1"),
     ],
 )
-def test_filters_leave_what_they_say(
-    filled: Store, query: dict[str, Any], expected: list[str]
+def test_a_filter_selects_its_samples_in_both_orders(
+    filled: Store, query: dict[str, Any], expected: str
 ) -> None:
-    assert listed(filled, order="oldest", **query) == expected
-    groups = [sample.partition("/")[0] for sample in expected]
-    newest = [sample.partition("/")[0] for sample in listed(filled, **query)]
-    assert newest == groups[::-1]
+    oldest = listed(filled, order="oldest", **query)
+    newest = listed(filled, **query)
+    assert oldest == expected.split()
+    assert [name.partition("/")[0] for name in newest] == [
+        name.partition("/")[0] for name in reversed(oldest)
+    ]
 
 
 def test_a_list_shows_the_begin_of_prompt_and_answer(store: Store) -> None:
@@ -84,14 +87,14 @@ def test_a_list_shows_the_begin_of_prompt_and_answer(store: Store) -> None:
     talk = a_graded_group(a_group(request, [2], texts=["x" * 300]))
     plain = a_sample(0, texts=["It is 2.", "No."])
     write_samples(store.folder, plain, a_sample(1, a_response(), graded=talk), a_failed_sample(2))
-    shown = page(store, order="oldest")["data"]
-    told = [(row["prompt"], row["text"]) for row in shown]
-    asked = plain[0]["prompt"]
-    expected = [(asked, "It is 2."), (asked, "No."), ("1+1?", "x" * 200), (None, None)]
-    assert told == expected
+    rows = page(store, order="oldest")["data"]
+    texts_shown = [(row["prompt"], row["text"]) for row in rows]
+    prompt = plain[0]["prompt"]
+    expected = [(prompt, "It is 2."), (prompt, "No."), ("1+1?", "x" * 200), (None, None)]
+    assert texts_shown == expected
 
 
-def test_each_order_puts_first_what_it_is_named_for(store: Store) -> None:
+def test_each_order_sorts_by_its_number(store: Store) -> None:
     write_samples(
         store.folder,
         a_sample(
@@ -131,34 +134,40 @@ def test_pages_miss_and_repeat_nothing_while_the_store_grows_and_shrinks(
 
     files = write_samples(store.folder, *map(a_drawn, range(8, 24)))
     at_first = set(listed(store, limit=1000))
-    seen: list[str] = []
-    after, has_more, gone = None, True, set()
+    ids: list[str] = []
+    after = None
+    has_more = True
+    gone = set()
     while has_more:
         answer = page(store, order=order, after=after, limit=5)
-        seen += [sample["id"] for sample in answer["data"]]
-        assert len(seen) == len(set(seen))
-        after, has_more = answer["last_id"], answer["has_more"]
-        if len(seen) == 15:
+        ids += [sample["id"] for sample in answer["data"]]
+        assert len(ids) == len(set(ids))
+        after = answer["last_id"]
+        has_more = answer["has_more"]
+        if len(ids) == 15:
             write_samples(store.folder, *map(a_drawn, (*range(4), *range(24, 28))))
             files[0].unlink()
             gone = {f"train:{number}/{index}" for number in (8, 9) for index in range(3)}
     assert gone
-    assert set(seen) >= at_first - gone
+    assert set(ids) >= at_first - gone
 
 
-def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
+def test_a_long_search_returns_pages_with_a_cursor(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "NUM_SEARCHED", 1)
     texts = ["hay", "hay", "the needle", "hay"]
     groups = [a_sample(number, RIGHT, texts=[text]) for number, text in enumerate(texts)]
     write_samples(store.folder, *groups)
-    found, after, has_more = [], None, True
-    while has_more and len(found) < 10:
+    pages = []
+    after = None
+    has_more = True
+    while has_more and len(pages) < 10:
         answer = page(store, -1.0, order="oldest", text="NEEDLE", after=after)
-        found.append([sample["id"] for sample in answer["data"]])
-        after, has_more = answer["last_id"], answer["has_more"]
-    assert found == [[], [], ["train:2/0"], [], []]
+        pages.append([sample["id"] for sample in answer["data"]])
+        after = answer["last_id"]
+        has_more = answer["has_more"]
+    assert pages == [[], [], ["train:2/0"], [], []]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +177,8 @@ def test_a_search_that_takes_long_answers_what_it_has_and_where_to_go_on(
 def test_a_cursor_of_another_list_is_refused_by_name(filled: Store, after: str) -> None:
     with pytest.raises(Problem) as refused:
         page(filled, after=after)
-    assert (refused.value.status_code, refused.value.param) == (400, "after")
+    assert refused.value.status_code == 400
+    assert refused.value.param == "after"
 
 
 def keys(store: Store) -> list[str]:
@@ -209,7 +219,7 @@ def test_files_that_come_change_and_go_are_noticed_and_no_other_is_read_again(
     assert taken_in == ["000001-train-000001.parquet", "000002-train-000001.parquet"]
 
 
-def test_a_step_that_is_made_again_supersedes_what_earlier_attempts_left_from_there_on(
+def test_a_repeated_step_supersedes_later_steps_of_earlier_attempts(
     store: Store,
 ) -> None:
     for attempt, steps in ((1, range(4)), (10, range(2, 3)), (9, range(1, 4))):
@@ -232,13 +242,14 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(store: Store, part: st
     half = len(content) // 2
     torn = {"end": content[:half], "middle": content[:9] + b"\xff" * half + content[9 + half :]}
     bad.write_bytes(torn.get(part, b""))
-    shown = keys(store)
-    assert "1.train:1/0" in shown
+    visible = keys(store)
+    assert "1.train:1/0" in visible
     with pytest.raises(Problem) as refused:
         store.read_group("train:0")
-    assert (refused.value.status_code, refused.value.code) == (404, "damaged")
+    assert refused.value.status_code == 404
+    assert refused.value.code == "damaged"
     assert bad.name in str(refused.value)
-    if len(shown) == 1:
+    if len(visible) == 1:
         assert [bad.name in words for words in store.refresh()["damaged"]] == [True]
     bad.unlink()
     assert store.refresh()["damaged"] == []
@@ -255,6 +266,6 @@ def test_queries_read_the_folder_of_the_job_alone(store: Store, tmp_path: Path) 
     write_samples(store.folder, a_sample(0, a_response()))
     store.refresh()
     for name in ("task", "key", "fate"):
-        wanted = SampleFilter.model_validate({name: hostile})
-        assert store.select(wanted, Order.OLDEST, None, 10) == []
+        sample_filter = SampleFilter.model_validate({name: hostile})
+        assert store.select(sample_filter, Order.OLDEST, None, 10) == []
     assert keys(store) == ["1.train:0/0"]

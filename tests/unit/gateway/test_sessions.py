@@ -1,4 +1,4 @@
-"""What calls of a session come to: branches of tokens, linked by exact prefixes."""
+"""The calls of a session become branches of tokens, linked by exact prefixes."""
 
 from __future__ import annotations
 
@@ -39,41 +39,42 @@ def a_call(name: str, prompt: list[int], sampled: list[int], version: int = 1) -
     )
 
 
-def test_turns_that_go_on_from_each_other_are_one_branch() -> None:
+def test_turns_that_continue_each_other_are_one_branch() -> None:
     turns = [a_call("a", [1, 2], [3]), a_call("b", [1, 2, 3, 4], [5, 6], version=2)]
-    (branch,) = build_branches(turns)
+    branch, other = build_branches([*turns, a_call("c", [1, 2, 3], [7])])
     assert branch.token_ids == [1, 2, 3, 4, 5, 6]
     assert branch.own == [False, False, True, False, True, True]
     assert branch.logprobs == [None, None, -0.3, None, -0.5, -0.6]
     spans = [(span["version"], span["start"], span["end"]) for span in branch.weight_versions]
     assert spans == [(1, 2, 3), (2, 4, 6)]
     assert branch.calls == ["a", "b"]
+    assert other.token_ids == [1, 2, 3, 7]
+    assert other.own == [False, False, False, True]
+
+
+FIRST = ([1, 2], [3, 4])
+SHORT = ([1], [2])
+LATER = ([1, 2, 3], [4])
 
 
 @pytest.mark.parametrize(
-    ("prompt", "told"),
+    ("turns", "branches"),
     [
-        ([1, 2], "the same prompt again"),
-        ([1, 2, 9, 4], "a prefix that differs in one token"),
-        ([1, 2, 3], "a prompt that ends within what came before"),
+        # The prompt repeats, differs in one token, or ends within the first call.
+        ([FIRST, ([1, 2], [7])], ["a", "b"]),
+        ([FIRST, ([1, 2, 9, 4], [7])], ["a", "b"]),
+        ([FIRST, ([1, 2, 3], [7])], ["a", "b"]),
+        # The longest branch is continued.
+        ([SHORT, ([1], [2, 3]), ([1, 2, 3, 4], [5])], ["a", "bc"]),
+        # Branches with the same tokens are continued one by one.
+        ([SHORT, SHORT, LATER, LATER, LATER], ["ac", "bd", "e"]),
     ],
 )
-def test_a_call_that_goes_on_from_no_other_begins_a_branch(prompt: list[int], told: str) -> None:
-    first, second = build_branches([a_call("a", [1, 2], [3, 4]), a_call("b", prompt, [7])])
-    assert (first.calls, second.calls) == (["a"], ["b"]), told
-    assert second.token_ids == [*prompt, 7]
-    assert second.own == [*[False] * len(prompt), True]  # what the first sampled is not told twice
-
-
-def test_the_longest_branch_is_gone_on_from() -> None:
-    calls = [a_call("a", [1], [2]), a_call("b", [1], [2, 3]), a_call("c", [1, 2, 3, 4], [5])]
-    assert [branch.calls for branch in build_branches(calls)] == [["a"], ["b", "c"]]
-
-
-def test_branches_that_end_in_the_same_tokens_are_gone_on_from_one_by_one() -> None:
-    same = [a_call(name, [1], [2]) for name in "ab"]
-    calls = [*same, *(a_call(name, [1, 2, 3], [4]) for name in "cde")]
-    assert [branch.calls for branch in build_branches(calls)] == [["a", "c"], ["b", "d"], ["e"]]
+def test_a_call_continues_the_longest_free_branch_or_begins_one(
+    turns: list[Any], branches: list[str]
+) -> None:
+    calls = [a_call(name, *turn) for name, turn in zip("abcde", turns, strict=False)]
+    assert ["".join(branch.calls) for branch in build_branches(calls)] == branches
 
 
 def some_terms(seed: int = 1) -> Terms:
@@ -81,46 +82,49 @@ def some_terms(seed: int = 1) -> Terms:
     return Terms(job_id="job", purpose=Purpose.TRAIN, sampling=sampling, seed=seed)
 
 
-def record(kept: SessionStore, turn: int, **prompt: Any) -> Call:
+def record(store: SessionStore, turn: int, **prompt: Any) -> Call:
     """Have a call recorded in the session ``s``, whose reply is a token of its own."""
     served = Served(name="m", model=Model(path="m"))
-    asked = {"id": f"c-{turn}", "gateway": "g", "served": served, "sampling": CallSampling()}
-    session = kept.find("s") or kept.begin("s")
-    call = session.admit(Call.model_validate(asked | prompt), None)
+    fields = {"id": f"c-{turn}", "gateway": "g", "served": served, "sampling": CallSampling()}
+    session = store.find("s") or store.begin("s")
+    call = session.admit(Call.model_validate(fields | prompt), None)
     prompt_ids = call.token_ids or (*(call.begun.token_ids if call.begun else ()), turn)
     reply = [Token(id=turn, text=f"{turn} ", logprob=-1)]
     answer = PendingCall(
         call, cast(Any, None), prompt_ids=prompt_ids, tokens=reply, text=f"{turn} "
     )
-    kept.record("s", answer)
+    store.record("s", answer)
     return call
 
 
 @pytest.mark.parametrize("is_chat", [True, False])
-def test_a_session_grows_by_what_is_new_and_its_trace_tells_all(
+def test_a_session_stores_only_new_tokens_and_traces_whole_prompts(
     tmp_path: Path, is_chat: bool
 ) -> None:
-    kept, messages, token_ids = SessionStore(tmp_path), list[dict[str, str]](), list[int]()
-    given = list[Any]()
+    store = SessionStore(tmp_path)
+    messages = list[dict[str, str]]()
+    token_ids = list[int]()
+    prompts = list[Any]()
     for turn in range(40):
         messages = [*messages, {"role": "user", "content": f"turn {turn}"}]
         token_ids = [*token_ids, turn]
-        record(kept, turn, **({"messages": messages} if is_chat else {"token_ids": token_ids}))
-        given.append(messages if is_chat else None)
+        record(store, turn, **({"messages": messages} if is_chat else {"token_ids": token_ids}))
+        prompts.append(messages if is_chat else None)
         messages = [*messages, {"role": "assistant", "content": f"{turn}"}]
         token_ids = [*token_ids, turn]
-    trace = kept.trace("s")
-    assert [call["messages"] for call in trace["calls"]] == given
+    trace = store.trace("s")
+    assert [call["messages"] for call in trace["calls"]] == prompts
     assert [branch["token_ids"] for branch in trace["branches"]] == [token_ids]
     text = (tmp_path / "s.jsonl").read_text()
+    assert text.count('"turn ') == (40 if is_chat else 0)
     lines = [json.loads(line) for line in filter(None, text.splitlines())]
     assert sum(len(line["prompt_ids"]) for line in lines[1:]) == 40
-    assert text.count('"turn ') == (40 if is_chat else 0)
-    for each in kept, SessionStore(tmp_path):
-        assert sum(len(call.new_ids) for call in each.enter("s").answered.values()) == 80
-    named = [{**turn, "name": "me"} if turn["role"] == "assistant" else turn for turn in messages]
-    record(kept, 40, messages=named)
-    assert kept.trace("s")["calls"][-1]["messages"] == named
+    for reader in (store, SessionStore(tmp_path)):
+        calls = reader.enter("s").answered.values()
+        assert sum(len(call.new_ids) for call in calls) == 80
+    messages[1] = messages[1] | {"name": "me"}
+    record(store, 40, messages=messages)
+    assert store.trace("s")["calls"][-1]["messages"] == messages
 
 
 def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:
@@ -133,88 +137,92 @@ def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:
 
 
 def test_no_more_is_asked_in_a_session_that_is_full(tmp_path: Path) -> None:
-    kept = SessionStore(tmp_path)
-    kept.begin("s")
+    store = SessionStore(tmp_path)
+    store.begin("s")
     with (tmp_path / "s.jsonl").open("r+b") as file:
         file.truncate(2**26 + 1)
     with pytest.raises(Problem, match="begin another"):
-        kept.enter("s")
+        store.enter("s")
 
 
 def test_of_many_sessions_the_newest_stay_in_memory_and_all_have_their_terms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_store, "MAX_SESSIONS_IN_MEMORY", 4)
-    kept = SessionStore(tmp_path)
+    store = SessionStore(tmp_path)
     of = {name: some_terms(seed) for seed, name in enumerate("abcdef")}
     for name, terms in of.items():
-        kept.open(name, terms)
-    first = kept.enter("a")
+        store.open(name, terms)
+    first = store.enter("a")
     for name in "bcd":
-        kept.enter(name)
-    assert kept.enter("a") is first, "there is room for four"
-    kept.enter("e")
-    assert kept.enter("a") is not first
-    assert {name: kept.enter(name).terms for name in of} == of
+        store.enter(name)
+    assert store.enter("a") is first, "there is room for four"
+    store.enter("e")
+    assert store.enter("a") is not first
+    assert {name: store.enter(name).terms for name in of} == of
 
 
 def test_sessions_go_after_a_week(tmp_path: Path) -> None:
-    kept, week_ago = SessionStore(tmp_path), time.time() - 8 * 24 * 3600
+    store = SessionStore(tmp_path)
+    week_ago = time.time() - 8 * 24 * 3600
     for name in ("old", "new"):
         (tmp_path / f"{name}.jsonl").write_text("")
     os.utime(tmp_path / "old.jsonl", (week_ago, week_ago))
-    kept.expire()
+    store.expire()
     assert [path.name for path in tmp_path.iterdir()] == ["new.jsonl"]
     with pytest.raises(Problem):
-        kept.delete("old")
+        store.delete("old")
 
 
 # ---------------------------------------------------------------------- keys and records
 
 
-def under_way(kept: SessionStore, name: str, call_id: str) -> PendingCall:
+def ask(store: SessionStore, name: str, call_id: str) -> PendingCall:
     """A call that has been asked in a session."""
-    session, served = kept.enter(name), Served(name="m", model=Model(path="m"))
+    session = store.enter(name)
+    served = Served(name="m", model=Model(path="m"))
     call = Call(id=call_id, gateway="g", served=served, sampling=CallSampling(), text="a")
     answer = PendingCall(session.admit(call, None), cast(Any, None))
     session.track([answer])
     return answer
 
 
-def has_key(kept: SessionStore, name: str, key: str) -> bool:
-    return asyncio.run(kept.has_key(name, hashlib.sha256(key.encode()).hexdigest()))
+def has_key(store: SessionStore, name: str, key: str) -> bool:
+    return asyncio.run(store.has_key(name, hashlib.sha256(key.encode()).hexdigest()))
 
 
 def test_a_session_has_a_key_of_its_own_of_which_only_the_hash_is_kept(tmp_path: Path) -> None:
-    kept, another = SessionStore(tmp_path), SessionStore(tmp_path)  # of another gateway
-    keys = [kept.open(name, some_terms()) for name in "ab"]
+    store = SessionStore(tmp_path)
+    another = SessionStore(tmp_path)
+    keys = [store.open(name, some_terms()) for name in "ab"]
     assert len({*keys}) == 2
     assert keys[0] not in (tmp_path / "a.jsonl").read_text()
-    for each in (kept, another):
+    for reader in (store, another):
         for _ in range(2):  # from its file, and from memory
-            assert has_key(each, "a", keys[0])
-            assert not has_key(each, "a", keys[1])
-            each.enter("a")
-        assert not has_key(each, "none", keys[0])
+            assert has_key(reader, "a", keys[0])
+            assert not has_key(reader, "a", keys[1])
+            reader.enter("a")
+        assert not has_key(reader, "none", keys[0])
     another.delete("a")
-    assert not has_key(kept, "a", keys[0])
+    assert not has_key(store, "a", keys[0])
     again = another.open("a", some_terms(2))
-    terms = kept.enter("a").terms
+    terms = store.enter("a").terms
     assert terms is not None
     assert terms.seed == 2
-    assert (has_key(kept, "a", keys[0]), has_key(kept, "a", again)) == (False, True)
+    assert not has_key(store, "a", keys[0])
+    assert has_key(store, "a", again)
 
 
 def test_a_name_is_given_once(tmp_path: Path) -> None:
-    kept = SessionStore(tmp_path)
-    kept.open("a", some_terms())
-    kept.begin("b")
-    assert kept.begin("b").terms is None
+    store = SessionStore(tmp_path)
+    store.open("a", some_terms())
+    store.begin("b")
+    assert store.begin("b").terms is None
     for name in "ab":
         with pytest.raises(Problem, match="take another name"):
-            kept.open(name, some_terms())
+            store.open(name, some_terms())
     with pytest.raises(Problem, match="under terms"):
-        kept.begin("a")
+        store.begin("a")
 
 
 @pytest.mark.parametrize(
@@ -233,56 +241,59 @@ def test_a_name_is_given_once(tmp_path: Path) -> None:
 def test_a_damaged_record_is_named_and_never_taken_for_a_session_without_terms(
     tmp_path: Path, line: bytes
 ) -> None:
-    kept = SessionStore(tmp_path)
-    key = kept.open("s", some_terms())
+    store = SessionStore(tmp_path)
+    key = store.open("s", some_terms())
     (tmp_path / "s.jsonl").write_bytes(line + a_call("a", [1], [2]).model_dump_json().encode())
-    for each in (kept, SessionStore(tmp_path)):
-        assert not has_key(each, "s", key)
-        for use in (each.enter, each.begin, each.find, each.trace, each.has_terms):
+    for reader in (store, SessionStore(tmp_path)):
+        assert not has_key(reader, "s", key)
+        for use in (reader.enter, reader.begin, reader.find, reader.trace, reader.has_terms):
             with pytest.raises(Problem, match=r"damaged.*DELETE") as refused:
                 use("s")
-            assert (refused.value.status_code, refused.value.code) == (409, DAMAGED)
-    assert kept.delete("s") == {"id": "s", "object": "rollout", "deleted": True}
-    kept.open("s", some_terms())
+            assert refused.value.status_code == 409
+            assert refused.value.code == DAMAGED
+    assert store.delete("s") == {"id": "s", "object": "rollout", "deleted": True}
+    store.open("s", some_terms())
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_what_comes_after_the_end_of_a_session_begins_none(tmp_path: Path, is_gone: bool) -> None:
-    kept = SessionStore(tmp_path)
-    kept.open("s", some_terms(1))
-    late = under_way(kept, "s", "late")
-    kept.delete("s")
+    store = SessionStore(tmp_path)
+    store.open("s", some_terms(1))
+    late = ask(store, "s", "late")
+    store.delete("s")
     if not is_gone:
-        kept.open("s", some_terms(2))
-    kept.record("s", late)
+        store.open("s", some_terms(2))
+    store.record("s", late)
     assert (tmp_path / "s.jsonl").exists() is not is_gone
-    assert is_gone or kept.trace("s")["calls"] == []
+    assert is_gone or store.trace("s")["calls"] == []
 
 
 def test_a_session_that_ends_while_a_call_is_recorded_stays_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, file = SessionStore(tmp_path), tmp_path / "s.jsonl"
-    kept.open("s", some_terms())
-    late, read_head = under_way(kept, "s", "late"), kept._read_head
+    store = SessionStore(tmp_path)
+    file = tmp_path / "s.jsonl"
+    store.open("s", some_terms())
+    late = ask(store, "s", "late")
+    read_head = store._read_head
 
     def end_after(name: str) -> Any:
         head = read_head(name)
         file.unlink()  # by another gateway
         return head
 
-    monkeypatch.setattr(kept, "_read_head", end_after)
-    kept.record("s", late)
+    monkeypatch.setattr(store, "_read_head", end_after)
+    store.record("s", late)
     assert not file.exists()
 
 
 def test_a_call_whose_record_the_disk_does_not_take_is_not_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = SessionStore(tmp_path)
-    kept.open("s", some_terms())
-    answer = under_way(kept, "s", "c-1")
-    assert [call["id"] for call in kept.trace("s")["under_way"]] == ["c-1"]
+    store = SessionStore(tmp_path)
+    store.open("s", some_terms())
+    answer = ask(store, "s", "c-1")
+    assert [call["id"] for call in store.trace("s")["under_way"]] == ["c-1"]
 
     def is_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no room")
@@ -290,8 +301,8 @@ def test_a_call_whose_record_the_disk_does_not_take_is_not_under_way(
     with monkeypatch.context() as patch:
         patch.setattr(session_store, "_write_line", is_full)
         with pytest.raises(OSError, match="no room"):
-            kept.record("s", answer)
+            store.record("s", answer)
         with pytest.raises(OSError, match="no room"):
-            kept.open("t", some_terms())
-    assert kept.trace("s")["under_way"] == []
-    kept.open("t", some_terms())
+            store.open("t", some_terms())
+    assert store.trace("s")["under_way"] == []
+    store.open("t", some_terms())

@@ -1,4 +1,4 @@
-"""Who waits for whom: every stall has its edge and its words, and what may take long is none."""
+"""Every stall has its edge and its words; work that may take long is no stall."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ def a_learner(doing: str, *, step_s: float | None = 2.0, **changes: Any) -> Snap
 STARTING: dict[str, Any] = {"doing": "starts_its_engine", "ready": False}
 NO_JUDGE: dict[str, Any] = {"doing": "is_not_ready", "ready": False, "why": "HTTP 503"}
 FAILS: dict[str, Any] = {
-    **{"doing": "fails_at_every_group", "ready": False, "why": "no fork", "for_s": 40.0}
+    "doing": "fails_at_every_group",
+    "ready": False,
+    "why": "no fork",
+    "for_s": 40.0,
 }
 DAMAGED: dict[str, Any] = {"doing": "is_not_ready", "ready": False, "why": "no such file"}
 HELD = {"train:412": 95.0}
@@ -99,140 +102,250 @@ WAITING = a_snapshot(LEARNER, requests=Backlog(4, 2))
 
 STALLS: Mapping[str, tuple[Snapshot, Edge, str, float]] = {
     "a rollout loads weights": (
-        asked(LOADING, IDLE_GRADER, claimed=1), Edge.LOADING, "rollout-1 has it", USUAL_S),
+        asked(LOADING, IDLE_GRADER, claimed=1),
+        Edge.LOADING,
+        "learner waits for group train:412; rollout-1 has it, 95 s; it loads version 17, 40 s",
+        USUAL_S,
+    ),
     "no learner was ever there": (
-        a_snapshot(ROLLOUT, IDLE_GRADER), Edge.NO_LEARNER, "no learner is running", CERTAIN_S),
+        a_snapshot(ROLLOUT, IDLE_GRADER),
+        Edge.NO_LEARNER,
+        "no learner is running",
+        CERTAIN_S,
+    ),
     "a learner that ended by itself restarts": (
-        a_learner("starts", silent_s=20.0), Edge.NO_LEARNER, "learner restarts", 60.0),
+        a_learner("starts", silent_s=20.0),
+        Edge.NO_LEARNER,
+        "learner restarts",
+        60.0,
+    ),
     "a learner that is killed again and again": (
-        a_snapshot(LEARNER, job=AGAIN), Edge.NO_LEARNER, "4 attempts", CERTAIN_S),
+        a_snapshot(LEARNER, job=AGAIN),
+        Edge.NO_LEARNER,
+        "4 attempts",
+        CERTAIN_S,
+    ),
     "no rollout": (asked(IDLE_GRADER), Edge.NO_ROLLOUT, "no rollout is running", CERTAIN_S),
     "the only rollout is frozen with the group": (
-        asked(IDLE_GRADER, FROZEN, claimed=1), Edge.NO_ROLLOUT, "no rollout is alive", CERTAIN_S),
+        asked(IDLE_GRADER, FROZEN, claimed=1),
+        Edge.NO_ROLLOUT,
+        "no rollout is alive",
+        CERTAIN_S,
+    ),
     "one of two rollouts is frozen with the group": (
-        asked(FROZEN, IDLE, claimed=1), Edge.SAMPLING, "rollout-0 has it", CERTAIN_S),
+        asked(FROZEN, IDLE, claimed=1),
+        Edge.SAMPLING,
+        "rollout-0 has it",
+        CERTAIN_S,
+    ),
     "an engine starts": (
-        asked(a_process("rollout", **STARTING)), Edge.STARTING, "rollout-0 starts", 600.0),
-    "an engine does not start": (
-        asked(NOT_STARTED), Edge.CANNOT_START, "no such layer", CERTAIN_S),
+        asked(a_process("rollout", **STARTING)),
+        Edge.STARTING,
+        "rollout-0 starts",
+        600.0,
+    ),
+    "an engine does not start": (asked(NOT_STARTED), Edge.CANNOT_START, "no such layer", CERTAIN_S),
     "an engine is killed whenever it starts": (
-        asked(KILLED), Edge.CANNOT_START, "rollout-0 does not start", CERTAIN_S),
+        asked(KILLED),
+        Edge.CANNOT_START,
+        "rollout-0 does not start",
+        CERTAIN_S,
+    ),
     "weights that cannot be loaded": (
-        asked(a_process("rollout", **DAMAGED)), Edge.LOADING, "no such file", CERTAIN_S),
+        asked(a_process("rollout", **DAMAGED)),
+        Edge.LOADING,
+        "no such file",
+        CERTAIN_S,
+    ),
     "the first weights of an engine": (
-        asked(a_process("rollout", "loads_version", ready=False)), Edge.LOADING, "loads", 600.0),
-    "no grader": (sampled(ROLLOUT), Edge.NO_GRADER, "no grader is running", CERTAIN_S),
+        asked(a_process("rollout", "loads_version", ready=False)),
+        Edge.LOADING,
+        "loads",
+        600.0,
+    ),
     "the judge is down": (
-        sampled(a_process("grader", **NO_JUDGE)), Edge.JUDGE, "grader-0: HTTP 503", CERTAIN_S),
+        sampled(a_process("grader", **NO_JUDGE)),
+        Edge.JUDGE,
+        "grader-0: HTTP 503",
+        CERTAIN_S,
+    ),
     "the judge goes down under a group": (
         sampled(a_process("grader", **NO_JUDGE, holds=HELD), claimed=1),
-        *(Edge.JUDGE, "grader-0 has it", CERTAIN_S)),
+        Edge.JUDGE,
+        "grader-0 has it",
+        CERTAIN_S,
+    ),
     "a group is graded": (
         sampled(a_process("grader", "grades_groups", holds=HELD)),
-        *(Edge.GRADING, "it grades", USUAL_S)),
+        Edge.GRADING,
+        "it grades",
+        USUAL_S,
+    ),
     "the only grader fails at every group": (
         sampled(a_process("grader", **FAILS), claimed=1),
-        *(Edge.GRADING, "grader-0 fails at every group: no fork, 40 s", CERTAIN_S)),
+        Edge.GRADING,
+        "grader-0 fails at every group: no fork, 40 s",
+        CERTAIN_S,
+    ),
     "a rollout fails at every group": (
         a_snapshot(LEARNER, a_process("rollout", **FAILS, still_s=0.0, holds=HELD), step_s=None),
-        *(Edge.SAMPLING, "it fails at every group: no fork, 40 s", CERTAIN_S)),
+        Edge.SAMPLING,
+        "it fails at every group: no fork, 40 s",
+        CERTAIN_S,
+    ),
     "a group behind those of an evaluation that get no tokens": (
-        a_snapshot(LEARNER, ROLLOUT, **BUSY), Edge.SAMPLING, "train:412", USUAL_S),
-    "a group behind those of an evaluation that get tokens": (
-        a_snapshot(LEARNER, MOVES, **BUSY), Edge.SAMPLING, "train:412", LONG_S),
+        a_snapshot(LEARNER, ROLLOUT, **BUSY),
+        Edge.SAMPLING,
+        "train:412",
+        USUAL_S,
+    ),
     "a long answer gets tokens": (
         asked(a_process("rollout", "samples_groups", still_s=9.0, holds=HELD)),
-        *(Edge.SAMPLING, "it samples", LONG_S)),
-    "a group is graded while others are evaluated": (
-        a_snapshot(LEARNER, a_process("grader", "grades_groups", holds=HELD), MOVES,
-                   rollouts=Backlog(1, 1), eval_requests=Backlog(7, 2)),
-        *(Edge.GRADING, "it grades", USUAL_S)),
+        Edge.SAMPLING,
+        "it samples",
+        LONG_S,
+    ),
     "a group is graded behind those of an evaluation": (
         sampled(a_process("grader", "grades_groups", holds={"eval:7": 95.0})),
-        *(Edge.GRADING, "grades", LONG_S)),
+        Edge.GRADING,
+        "grades",
+        LONG_S,
+    ),
     "no environment worker": (
-        played(ROLLOUT, claimed=0), Edge.NO_ENVIRONMENT, "WEIR_ENVIRONMENTS=1", CERTAIN_S),
+        played(ROLLOUT, claimed=0),
+        Edge.NO_ENVIRONMENT,
+        "WEIR_ENVIRONMENTS=1",
+        CERTAIN_S,
+    ),
     "episodes without a rollout": (
-        played(PLAYS), Edge.NO_ROLLOUT, "no rollout is running", CERTAIN_S),
+        played(PLAYS),
+        Edge.NO_ROLLOUT,
+        "no rollout is running",
+        CERTAIN_S,
+    ),
     "episodes wait for their environment": (
-        played(PLAYS, FEW), Edge.ENVIRONMENT,
-        "it plays 16 episodes, 95 s; rollout-0 answers 1 call, 3 s", LONG_S),
+        played(PLAYS, FEW),
+        Edge.ENVIRONMENT,
+        "it plays 16 episodes, 95 s; rollout-0 answers 1 call, 3 s",
+        LONG_S,
+    ),
     "episodes wait for the model": (
-        played(PLAYS, ANSWERS), Edge.SAMPLING,
-        "it plays 16 episodes, 95 s; rollout-0 answers 8 calls", LONG_S),
-    "episodes wait for an engine that hangs": (
-        played(PLAYS, a_process("rollout", "answers_calls", at_once=8)),
-        *(Edge.SAMPLING, "rollout-0 answers 8 calls", USUAL_S)),
+        played(PLAYS, ANSWERS),
+        Edge.SAMPLING,
+        "it plays 16 episodes, 95 s; rollout-0 answers 8 calls",
+        LONG_S,
+    ),
     "episodes wait for the first weights": (
         played(PLAYS, a_process("rollout", "loads_version", ready=False)),
-        *(Edge.LOADING, "rollout-0 loads version", 600.0)),
+        Edge.LOADING,
+        "rollout-0 loads version",
+        600.0,
+    ),
     "an environment worker takes no group": (
-        played(PLAYER, IDLE, claimed=0), Edge.ENVIRONMENT, "environment-0 is idle", LONG_S),
+        played(PLAYER, IDLE, claimed=0),
+        Edge.ENVIRONMENT,
+        "environment-0 is idle",
+        LONG_S,
+    ),
     "an environment worker that does not reach the model": (
-        played(SHUT, IDLE), Edge.ENVIRONMENT, "the gateway does not answer, 40 s", CERTAIN_S),
-    "the only environment worker is frozen with the group": (
-        played(a_process("environment", "plays_episodes", silent_s=20.0, holds=HELD), IDLE),
-        *(Edge.NO_ENVIRONMENT, "no environment worker is alive", CERTAIN_S)),
+        played(SHUT, IDLE),
+        Edge.ENVIRONMENT,
+        "the gateway does not answer, 40 s",
+        CERTAIN_S,
+    ),
     "a collective hangs": (
-        a_learner("trains_step", number=17, step_s=100.0), Edge.TRAINING, "trains step 17", 300.0),
+        a_learner("trains_step", number=17, step_s=100.0),
+        Edge.TRAINING,
+        "trains step 17",
+        300.0,
+    ),
     "the first step compiles": (
-        a_learner("trains_step", number=1, step_s=None), Edge.TRAINING, "trains step 1,", 600.0),
+        a_learner("trains_step", number=1, step_s=None),
+        Edge.TRAINING,
+        "trains step 1,",
+        600.0,
+    ),
     "the critic alone": (
-        a_learner("pretrains_step", number=1), Edge.TRAINING, "pretrains step 1,", USUAL_S),
+        a_learner("pretrains_step", number=1),
+        Edge.TRAINING,
+        "pretrains step 1,",
+        USUAL_S,
+    ),
     "a large model is loaded": (
-        a_learner("loads_the_model"), Edge.STARTING, "loads the model", 600.0),
+        a_learner("loads_the_model"),
+        Edge.STARTING,
+        "loads the model",
+        600.0,
+    ),
     "the learner is frozen": (
-        a_learner("trains_step", silent_s=20.0), Edge.NO_LEARNER, "no learner is alive", CERTAIN_S),
+        a_learner("trains_step", silent_s=20.0),
+        Edge.NO_LEARNER,
+        "no learner is alive",
+        CERTAIN_S,
+    ),
     "a slow disk takes a checkpoint": (
-        a_learner("writes_a_checkpoint", for_s=900.0), Edge.LEARNER, "writes a checkpoint", 300.0),
+        a_learner("writes_a_checkpoint", for_s=900.0),
+        Edge.LEARNER,
+        "writes a checkpoint",
+        300.0,
+    ),
     "Redis is full": (
-        a_learner("waits", waits_for_memory=True), Edge.MEMORY, "for room", CERTAIN_S),
-}  # fmt: skip
+        a_learner("waits", waits_for_memory=True),
+        Edge.MEMORY,
+        "for room",
+        CERTAIN_S,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", STALLS)
-def test_every_stall_has_its_edge_and_is_one_after_as_long_as_it_may_take(name: str) -> None:
-    seen, edge, named, patience_s = STALLS[name]
-    blocked = find_blocker(seen)
-    assert (blocked.edge, blocked.timeout_s) == (edge, patience_s)
+def test_every_stall_has_its_edge_and_its_timeout(name: str) -> None:
+    snapshot, edge, named, patience_s = STALLS[name]
+    blocked = find_blocker(snapshot)
+    assert blocked.edge == edge
+    assert blocked.timeout_s == patience_s
     assert named in blocked.reason
-    before, after = active_progress(seen, patience_s - 0.1), active_progress(seen, patience_s + 0.1)
-    assert (before.is_moving, before.edge) == (True, None)
-    assert (after.is_moving, after.edge, after.reason) == (False, edge, blocked.reason)
+    before = active_progress(snapshot, patience_s - 0.1)
+    after = active_progress(snapshot, patience_s + 0.1)
+    assert before.is_moving
+    assert before.edge is None
+    assert not after.is_moving
+    assert after.edge == edge
+    assert after.reason == blocked.reason
 
 
 GRADERS_FROZEN = a_process("grader", "grades_groups", silent_s=26.0)
 HOLDS = {"train:412": 26.0}
 BY_THEMSELVES: Mapping[str, tuple[Snapshot, Edge | None]] = {
-    "the only grader is frozen": (
-        sampled(ROLLOUT, GRADERS_FROZEN), Edge.NO_GRADER),
-    "the only grader is frozen with what it was not seen to hold": (
+    "the only grader is frozen": (sampled(ROLLOUT, GRADERS_FROZEN), Edge.NO_GRADER),
+    "the only grader is frozen and its groups are not in its status": (
         a_snapshot(LEARNER, MOVES, GRADERS_FROZEN, **BUSY, rollouts=Backlog(3, 3, 30.0, "train:9")),
-        Edge.NO_GRADER),
+        Edge.NO_GRADER,
+    ),
     "the learner is frozen": (a_learner("waits", silent_s=26.0), Edge.NO_LEARNER),
     "the engine of one rollout is frozen": (
         asked(a_process("rollout", "samples_groups", still_s=27.0, holds=HOLDS), MOVES),
-        Edge.SAMPLING),
+        Edge.SAMPLING,
+    ),
     "an engine that had nothing to do has just got the group": (
-        asked(a_process("rollout", "samples_groups", holds={"train:412": 2.0}), MOVES), None),
+        asked(a_process("rollout", "samples_groups", holds={"train:412": 2.0}), MOVES),
+        None,
+    ),
     "a rollout loads weights": (
-        asked(a_process("rollout", "loads_version", holds=HOLDS), MOVES), None),
+        asked(a_process("rollout", "loads_version", holds=HOLDS), MOVES),
+        None,
+    ),
     "a grader works": (sampled(a_process("grader", "grades_groups", holds=HOLDS)), None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BY_THEMSELVES)
-def test_what_is_known_to_stand_still_is_a_stall_though_others_move(name: str) -> None:
-    seen, edge = BY_THEMSELVES[name]
-    why = active_progress(seen, still_s=1.0)
-    assert (why.edge, why.is_moving) == (edge, edge is None)
+def test_a_process_that_stands_still_is_a_stall_though_others_move(name: str) -> None:
+    snapshot, edge = BY_THEMSELVES[name]
+    why = active_progress(snapshot, still_s=1.0)
+    assert why.edge == edge
+    assert why.is_moving == (edge is None)
     assert edge is None or why.still_s > 25.0
-
-
-def test_the_words_say_who_waits_for_what_since_when_and_who_has_it() -> None:
-    assert find_blocker(STALLS["a rollout loads weights"][0]).reason == (
-        "learner waits for group train:412; rollout-1 has it, 95 s; it loads version 17, 40 s"
-    )
 
 
 def test_a_dead_process_is_listed_unless_a_living_one_has_its_place() -> None:
@@ -254,22 +367,24 @@ def test_a_paused_job_is_no_stall_and_says_who_must_act() -> None:
     assert "resumes by itself" in str(active_progress(by_machine, 9999).reason)
 
 
-def test_a_job_that_is_not_first_names_the_job_before_it_and_who_must_act() -> None:
-    running, stalled = a_snapshot(LEARNER, IDLE, IDLE_GRADER), asked(IDLE_GRADER)
+def test_a_job_that_is_not_first_names_the_job_before_it() -> None:
+    running = a_snapshot(LEARNER, IDLE, IDLE_GRADER)
+    stalled = asked(IDLE_GRADER)
 
-    def told(seen: Snapshot, still_s: float = 1.0, **values: Any) -> Progress:
+    def progress(snapshot: Snapshot, still_s: float = 1.0, **values: Any) -> Progress:
         return waiting_progress(
-            a_job_record("other", **values), seen.job, active_progress(seen, still_s)
+            a_job_record("other", **values), snapshot.job, active_progress(snapshot, still_s)
         )
 
     waits = "it waits for job job, which is running at step 5/2"
-    assert told(running).reason == waits
-    assert str(told(stalled, 99.0).reason).startswith(f"{waits}: learner waits for group")
+    assert progress(running).reason == waits
+    assert str(progress(stalled, 99.0).reason).startswith(f"{waits}: learner waits for group")
     assert waiting_progress(a_job_record(), None, active_progress(running, 1.0)).is_moving
-    by_user = told(running, state="paused", requested="pause", error={"message": "80% failed"})
-    assert (by_user.is_moving, by_user.edge) == (False, None)
+    by_user = progress(running, state="paused", requested="pause", error={"message": "80% failed"})
+    assert not by_user.is_moving
+    assert by_user.edge is None
     assert "80% failed; `weir resume`" in str(by_user.reason)
-    by_machine = told(running, state="paused", error={"message": "no disk"})
+    by_machine = progress(running, state="paused", error={"message": "no disk"})
     assert "retried after job job" in str(by_machine.reason)
 
 
@@ -291,7 +406,8 @@ def test_work_that_moves_is_progress_and_a_new_process_is_none(
 
 
 def test_a_job_that_runs_is_estimated_to_finish_when_its_median_step_says() -> None:
-    watchdog, running = Watchdog(AWAY, 15.0), a_job_record(state="running", step=1)
+    watchdog = Watchdog(AWAY, 15.0)
+    running = a_job_record(state="running", step=1)
     assert watchdog.estimate_finish(running) is None
     watchdog.snapshot = a_snapshot(job=running, step_s=1e9)  # one step is left
     assert watchdog.estimate_finish(running) == pytest.approx(time.time() + 1e9, abs=60)

@@ -1,4 +1,4 @@
-"""How a REST body becomes a recipe, and what it leaves out."""
+"""A REST body becomes a recipe, with defaults for missing fields."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from services.gateway.core.models.folders import UNKNOWN_FACTS, ModelFacts
 from services.gateway.errors import Problem, explain_body
 
 EXACT = {
-    **{"type": "string_check", "name": "same", "operation": "eq"},
-    **{"input": "{{sample.output_text}}", "reference": "{{item.answer}}"},
+    "type": "string_check",
+    "name": "same",
+    "operation": "eq",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.answer}}",
 }
 
 
@@ -36,7 +39,9 @@ def the_recipe(
 ) -> Recipe:
     settings = {"grader": grader, "hyperparameters": hyperparameters}
     plain = {
-        **{"model": "tiny", "training_file": "file-1", "recipe": tables or {}},
+        "model": "tiny",
+        "training_file": "file-1",
+        "recipe": tables or {},
         "method": {"type": "reinforcement", "reinforcement": settings},
     }
     request = JobRequest.model_validate(plain | (body or {}))
@@ -51,9 +56,12 @@ def test_the_body_is_kept_as_it_came() -> None:
 def test_a_plain_body_is_a_whole_recipe() -> None:
     recipe = the_recipe()
     assert [check.verifier for check in recipe.reward.outcome] == ["string_check"]
-    assert (recipe.name, recipe.algorithm.advantage) == ("fine-tune", "grpo")
-    assert (recipe.model.max_context, recipe.rollout.sampling.max_tokens) == (4096, 2048)
-    assert (recipe.model.prompt_template, recipe.evaluation) == (None, None)
+    assert recipe.name == "fine-tune"
+    assert recipe.algorithm.advantage == "grpo"
+    assert recipe.model.max_context == 4096
+    assert recipe.rollout.sampling.max_tokens == 2048
+    assert recipe.model.prompt_template is None
+    assert recipe.evaluation is None
     assert the_recipe(body={"suffix": "mine"}).name == "mine"
     recipe = the_recipe({"reward": {"process": "equation_steps"}})
     assert [check.verifier for check in recipe.reward.outcome] == ["string_check"]
@@ -64,7 +72,8 @@ def test_fields_take_the_places_of_the_recipes_paths() -> None:
     tables = {"model": {"path": "tiny"}, "tasks": {"train": "train.jsonl"}}
     recipe = the_recipe(tables, body={"validation_file": "file-2"})
     assert recipe.model.path == "/models/tiny"
-    assert (recipe.tasks.train, recipe.tasks.held_out) == ("file-1", "file-2")
+    assert recipe.tasks.train == "file-1"
+    assert recipe.tasks.held_out == "file-2"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +85,8 @@ def test_auto_sees_all_tasks_and_makes_a_hundred_steps_if_ten_epochs_suffice(
     recipe = the_recipe(num_tasks=num_tasks, batch_size=batch, n_epochs="auto")
     assert recipe.training.steps == steps
     recipe = the_recipe({"training": {"steps": 9}}, batch_size="auto", n_epochs="auto")
-    assert (recipe.training.steps, recipe.training.groups_per_step) == (9, 16)
+    assert recipe.training.steps == 9
+    assert recipe.training.groups_per_step == 16
 
 
 def test_a_model_without_a_chat_template_reads_the_prompt_as_it_is() -> None:
@@ -85,7 +95,7 @@ def test_a_model_without_a_chat_template_reads_the_prompt_as_it_is() -> None:
     assert the_recipe(facts=ModelFacts(has_chat_template=True)).model.prompt_template is None
 
 
-def test_what_is_sent_wins_over_the_deployment_and_the_deployment_over_what_suits() -> None:
+def test_the_request_wins_over_the_deployment_and_that_over_defaults() -> None:
     defaults = {
         "model": {"max_context": 1000, "dtype": "float32"},
         "rollout": {"group_size": 32, "sampling": {"max_tokens": 100}},
@@ -94,9 +104,12 @@ def test_what_is_sent_wins_over_the_deployment_and_the_deployment_over_what_suit
     before = json.dumps(defaults)
     sent = {"rollout": {"sampling": {"max_tokens": 200}}, "training": {"steps": 9}}
     recipe = the_recipe(sent, defaults=defaults)
-    assert (recipe.model.max_context, recipe.model.dtype) == (1000, "float32")
-    assert (recipe.rollout.group_size, recipe.rollout.sampling.max_tokens) == (32, 200)
-    assert (recipe.training.steps, recipe.training.groups_per_step) == (9, 3)
+    assert recipe.model.max_context == 1000
+    assert recipe.model.dtype == "float32"
+    assert recipe.rollout.group_size == 32
+    assert recipe.rollout.sampling.max_tokens == 200
+    assert recipe.training.steps == 9
+    assert recipe.training.groups_per_step == 3
     assert the_recipe(defaults=defaults).training.steps == 7
     assert the_recipe(defaults=defaults, n_epochs=1).training.steps == 34  # of 3 tasks each
     assert the_recipe(defaults=defaults, batch_size=50, n_epochs=1).training.steps == 2
@@ -107,17 +120,20 @@ def test_an_algorithm_that_is_sent_takes_nothing_from_that_of_the_deployment() -
     defaults = {"algorithm": {"advantage": "gae", "lambda_actor": 0.9}, "critic": {}}
     assert the_recipe(defaults=defaults).critic is not None
     recipe = the_recipe({"algorithm": {"advantage": "rloo"}}, defaults=defaults)
-    assert (recipe.algorithm.advantage, recipe.critic) == ("rloo", None)
+    assert recipe.algorithm.advantage == "rloo"
+    assert recipe.critic is None
 
 
 def test_held_out_tasks_are_evaluated_every_tenth_of_the_steps_unless_the_body_says_how() -> None:
     held_out = {"validation_file": "file-2"}
     recipe = the_recipe(body=held_out)
     assert recipe.evaluation is not None
-    assert (recipe.training.steps, recipe.evaluation.every) == (63, 7)
+    assert recipe.training.steps == 63
+    assert recipe.evaluation.every == 7
     recipe = the_recipe(body=held_out, eval_interval=3, eval_samples=2)
     assert recipe.evaluation is not None
-    assert (recipe.evaluation.every, recipe.evaluation.samples) == (3, 2)
+    assert recipe.evaluation.every == 3
+    assert recipe.evaluation.samples == 2
     assert the_recipe(defaults={"evaluation": {"samples": 9}}).evaluation is None
 
 
@@ -168,7 +184,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_makes_no_recipe_is_refused_by_its_fields(case: str) -> None:
+def test_an_invalid_recipe_is_refused_by_its_fields(case: str) -> None:
     changes, fields = BAD[case]
     with pytest.raises((Problem, ValidationError)) as caught:
         the_recipe(**changes)

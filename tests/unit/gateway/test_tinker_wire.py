@@ -1,4 +1,4 @@
-"""What the SDK of Tinker sends, and what is refused of it, by the SDK's own messages."""
+"""Requests of the Tinker SDK, read and refused, by the messages of the SDK itself."""
 
 from __future__ import annotations
 
@@ -23,10 +23,17 @@ IDS = np.array([1, 2, 3], np.int32)
 INPUTS = "data.1.loss_fn_inputs"
 
 
-def a_tensor(values: Any, kind: Any, **changes: Any) -> sdk.Tensor:
-    dtype = {np.float32: sdk.DTYPE_FLOAT32, np.int64: sdk.DTYPE_INT64}[kind]
-    own = {"dense": np.array(values, kind).tobytes(), "dtype": dtype, "shape": [len(values)]}
-    return sdk.Tensor(**own | changes)
+def integers(*values: int, **changes: Any) -> sdk.Tensor:
+    return a_tensor(np.array(values, np.int64), sdk.DTYPE_INT64, changes)
+
+
+def floats(*values: float, **changes: Any) -> sdk.Tensor:
+    return a_tensor(np.array(values, np.float32), sdk.DTYPE_FLOAT32, changes)
+
+
+def a_tensor(values: Any, dtype: Any, changes: dict[str, Any]) -> sdk.Tensor:
+    fields = {"dense": values.tobytes(), "dtype": dtype, "shape": values.shape}
+    return sdk.Tensor(**fields | changes)
 
 
 def a_request(
@@ -35,15 +42,15 @@ def a_request(
     """Two datums, of which the second has other inputs where they are given."""
     request = sdk.ForwardBackwardRequest(model_id="m", seq_id=3, loss_fn=loss)
     names = ["weights"] if loss == "cross_entropy" else ["advantages", "logprobs"]
-    own = {"target_tokens": a_tensor([2, 3, 4], np.int64)}
-    own |= {name: a_tensor([0.5, 1, 2], np.float32) for name in names}
-    for datum in (own, own | inputs):
-        made = request.data.add()
-        made.model_input.add().encoded_text.tokens = IDS[:1].tobytes()
-        made.model_input.add().encoded_text.tokens = IDS[1:].tobytes()
-        for name, tensor in datum.items():
+    fields = {"target_tokens": integers(2, 3, 4)}
+    fields |= {name: floats(0.5, 1, 2) for name in names}
+    for tensors in (fields, fields | inputs):
+        datum = request.data.add()
+        datum.model_input.add().encoded_text.tokens = IDS[:1].tobytes()
+        datum.model_input.add().encoded_text.tokens = IDS[1:].tobytes()
+        for name, tensor in tensors.items():
             if tensor is not None:
-                made.loss_fn_inputs[name].CopyFrom(tensor)
+                datum.loss_fn_inputs[name].CopyFrom(tensor)
     return request
 
 
@@ -59,7 +66,9 @@ def test_sequences_are_read_with_what_their_loss_needs() -> None:
     request = a_request("ppo")
     request.loss_fn_config_v2["clip_low_threshold"].number = 0.9
     operation = wire.to_operation(wire.parse_request(request.SerializeToString()), BOUNDS)
-    assert (operation.number, operation.do, operation.loss) == (3, "forward_backward", "ppo")
+    assert operation.number == 3
+    assert operation.do == "forward_backward"
+    assert operation.loss == "ppo"
     assert operation.settings == {"clip_low_threshold": 0.9}
     assert (data := operation.data) is not None
     assert data.lengths.tolist() == [3, 3]
@@ -81,20 +90,20 @@ def test_weights_of_cross_entropy_are_one_where_none_are_given() -> None:
     ("name", "tensor"),
     [
         ("target_tokens", None),
-        ("target_tokens", a_tensor([2, 3], np.int64)),
-        ("target_tokens", a_tensor([2, 3, 10], np.int64)),
-        ("target_tokens", a_tensor([2, 3, -1], np.int64)),
-        ("target_tokens", a_tensor([2, 3, 2**40], np.int64)),
-        ("target_tokens", a_tensor([2, 3, 4], np.float32)),
-        ("target_tokens", a_tensor([2, 3, 4], np.int64, shape=[3, 1])),
-        ("target_tokens", a_tensor([2, 3, 4], np.int64, dtype=4)),
-        ("weights", a_tensor([1, 1], np.float32)),
-        ("weights", a_tensor([1, 1, np.nan], np.float32)),
-        ("weights", a_tensor([1, 1, np.inf], np.float32)),
-        ("weights", a_tensor([1, 1, 1], np.int64)),
-        ("weights", a_tensor([1, 1, 1], np.float32, dense=b"12345")),
+        ("target_tokens", integers(2, 3)),
+        ("target_tokens", integers(2, 3, 10)),
+        ("target_tokens", integers(2, 3, -1)),
+        ("target_tokens", integers(2, 3, 2**40)),
+        ("target_tokens", floats(2, 3, 4)),
+        ("target_tokens", integers(2, 3, 4, shape=[3, 1])),
+        ("target_tokens", integers(2, 3, 4, dtype=4)),
+        ("weights", floats(1, 1)),
+        ("weights", floats(1, 1, np.nan)),
+        ("weights", floats(1, 1, np.inf)),
+        ("weights", integers(1, 1, 1)),
+        ("weights", floats(1, 1, 1, dense=b"12345")),
         ("weights", sdk.Tensor(sparse_csr=sdk.SparseCsr(), dtype=sdk.DTYPE_FLOAT32)),
-        ("mask", a_tensor([1, 1, 1], np.float32)),
+        ("mask", floats(1, 1, 1)),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_refused_by_name(
@@ -127,8 +136,8 @@ def test_no_more_log_probs_of_a_prompt_are_hidden_than_were_left_out() -> None:
     call = Call(id="a", gateway="g", served=served, sampling=CallSampling(), token_ids=(1, 2, 3))
     for last_n, hidden in ((5, 1), (2, 1), (1, 2)):
         answer = PendingCall(call, AsyncMock(), prompt_logprobs=(None, -1.0, -2.0))
-        told = sdk.SampleResponse.FromString(wire.encode_samples([answer], last_n))
-        logprobs = np.frombuffer(told.prompt_logprobs, np.float32)
+        response = sdk.SampleResponse.FromString(wire.encode_samples([answer], last_n))
+        logprobs = np.frombuffer(response.prompt_logprobs, np.float32)
         assert np.isnan(logprobs).tolist() == [True] * hidden + [False] * (3 - hidden)
 
 
@@ -144,19 +153,23 @@ def test_the_sdk_reads_the_log_probs_of_each_datum() -> None:
         metrics={"loss:sum": 6.0},
     )
     output = deserialize_forward_backward_output(wire.encode_output(result))
-    assert [each["logprobs"].data for each in output.loss_fn_outputs] == [[-1], [-2, -3]]
+    assert [datum["logprobs"].data for datum in output.loss_fn_outputs] == [[-1], [-2, -3]]
     assert output.metrics == {"loss:sum": 6.0}
 
 
 def test_a_body_of_many_fields_is_refused_before_it_is_parsed() -> None:
-    few, many = 10_000, wire.MAX_FIELDS
+    few = 10_000
+    many = wire.MAX_FIELDS
     request = a_request()
     for _ in range(few):
         request.data.add().CopyFrom(request.data[0])
     assert len(wire.parse_request(request.SerializeToString()).data) == few + 2
-    a_datum, shape = b"\x1a\x00", request.data[0]
+    a_datum = b"\x1a\x00"
+    shape = request.data[0]
     shape.loss_fn_inputs["weights"].shape.extend([1] * many)
-    nested = b"".join(b"\x1a" + _varint(2 * each) + b"\x0a\x00" * each for each in [many // 4] * 4)
+    nested = b"".join(
+        b"\x1a" + _varint(2 * count) + b"\x0a\x00" * count for count in [many // 4] * 4
+    )
     for body in (a_datum * (many + 1), request.SerializeToString(), nested, b"\xff" * 20 * many):
         with pytest.raises(Problem, match=f"more than {many:,} fields"):
             wire.parse_request(body)
