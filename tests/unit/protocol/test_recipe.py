@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from protocol.recipe import RecipeError, load_recipe, load_tables, parse_recipe
@@ -32,7 +31,7 @@ steps = 2
 
 
 def refusal(settings: str) -> str:
-    """What is said of a recipe with these settings, in TOML."""
+    """Return the refusal of a recipe with these settings, in TOML."""
     recipe = a_recipe().model_dump(mode="json")
     for table, values in tomllib.loads(settings).items():
         recipe[table] = (recipe.get(table) or {}) | values if isinstance(values, dict) else values
