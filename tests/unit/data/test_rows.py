@@ -99,13 +99,14 @@ def test_a_column_may_be_missing_in_the_first_row(name: str, tmp_path: Path, out
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_a_folder_of_csv_files_is_text_too(kind: str, tmp_path: Path, out: Path) -> None:
+def test_a_csv_file_or_a_folder_of_them_is_text(kind: str, tmp_path: Path, out: Path) -> None:
     (tmp_path / "copy").mkdir()
-    rows = [["problem", "answer"], ["1?", "007"], ["2?", "1.50"], ["3?", "NA"], ["4?", "1e5"]]
-    mark = {"csv": ",", "tsv": "\t"}[kind]
-    (tmp_path / f"copy/train.{kind}").write_text("\n".join(map(mark.join, rows)))
-    tasks = import_rows(tmp_path / "copy", out)
-    assert [task["answer"] for task in tasks] == ["007", "1.50", "NA", "1e5"]
+    text = "problem,answer\n1?,007\n2?,1.50\n3?,NA\n4?,1e5\n5?,None\n6?,\n"
+    file = tmp_path / f"copy/train.{kind}"
+    file.write_text(text if kind == "csv" else text.replace(",", "\t"))
+    for source in (file.parent, file)[: 1 + (kind == "csv")]:
+        answers = [task["answer"] for task in import_rows(source, out)]
+        assert answers == ["007", "1.50", "NA", "1e5", "None"]
 
 
 def test_a_cell_of_a_csv_may_be_long_and_have_lines(tmp_path: Path) -> None:
