@@ -134,9 +134,9 @@ async def test_an_interrupted_run_resumes(
     await server.come()
     server.script = [finding]
     server.exam = tells_right_from_wrong
-    server.asked = []
+    server.requests = []
     assert await rewrite(tmp_path, *tasks) == 0
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     first, second = read_written(tmp_path)
     assert (first["reference_answer"], second["answer"]) == ("24", "2")
     assert ASKED in first["messages"][0]["content"]

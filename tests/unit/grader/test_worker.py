@@ -26,7 +26,7 @@ from services.grader.verifiers import VERIFIERS
 from services.grader.worker import MAX_TRIALS, answer_trials_forever, run_trial
 from tests.builders import a_recipe, a_task
 from tests.contract.valkey_server import Server
-from tests.unit.grader.judge_server import MODEL, ScriptedServer, says, settings_for, until
+from tests.unit.grader.judge_server import MODEL, ScriptedServer, judge_settings, says, until
 from tests.unit.grader.pools import InlinePool
 
 pytestmark = pytest.mark.anyio
@@ -150,7 +150,7 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
         labels = ["good", "fair", "bad"]
         passing_labels = ["good", "fair"]
     """)
-    async with Judge(settings_for(server)) as judge:
+    async with Judge(judge_settings(server)) as judge:
         judge_tools = Tools(tools.pool, other_judges={"strict": judge})
 
         async def try_label(limit_s: float = 60, **changes: Any) -> TrialResult:
@@ -169,7 +169,7 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
     assert (passes.outcome.value, fails.outcome.value) == (1, 0)
     assert passes.outcome.breakdown == {"good": 0, "fair": 1, "bad": 0, "samples": 1}
     assert passes.tokens == {MODEL: 120}
-    assert '"label": one of "good", "fair", "bad"' in server.asked[0]["messages"][0]["content"]
+    assert '"label": one of "good", "fair", "bad"' in server.requests[0]["messages"][0]["content"]
     assert down.outcome == Ungradable(reason="judge_failed")
     assert "cannot be reached" in down.details["judge_failed"]
 
@@ -177,8 +177,8 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
 async def test_every_judge_of_the_deployment_watches_over_itself(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away = settings_for(server, url="http://127.0.0.1:1/v1")
-    judges = {"strict": Judge(settings_for(server)), "away": Judge(away)}
+    away = judge_settings(server, url="http://127.0.0.1:1/v1")
+    judges = {"strict": Judge(judge_settings(server)), "away": Judge(away)}
     monkeypatch.setattr(worker, "Pool", InlinePool)
     async with worker.open_tools(Settings(groups_in_flight=1, workers=1), judges) as tools:
         await until(lambda: judges["strict"].is_up and "reached" in judges["away"].why_down)

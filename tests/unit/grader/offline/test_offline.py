@@ -33,7 +33,7 @@ from services.grader.offline.calibration import (
 from services.grader.tools import Tools
 from tests.architecture.project import ROOT
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, until
-from tests.unit.grader.pools import InlinePool, family_of, until_gone
+from tests.unit.grader.pools import InlinePool, list_descendants, wait_until_gone
 
 Lines = list[dict[str, Any]]
 Grade = Callable[[bytes], tuple[int, Lines, list[str]]]
@@ -167,16 +167,16 @@ def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_proc
     assert command.stdout is not None
     assert command.stderr is not None
     if waits_for == "input":
-        asyncio.run(until(lambda: len(family_of(command.pid)) > 1))
+        asyncio.run(until(lambda: len(list_descendants(command.pid)) > 1))
     else:
         assert json.loads(command.stdout.readline())["verdict"] is True
-    family = family_of(command.pid)
+    family = list_descendants(command.pid)
     if status == 130:
         command.send_signal(signal.SIGINT)
     else:
         command.stdout.close()
     assert command.wait(60) == status
-    asyncio.run(until_gone(family))
+    asyncio.run(wait_until_gone(family))
     assert command.stderr.read() == b""
 
 
