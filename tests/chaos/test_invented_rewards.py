@@ -33,9 +33,9 @@ from tests.unit.grader.judge_server import (
     floods,
     grades,
     hangs,
+    judge_settings,
     replies,
     says,
-    settings_for,
     until,
 )
 
@@ -197,7 +197,7 @@ class FailingServer(ScriptedServer):
             self.script = [next(self._rare)]
         else:
             self.script = [next(self._faults) if number % 4 == 3 else honest]
-        self.asked.clear()
+        self.requests.clear()
         return super()._next(body)
 
 
@@ -275,7 +275,7 @@ async def grade_everything(size: int) -> Census:
     async with (
         Pool(2, warm_ups=[math_answer.WARM_UP, equation_steps.WARM_UP]) as pool,
         FailingServer() as server,
-        Judge(settings_for(server, timeout_s=2.0)) as judge,
+        Judge(judge_settings(server, timeout_s=2.0)) as judge,
     ):
         tools = Tools(pool, judge)
         async with misfortune(pool, server), asyncio.TaskGroup() as grading_all:

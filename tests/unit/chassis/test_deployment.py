@@ -1,4 +1,4 @@
-"""What the environment must say, and what it is told when it does not."""
+"""Settings come from the environment, and a wrong one is named."""
 
 import sys
 from pathlib import Path
@@ -45,12 +45,12 @@ def test_an_empty_variable_is_one_that_is_not_set() -> None:
 
 def test_a_list_may_be_in_a_file_and_not_in_a_variable_too(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    given = {**NEEDED, "WEIR_API_KEYS_FILE": str(path)}
+    variables = {**NEEDED, "WEIR_API_KEYS_FILE": str(path)}
     for text in (" a,b\n", "a\n\n b\n"):
         path.write_text(text)
-        assert Deployment.from_environment(given).api_keys == ("a", "b")
+        assert Deployment.from_environment(variables).api_keys == ("a", "b")
     with pytest.raises(DeploymentError, match="both"):
-        Deployment.from_environment({**given, "WEIR_API_KEYS": "c"})
+        Deployment.from_environment({**variables, "WEIR_API_KEYS": "c"})
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ def test_a_list_may_be_in_a_file_and_not_in_a_variable_too(tmp_path: Path) -> No
         ("redis://h:6379/0", "p@ss/w:rd%", "redis://:p%40ss%2Fw%3Ard%25@h:6379/0"),
         ("rediss://[::1]:6379", "p", "rediss://:p@[::1]:6379"),
         ("redis://user@h/0", "p", "redis://user:p@h/0"),
-        ("redis://:own@h", "", "redis://:own@h"),
+        ("redis://:folders@h", "", "redis://:folders@h"),
     ],
 )
 def test_the_password_goes_into_the_url_of_redis(url: str, password: str, whole: str) -> None:
-    given = {**NEEDED, "WEIR_REDIS_URL": url, "WEIR_REDIS_PASSWORD": password}
-    assert Deployment.from_environment(given).redis_url == whole
+    variables = {**NEEDED, "WEIR_REDIS_URL": url, "WEIR_REDIS_PASSWORD": password}
+    assert Deployment.from_environment(variables).redis_url == whole
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "hidden"),
     [
         ("'/data/jobs/a/log': full", "'WEIR_DATA_DIR/jobs/a/log': full"),
         ("below /data/memory; /data; /database", "below WEIR_MEMORY_DIR; WEIR_DATA_DIR; /database"),
@@ -78,20 +78,20 @@ def test_the_password_goes_into_the_url_of_redis(url: str, password: str, whole:
         ("/dev/shm is full; 1/2 of train/usr/x", "/dev/shm is full; 1/2 of train/usr/x"),
     ],
 )
-def test_people_are_not_shown_where_folders_lie(text: str, shown: str) -> None:
-    own = {
+def test_people_are_not_shown_where_folders_lie(text: str, hidden: str) -> None:
+    folders = {
         "WEIR_DATA_DIR": "/data",
         "WEIR_MEMORY_DIR": "/data/memory",
         "WEIR_MODEL_ROOTS": "/:/models",
     }
-    assert Deployment.from_environment({**NEEDED, **own}).hide_paths(text) == shown
+    assert Deployment.from_environment({**NEEDED, **folders}).hide_paths(text) == hidden
 
 
 def test_two_passwords_are_one_too_many() -> None:
-    given = {**NEEDED, "WEIR_REDIS_URL": "redis://:own@h", "WEIR_REDIS_PASSWORD": "p"}
+    variables = {**NEEDED, "WEIR_REDIS_URL": "redis://:folders@h", "WEIR_REDIS_PASSWORD": "p"}
     with pytest.raises(DeploymentError, match="WEIR_REDIS_PASSWORD") as refused:
-        Deployment.from_environment(given)
-    assert "own" not in str(refused.value)
+        Deployment.from_environment(variables)
+    assert "folders" not in str(refused.value)
 
 
 def test_extensions_are_imported_and_one_that_cannot_be_is_named(

@@ -28,12 +28,12 @@ def port() -> Iterator[str]:
 def test_a_service_that_answers_is_told_from_one_that_does_not(
     port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not asked for what is on this machine
-    for value, status, said in (
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for value, status, response in (
         (port, 0, f"127.0.0.1:{port}/healthz answers"),
         ("1", 1, "127.0.0.1:1/healthz: "),
         ("", 1, "WEIR_PORT"),
     ):
         monkeypatch.setenv("WEIR_PORT", value)
         assert health.main() == status
-        assert said in capsys.readouterr().out
+        assert response in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Whether an engine computes what the learner does: neither rounding nor the clock says no."""
+"""An engine and the learner compute the same; neither rounding nor the clock makes a difference."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ class Tokenizer:
 
 
 def test_prompts_that_print_the_time_are_compared_by_their_template() -> None:
-    tasks, (first_tokenizer, elsewhere) = (
-        [a_task()],
-        (Tokenizer("{{ strftime_now('%d') }}") for _ in "12"),
-    )
+    tasks = [a_task()]
+    first_tokenizer = Tokenizer("{{ strftime_now('%d') }}")
+    elsewhere = Tokenizer("{{ strftime_now('%d') }}")
     once = digest_prompts(tasks, None, first_tokenizer, {})
     assert (
         digest_prompts(tasks, None, first_tokenizer, {})

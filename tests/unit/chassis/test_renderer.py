@@ -1,4 +1,4 @@
-"""A model's tokenizer and template do their work, or what they take too much of is named."""
+"""A model's tokenizer and template render prompts; an excess of time or memory is named."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_template_that_takes_too_much_is_named_and_the_next_prompt_is_re
     folder = make_model(template)
     async with PromptRenderer(1) as prompt_renderer:
         await prompt_renderer.open(folder)
-        shutil.rmtree(folder)  # as a version's goes: what is killed is made again without it
+        shutil.rmtree(folder)  # a killed worker starts again without its folder
         with pytest.raises(LimitExceeded, match=words):
             await prompt_renderer.render(TASK, None)
         assert await prompt_renderer.render(TASK, "{prompt}", {})

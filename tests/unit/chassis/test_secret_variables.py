@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.secret_variables import is_secret, lookup
+from services.chassis.secret_variables import is_secret
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ print(json.dumps({
 """
 
 
-def shown_by(*names: str) -> dict[str, str]:
+def read_environments(*names: str) -> dict[str, str]:
     environment = {**os.environ, **SECRETS, "PLAIN": "for all"}
     command = [sys.executable, "-c", CODE, *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -63,20 +63,20 @@ def shown_by(*names: str) -> dict[str, str]:
 
 
 def test_a_hidden_secret_is_in_neither_environment_block_and_can_still_be_read() -> None:
-    shown = shown_by()
+    environments = read_environments()
     for process in ("own", "child"):
-        assert "s3cr3t" not in shown[process], process
-        assert "PLAIN=for all" in shown[process].split("\0"), process
-    assert "WEIR_API_KEYS=**********" in shown["own"].split("\0"), "its place stays"
-    assert shown["found"] == [*SECRETS.values(), None]
-    assert shown["elsewhere"] is None, "only the environment of the process has them"
-    assert shown["successor"] == SECRETS["WEIR_API_KEYS"]
+        assert "s3cr3t" not in environments[process], process
+        assert "PLAIN=for all" in environments[process].split("\0"), process
+    assert "WEIR_API_KEYS=**********" in environments["own"].split("\0"), "its place stays"
+    assert environments["found"] == [*SECRETS.values(), None]
+    assert environments["elsewhere"] is None, "only the environment of the process has them"
+    assert environments["successor"] == SECRETS["WEIR_API_KEYS"]
 
 
 def test_names_limit_what_is_hidden() -> None:
-    shown = shown_by("WEIR_API_KEYS")
-    assert "s3cr3t-key" not in shown["own"] + shown["child"]
-    assert "s3cr3t-password" in shown["own"]
+    environments = read_environments("WEIR_API_KEYS")
+    assert "s3cr3t-key" not in environments["own"] + environments["child"]
+    assert "s3cr3t-password" in environments["own"]
 
 
 def test_a_service_that_cannot_start_has_hidden_its_secrets_and_does_not_tell_them(
@@ -91,7 +91,3 @@ def test_a_service_that_cannot_start_has_hidden_its_secrets_and_does_not_tell_th
     )
     assert (done.returncode, "WEIR_PORT" in done.stderr) == (1, True)
     assert "s3cr3t" not in done.stderr + done.stdout
-
-
-def test_a_variable_of_another_mapping_is_looked_up_there() -> None:
-    assert lookup({"A": "1"}, "A") == "1"

@@ -1,4 +1,4 @@
-"""What a process says that it does; and how it waits, until an event, its time or the end."""
+"""A process reports its work, and waits for an event, a time or its end."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ async def test_a_cancellation_that_comes_with_the_end_of_the_wait_is_not_swallow
 ) -> None:
     event = asyncio.Event()
 
-    async def wait_and_go_on() -> None:
+    async def wait_and_continue() -> None:
         await wait_until_set(event, 0.01 if by_time else 3600)
         await asyncio.sleep(3600)
 
-    going_on = asyncio.create_task(wait_and_go_on())
+    going_on = asyncio.create_task(wait_and_continue())
     ending = asyncio.get_running_loop().create_future()
     await asyncio.sleep(0)
     if by_time:

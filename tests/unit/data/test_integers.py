@@ -48,7 +48,7 @@ async def rewrite(path: Path, *tasks: dict[str, Any], model: str = "") -> int:
     return await asyncio.to_thread(main, arguments)
 
 
-def written(path: Path) -> list[dict[str, Any]]:
+def read_written(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "out.jsonl").read_text().splitlines()]
 
 
@@ -87,16 +87,21 @@ CASES: list[tuple[str, Reply | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "reply", "how"), CASES)
+@pytest.mark.parametrize(("answer", "reply", "outcome"), CASES)
 async def test_only_integers_that_make_the_answer_are_used(
-    server: ScriptedServer, answer: str, reply: Reply | None, how: str, tmp_path: Path, capsys: Any
+    server: ScriptedServer,
+    answer: str,
+    reply: Reply | None,
+    outcome: str,
+    tmp_path: Path,
+    capsys: Any,
 ) -> None:
     server.script = [finds({answer: reply} if reply else {})]
     task = {"id": "one", "prompt": PROBLEM, "answer": answer}
     assert await rewrite(tmp_path, task) == 0
-    assert capsys.readouterr().out == f"1 {how}\n"
-    [task_after] = written(tmp_path)
-    if how != RIGHT:
+    assert capsys.readouterr().out == f"1 {outcome}\n"
+    [task_after] = read_written(tmp_path)
+    if outcome != RIGHT:
         assert task_after == task
     elif reply:
         assert task_after["prompt"].startswith(
@@ -129,10 +134,10 @@ async def test_an_interrupted_run_resumes(
     await server.come()
     server.script = [finding]
     server.exam = tells_right_from_wrong
-    server.asked = []
+    server.requests = []
     assert await rewrite(tmp_path, *tasks) == 0
-    assert len(server.asked) == 1
-    first, second = written(tmp_path)
+    assert len(server.requests) == 1
+    first, second = read_written(tmp_path)
     assert (first["reference_answer"], second["answer"]) == ("24", "2")
     assert ASKED in first["messages"][0]["content"]
     assert second["prompt"].startswith("y?\n\nIn simplest form the answer is $k\\pi$ with")

@@ -19,7 +19,6 @@ from services.data.__main__ import main
 from services.data.rows import read_rows
 
 Answers = list[Any]
-INT = pa.int64()
 
 
 @pytest.fixture
@@ -56,13 +55,13 @@ def save_dataset(table: pa.Table, folder: Path) -> Path:
     return folder / "saved"
 
 
-WRITTEN = ["3", "0.5", "0.50", "1e5", "1E+400", "0.1000000000000000055", "9007199254740993.0"]
-WRITTEN += ["1" * 30, "12345678901234567890.5", "3.0", "1e22", "-Infinity"]
+NUMBERS = ["3", "0.5", "0.50", "1e5", "1E+400", "0.1000000000000000055", "9007199254740993.0"]
+NUMBERS += ["1" * 30, "12345678901234567890.5", "3.0", "1e22", "-Infinity"]
 DATES = ['"1969-07-20"', '"2024-01-01T00:00:00Z"', '"12:30"']
 
 
 @pytest.mark.parametrize("form", ["lines", "array", "pretty", "marked", "columns"])
-@pytest.mark.parametrize("answers", [WRITTEN, DATES])
+@pytest.mark.parametrize("answers", [NUMBERS, DATES])
 def test_json_keeps_digits_and_dates(answers: list[str], form: str, tmp_path: Path) -> None:
     lines = as_lines(answers)
     array = f"[{','.join(lines.splitlines())}]"
@@ -100,13 +99,14 @@ def test_a_column_may_be_missing_in_the_first_row(name: str, tmp_path: Path, out
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_a_folder_of_csv_files_is_text_too(kind: str, tmp_path: Path, out: Path) -> None:
+def test_a_csv_file_or_a_folder_of_them_is_text(kind: str, tmp_path: Path, out: Path) -> None:
     (tmp_path / "copy").mkdir()
-    rows = [["problem", "answer"], ["1?", "007"], ["2?", "1.50"], ["3?", "NA"], ["4?", "1e5"]]
-    mark = {"csv": ",", "tsv": "\t"}[kind]
-    (tmp_path / f"copy/train.{kind}").write_text("\n".join(map(mark.join, rows)))
-    tasks = import_rows(tmp_path / "copy", out)
-    assert [task["answer"] for task in tasks] == ["007", "1.50", "NA", "1e5"]
+    text = "problem,answer\n1?,007\n2?,1.50\n3?,NA\n4?,1e5\n5?,None\n6?,\n"
+    file = tmp_path / f"copy/train.{kind}"
+    file.write_text(text if kind == "csv" else text.replace(",", "\t"))
+    for source in (file.parent, file)[: 1 + (kind == "csv")]:
+        answers = [task["answer"] for task in import_rows(source, out)]
+        assert answers == ["007", "1.50", "NA", "1e5", "None"]
 
 
 def test_a_cell_of_a_csv_may_be_long_and_have_lines(tmp_path: Path) -> None:
@@ -116,40 +116,42 @@ def test_a_cell_of_a_csv_may_be_long_and_have_lines(tmp_path: Path) -> None:
 
 
 NESTED = pa.struct({"x": pa.list_(pa.struct({"y": pa.float32()}))})
-NAN = float("nan")
-STRINGS = "6·7", None
-KEPT: list[tuple[pa.Array, Answers]] = [
-    (pa.array(["6·7".encode(), None], pa.binary()), [*STRINGS]),
-    (pa.array(["6·7".encode(), None], pa.large_binary()), [*STRINGS]),
-    (pa.array([b"abc"], pa.binary(3)), ["abc"]),
-    (pa.array(STRINGS, pa.large_string()), [*STRINGS]),
-    (pa.array(STRINGS).dictionary_encode(), [*STRINGS]),
-    (pa.array([b"6"]).dictionary_encode(), ["6"]),
-    (pa.array([0.1, 3, 1e-7, NAN, None], pa.float32()), ["0.1", "3.0", "1e-07", None, None]),
-    (pa.array([0.1, 2047], pa.float16()), ["0.1", "2047.0"]),
-    (pa.array([0.1, 72, None]), ["0.1", "72.0", None]),
-    (pa.array([Decimal("1.50"), None]), ["1.50", None]),
-    (pa.array([Decimal("0.00000001")]), ["0.00000001"]),
-    (pa.array([Decimal(10) ** 40], pa.decimal256(50, 0)), [f"1{40 * '0'}"]),
-    (pa.array([2**64 - 1], pa.uint64()), [str(2**64 - 1)]),
-    (pa.array([True]), ["True"]),
-    (pa.nulls(1), [None]),
-    (pa.array([date(1969, 7, 20)]), ["1969-07-20"]),
-    (pa.array([[0.1], None, []], pa.list_(pa.float32())), [[0.1], None, []]),
-    (pa.array([[b"a"]], pa.large_list(pa.binary())), [["a"]]),
-    (pa.array([{"x": [{"y": 0.1}]}], NESTED), [{"x": [{"y": 0.1}]}]),
+BYTES = ["6·7".encode(), None]
+TEXTS = ["6·7", None]
+# Values, their type in the file, and the answers that are read.
+TYPED: list[tuple[list[Any], Any, Answers]] = [
+    (BYTES, "binary", TEXTS),
+    (BYTES, "large_binary", TEXTS),
+    (TEXTS, "large_string", TEXTS),
+    ([b"abc"], pa.binary(3), ["abc"]),
+    (TEXTS, pa.dictionary(pa.int32(), pa.string()), TEXTS),
+    ([b"6"], pa.dictionary(pa.int32(), pa.binary()), ["6"]),
+    ([0.1, 3, 1e-7, float("nan"), None], "float32", ["0.1", "3.0", "1e-07", None, None]),
+    ([0.1, 2047], "float16", ["0.1", "2047.0"]),
+    ([0.1, 72, None], "float64", ["0.1", "72.0", None]),
+    ([Decimal("1.50"), None], None, ["1.50", None]),
+    ([Decimal("0.00000001")], None, ["0.00000001"]),
+    ([Decimal(10) ** 40], pa.decimal256(50, 0), [f"1{40 * '0'}"]),
+    ([2**64 - 1], "uint64", [str(2**64 - 1)]),
+    ([True], "bool", ["True"]),
+    ([None], "null", [None]),
+    ([date(1969, 7, 20)], "date32", ["1969-07-20"]),
+    ([[0.1], None, []], pa.list_(pa.float32()), [[0.1], None, []]),
+    ([[b"a"]], pa.large_list(pa.binary()), [["a"]]),
+    ([{"x": [{"y": 0.1}]}], NESTED, [{"x": [{"y": 0.1}]}]),
 ]
 
 
-@pytest.mark.parametrize(
-    "write", [write_parquet, write_folder, save_dataset], ids=lambda way: way.__name__
-)
-@pytest.mark.parametrize(
-    ("cells", "answers"), KEPT, ids=lambda part: str(getattr(part, "type", ""))
-)
+@pytest.mark.parametrize("write", [write_parquet, write_folder, save_dataset])
+@pytest.mark.parametrize(("values", "kind", "answers"), TYPED)
 def test_a_typed_cell_is_its_text(
-    write: Callable[[pa.Table, Path], Path], cells: pa.Array, answers: Answers, tmp_path: Path
+    write: Callable[[pa.Table, Path], Path],
+    values: list[Any],
+    kind: Any,
+    answers: Answers,
+    tmp_path: Path,
 ) -> None:
+    cells = pa.array(values, kind)
     if write is save_dataset and pa.types.is_fixed_size_binary(cells.type):
         pytest.skip("the library has no such type")
     cells_read = read_answers(write(pa.table({"answer": cells}), tmp_path))
@@ -160,43 +162,49 @@ def test_a_typed_cell_is_its_text(
 
 
 MOMENT = datetime(1969, 7, 20, tzinfo=UTC)
-UNKNOWN: list[pa.Array] = [
-    pa.array([b"a", b"\xff"]),
-    pa.array([b"a", b"\xff"]).dictionary_encode(),
-    pa.array([[b"a"], [b"\xff"]]),
-    pa.array([{"a": b"a"}, {"a": b"\xff"}]),
-    pa.array([0.5, 1e22]),
-    pa.array([0.5, float("inf")]),
-    pa.array([0.5, 16777218.0], pa.float32()),
-    pa.array([0.5, 2050.0], pa.float16()),
-    pa.array([None, MOMENT], pa.timestamp("s")),
-    pa.array([None, MOMENT], pa.timestamp("us", "Europe/Paris")),
-    pa.array([None, 1], pa.timestamp("ns")),
-    pa.array([None, time(12, 30)]),
-    pa.array([None, timedelta(1)]),
-    pa.array([None, 10**7], pa.date32()),
+# The type of a column, and a cell in its second row whose text is not known.
+UNKNOWN: list[tuple[Any, object]] = [
+    ("binary", b"\xff"),
+    (pa.dictionary(pa.int32(), pa.binary()), b"\xff"),
+    (pa.list_(pa.binary()), [b"\xff"]),
+    (pa.struct({"a": pa.binary()}), {"a": b"\xff"}),
+    ("float64", 1e22),
+    ("float64", float("inf")),
+    ("float32", 16777218.0),
+    ("float16", 2050.0),
+    ("timestamp[s]", MOMENT),
+    (pa.timestamp("us", "Europe/Paris"), MOMENT),
+    ("timestamp[ns]", 1),
+    ("time64[us]", time(12, 30)),
+    ("duration[us]", timedelta(1)),
+    ("date32", 10**7),
 ]
 
 
-@pytest.mark.parametrize("cells", UNKNOWN, ids=lambda cells: str(cells.type))
+@pytest.mark.parametrize(("kind", "cell"), UNKNOWN, ids=str)
 @pytest.mark.parametrize("column", ["problem", "answer", "solution", "note"])
-def test_a_cell_whose_text_is_not_known_refuses_the_import_by_column_and_row(
-    column: str, cells: pa.Array, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+def test_a_cell_of_unknown_text_refuses_the_import_by_column_and_row(
+    column: str,
+    kind: Any,
+    cell: object,
+    tmp_path: Path,
+    out: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     columns: dict[str, Any] = {"problem": ["1?", "2?"], "answer": ["1", "2"]}
-    source = write_parquet(pa.table(columns | {column: cells}), tmp_path)
-    if column in columns and not cells[0].is_valid:
-        columns[column] = cells
+    columns[column] = pa.array([None, cell], kind)
+    source = write_parquet(pa.table(columns), tmp_path)
     options = {"solution": ["--solution", "solution"], "note": ["--keep", "note"]}.get(column, [])
     assert main(["import", str(source), str(out), *options]) == 2
     assert f"row 2, column '{column}': " in capsys.readouterr().err
     assert not out.exists()
-    if options:  # what is not asked for may be anything
+    if options:
+        # A column that no option names may hold anything.
         assert len(import_rows(source, out)) == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "problem"),
     [
         ("rows.csv", b"problem,answer\n1?,1\n2?,caf\xe9\n", "row 2, column 'answer': "),
         ("rows.csv", b"problem,answer\n1?,1\n2?,1,000\n", "row 2 has more cells than there"),
@@ -210,14 +218,14 @@ def test_a_cell_whose_text_is_not_known_refuses_the_import_by_column_and_row(
 def test_text_that_cannot_be_read_is_refused_with_its_place(
     name: str,
     content: bytes,
-    words: str,
+    problem: str,
     tmp_path: Path,
     out: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / name).write_bytes(content)
     assert main(["import", str(tmp_path / name), str(out)]) == 2
-    assert words in capsys.readouterr().err
+    assert problem in capsys.readouterr().err
 
 
 def test_mixed_json_that_the_library_has_saved_is_read_as_json(tmp_path: Path) -> None:

@@ -318,7 +318,6 @@ def test_a_judge_of_the_placement_has_its_gpu_and_the_graders_know_it() -> None:
     judge = ON_GPUS["judged"]["judge"]
     on_cpu = CONTAINERS["judge"]["command"]
     assert judge["profiles"] is None
-    assert gpu_indices(judge) == ["7"]
     assert judge["command"][: len(on_cpu)] == on_cpu
     assert judge["command"][-2:] == ["--gpu-memory-utilization", "0.6"]
     settings = deployed_judges(ON_GPUS["judged"]["grader"]["environment"])[""]

@@ -134,11 +134,18 @@ def test_environment_workers_run_by_a_python_of_their_own_and_know_the_model_doo
 
 
 OF_OPERATOR = {
-    **{name: f"of-operator-{name}" for name in ("WEIR_API_KEYS", "WEIR_JUDGE_API_KEY", "HF_TOKEN")},
-    **{"WEIR_JUDGES": "of-operator-judges", "WEIR_REDIS_PASSWORD": "of-operator-redis"},
-    **{"WANDB_API_KEY": "of-operator-wandb", "AWS_SECRET_ACCESS_KEY": "of-operator-aws"},
-    **{"DATABASE_URL": "pg://me:of-operator@h/db", "HF_MIRROR": "https://me:of-operator@h"},
-    **{"HTTPS_PROXY": "http://proxy:3128", "NCCL_DEBUG": "INFO", "MY_LAB": "7"},
+    "WEIR_API_KEYS": "of-operator-WEIR_API_KEYS",
+    "WEIR_JUDGE_API_KEY": "of-operator-WEIR_JUDGE_API_KEY",
+    "WEIR_JUDGES": "of-operator-judges",
+    "WEIR_REDIS_PASSWORD": "of-operator-redis",
+    "HF_TOKEN": "of-operator-HF_TOKEN",
+    "WANDB_API_KEY": "of-operator-wandb",
+    "AWS_SECRET_ACCESS_KEY": "of-operator-aws",
+    "DATABASE_URL": "pg://me:of-operator@h/db",
+    "HF_MIRROR": "https://me:of-operator@h",
+    "HTTPS_PROXY": "http://proxy:3128",
+    "NCCL_DEBUG": "INFO",
+    "MY_LAB": "7",
 }
 ALLOWED = {
     "gateway": {"WEIR_API_KEYS", "WEIR_ENVIRONMENT_KEY"},
@@ -213,27 +220,34 @@ def test_the_command_gets_a_plain_key_however_the_keys_are_written(
         assert all("WEIR_API_KEYS_FILE" not in p.variables() for p in stack.services[1:])
 
 
-def test_what_a_stack_lacks_is_named_and_a_port_in_use_is_never_given_out(tmp_path: Path) -> None:
-    judged = {"WEIR_GPUS": "learner=0 rollout=1 judge=2"}
+JUDGED = {"WEIR_GPUS": "learner=0 rollout=1 judge=2"}
+
+
+@pytest.mark.parametrize(
+    ("error", "variables", "problem"),
+    [
+        (DeploymentError, {"WEIR_API_KEYS_FILE": "/nowhere"}, "WEIR_API_KEYS_FILE"),
+        (PlacementError, {"WEIR_REDIS_PORT": "http"}, "WEIR_REDIS_PORT"),
+        (PlacementError, JUDGED, "WEIR_JUDGE_MODEL is not set"),
+        (PlacementError, JUDGED | {"WEIR_JUDGE_MODEL": "gpt-oss-20b"}, "vLLM 0.33 or"),
+    ],
+)
+def test_a_variable_that_is_missing_or_wrong_is_named(
+    error: type[Exception], variables: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    devices = GPUS[:3] if "WEIR_GPUS" in variables else []
+    with pytest.raises(error, match=problem):
+        make_stack(tmp_path, devices, **variables)
+
+
+def test_a_port_in_use_is_refused_and_never_given_out(tmp_path: Path) -> None:
     with socket.socket() as server:
         port = next(free_ports())
         server.bind(("127.0.0.1", port))
         server.listen()
         assert port not in set(free_ports())
-        for error, words_of_it, devices, variables in (
-            (
-                DeploymentError,
-                "WEIR_API_KEYS_FILE",
-                0,
-                {"WEIR_API_KEYS_FILE": str(tmp_path / "no")},
-            ),
-            (StackError, f"WEIR_GATEWAY_PORT={port}", 0, {"WEIR_GATEWAY_PORT": str(port)}),
-            (PlacementError, "WEIR_REDIS_PORT", 0, {"WEIR_REDIS_PORT": "http"}),
-            (PlacementError, "WEIR_JUDGE_MODEL is not set", 3, judged),
-            (PlacementError, "vLLM 0.33 or", 3, judged | {"WEIR_JUDGE_MODEL": "gpt-oss-20b"}),
-        ):
-            with pytest.raises(error, match=words_of_it):
-                make_stack(tmp_path, GPUS[:devices], **variables)
+        with pytest.raises(StackError, match=f"WEIR_GATEWAY_PORT={port}"):
+            make_stack(tmp_path, WEIR_GATEWAY_PORT=str(port))
 
 
 @pytest.fixture

@@ -30,7 +30,8 @@ def boxes_and_lines(draw: st.DrawFn) -> tuple[dict[str, int], str]:
     """A box of one machine, or a cluster of nodes, all of it given to roles at random."""
     nodes = draw(st.sampled_from([("",), ("a",), ("a", "b"), ("10.0.0.1", "n-2", "c")]))
     box = {node: draw(st.integers(2, 9)) for node in nodes}
-    learner, engines = [], []
+    learner = []
+    engines = []
     for node, number in box.items():
         prefix = f"{node}:" if node else ""
         indices = draw(st.permutations(range(number)))
@@ -39,7 +40,8 @@ def boxes_and_lines(draw: st.DrawFn) -> tuple[dict[str, int], str]:
         remaining = list(indices[cut:])
         while remaining:
             size = draw(st.integers(1, len(remaining)))
-            chunk, remaining = remaining[:size], remaining[size:]
+            chunk = remaining[:size]
+            del remaining[:size]
             role = draw(st.sampled_from(["rollout", "rollout", "idle"])) if engines else "rollout"
             engines.append(f"{role}={prefix}{','.join(map(str, chunk))}")
     return box, " ".join([f"learner={','.join(learner)}", *engines])

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: tools without processes, a judge's server, Valkey."""
+"""Fixtures of this folder: tools without processes, a judge's server, Valkey."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy may make a worker do: hang, crash, take all memory, spoil its own pipe."""
+"""Functions that hang, crash, take all memory, or spoil the pipe of their worker."""
 
 import ctypes
 import math
@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-_kept: list[str] = []
+_texts: list[str] = []
 
 
 def burn_nothing() -> None:
@@ -16,12 +16,12 @@ def burn_nothing() -> None:
 
 
 def keep(text: str) -> None:
-    _kept.append(text)
+    _texts.append(text)
 
 
-def kept() -> list:
-    """What the set-up has kept, and who tells it."""
-    return [*_kept, os.getpid(), os.getenv("WEIR_API_KEYS")]
+def read_texts() -> list:
+    """Return the texts of the set-up, this process and its key."""
+    return [*_texts, os.getpid(), os.getenv("WEIR_API_KEYS")]
 
 
 def spin() -> None:
@@ -45,7 +45,7 @@ def hoard() -> int:
     return len(bytearray(8 << 30))
 
 
-def wait_for(path: str) -> int:
+def wait_until_exists(path: str) -> int:
     """An honest call, which waits until a file is there."""
     while not os.path.exists(path):
         time.sleep(0.005)

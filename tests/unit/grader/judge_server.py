@@ -20,16 +20,18 @@ from services.grader.verifiers.judges import model_judge
 from tests.builders import a_task
 
 MODEL = "judge"
-Behaviour = Callable[["ScriptedServer", dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
+Body = dict[str, Any]
+Writer = asyncio.StreamWriter
+Behaviour = Callable[["ScriptedServer", Body, Writer], Awaitable[None]]
 
 
-def filled_in(body: dict[str, Any], *, right: bool = True) -> dict[str, Any]:
+def fill_form(body: Body, *, right: bool = True) -> Body:
     """The best that the form allows, or the worst."""
     fields = body["response_format"]["json_schema"]["schema"]["properties"]
     return {name: _filled(schema, right) for name, schema in fields.items()}
 
 
-def _filled(schema: dict[str, Any], right: bool) -> str | float:
+def _filled(schema: Body, right: bool) -> str | float:
     if "enum" in schema:
         return schema["enum"][0 if right else -1]
     if schema["type"] == "number":
@@ -48,7 +50,7 @@ def completion(content: object, finish_reason: str | None = "stop", written: int
 def replies(body: bytes, status: int = 200, **headers: str) -> Behaviour:
     """Any reply."""
 
-    async def behave(_: ScriptedServer, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def behave(_: ScriptedServer, __: Body, writer: Writer) -> None:
         lines = [f"HTTP/1.1 {status} Scripted", f"Content-Length: {len(body)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         writer.write("\r\n".join([*lines, "", ""]).encode() + body)
@@ -65,7 +67,7 @@ def says(content: object, finish_reason: str | None = "stop") -> Behaviour:
 def breaks_off(head: bytes) -> Behaviour:
     """The beginning of a reply, then the end of the connection."""
 
-    async def behave(_: ScriptedServer, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def behave(_: ScriptedServer, __: Body, writer: Writer) -> None:
         writer.write(head)
         await writer.drain()
         writer.close()
@@ -76,23 +78,21 @@ def breaks_off(head: bytes) -> Behaviour:
 def grades(*, right: bool = True, after_s: float = 0.0) -> Behaviour:
     """A verdict, the best one or the worst one."""
 
-    async def behave(
-        server: ScriptedServer, body: dict[str, Any], writer: asyncio.StreamWriter
-    ) -> None:
+    async def behave(server: ScriptedServer, body: Body, writer: Writer) -> None:
         await asyncio.sleep(after_s)
-        reply = says(json.dumps(filled_in(body, right=right)))
+        reply = says(json.dumps(fill_form(body, right=right)))
         await reply(server, body, writer)
 
     return behave
 
 
-async def hangs(server: ScriptedServer, _: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+async def hangs(server: ScriptedServer, _: Body, writer: Writer) -> None:
     """Nothing, until the client leaves."""
     while not server.has_left(writer):
         await asyncio.sleep(0.005)
 
 
-async def trickles(_: ScriptedServer, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+async def trickles(_: ScriptedServer, __: Body, writer: Writer) -> None:
     """A byte at a time, for ever."""
     writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     while not writer.is_closing():
@@ -101,9 +101,7 @@ async def trickles(_: ScriptedServer, __: dict[str, Any], writer: asyncio.Stream
         await asyncio.sleep(0.01)
 
 
-async def floods(
-    server: ScriptedServer, body: dict[str, Any], writer: asyncio.StreamWriter
-) -> None:
+async def floods(server: ScriptedServer, body: Body, writer: Writer) -> None:
     """A body of 50 MB, as far as it is read."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50000000\r\n\r\n")
     for _ in range(50):
@@ -112,10 +110,8 @@ async def floods(
         server.flooded_bytes += 1_000_000
 
 
-async def tells_right_from_wrong(
-    server: ScriptedServer, body: dict[str, Any], writer: asyncio.StreamWriter
-) -> None:
-    """What the self-test hopes for."""
+async def tells_right_from_wrong(server: ScriptedServer, body: Body, writer: Writer) -> None:
+    """Answer as the self-test hopes."""
     await grades(right=WRONG not in body["messages"][-1]["content"])(server, body, writer)
 
 
@@ -125,13 +121,13 @@ class ScriptedServer:
 
     script: list[Behaviour] = field(default_factory=lambda: [grades()])
     exam: Behaviour = tells_right_from_wrong
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[Body] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     num_exams: int = 0
     in_flight: int = 0
     flooded_bytes: int = 0
     port: int = 0
-    _clients: dict[asyncio.StreamWriter, asyncio.StreamReader] = field(default_factory=dict)
+    _clients: dict[Writer, asyncio.StreamReader] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -158,11 +154,11 @@ class ScriptedServer:
             writer.transport.abort()
         await self._server.wait_closed()
 
-    def has_left(self, writer: asyncio.StreamWriter) -> bool:
+    def has_left(self, writer: Writer) -> bool:
         """Whether the client has hung up."""
         return self._clients[writer].at_eof() or writer.is_closing()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         self._clients[writer] = reader
         try:
             while True:
@@ -178,7 +174,7 @@ class ScriptedServer:
             del self._clients[writer]
             writer.close()
 
-    async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, path: str, body: Body, writer: Writer) -> None:
         assert path == "/v1/chat/completions"
         behave = self._next(body)
         self.in_flight += 1
@@ -187,16 +183,16 @@ class ScriptedServer:
         finally:
             self.in_flight -= 1
 
-    def _next(self, body: dict[str, Any]) -> Behaviour:
+    def _next(self, body: Body) -> Behaviour:
         text = body["messages"][-1]["content"]
         if RIGHT in text or WRONG in text:
             self.num_exams += 1
             return self.exam
-        self.asked.append(body)
+        self.requests.append(body)
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
 
 
-def settings_for(server: ScriptedServer, **changes: Any) -> JudgeSettings:
+def judge_settings(server: ScriptedServer, **changes: Any) -> JudgeSettings:
     """Pauses of hundredths of a second, and all the time that a call may need."""
     hasty = {"timeout_s": 60.0, "pauses_s": (0.01, 0.02), "retest_s": (0.02, 0.1)}
     return JudgeSettings(**{"url": server.url, "model": MODEL, **hasty, **changes})
@@ -233,12 +229,12 @@ async def ask(judge: Judge, text: str = "Is it?") -> Answer:
 async def verify(
     judge: Judge, tools: Tools, text: str = "It is 2.", task: Task = TASK, **check: Any
 ) -> Score:
-    asked = replace(tools, judge=judge)
-    return await model_judge(task, text, ModelJudge.model_validate(check), asked)
+    judge_tools = replace(tools, judge=judge)
+    return await model_judge(task, text, ModelJudge.model_validate(check), judge_tools)
 
 
 async def score(server: ScriptedServer, tools: Tools, **check: Any) -> Score:
-    async with Judge(settings_for(server)) as judge:
+    async with Judge(judge_settings(server)) as judge:
         return await verify(judge, tools, **check)
 
 

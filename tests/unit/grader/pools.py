@@ -68,7 +68,7 @@ def failing_tools(
     return Tools(pool), pool.calls
 
 
-def calls_of(action: Callable[[], object]) -> int:
+def count_calls(action: Callable[[], object]) -> int:
     """How many functions are called, those in C too."""
     count = 0
 
@@ -84,7 +84,7 @@ def calls_of(action: Callable[[], object]) -> int:
     return count
 
 
-def family_of(pid: int) -> set[int]:
+def list_descendants(pid: int) -> set[int]:
     """The processes that a process has started, and those that they have."""
     try:
         return {child.pid for child in psutil.Process(pid).children(recursive=True)}
@@ -99,14 +99,14 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-async def until_gone(pids: set[int]) -> None:
+async def wait_until_gone(pids: set[int]) -> None:
     """Wait until none of some processes runs."""
     async with asyncio.timeout(60):
         while any(map(_is_running, pids)):
             await asyncio.sleep(0.01)
 
 
-async def workers_of(pool: Pool, number: int) -> set[int]:
+async def list_workers(pool: Pool, number: int) -> set[int]:
     """The pids of so many workers; none serves twice: each call waits until all have begun."""
     with TemporaryDirectory() as folder:
         call = "tests.unit.grader.hostile:meet", folder, number

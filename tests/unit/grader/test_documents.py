@@ -45,8 +45,8 @@ async def test_derivations_are_worth_what_the_page_says(tools: Tools) -> None:
     task = Task(id="t", prompt=EGGS, answer="32", solution=solution)
     for text, value, reason in rows("steps"):
         score = await equation_steps.verify(task, text, Check(verifier="equation_steps"), tools)
-        given = f"{score.value:.2g}" if score.kind == "graded" else ""
-        assert (given, score.reason or "") == (value, reason), text
+        shown_value = f"{score.value:.2g}" if score.kind == "graded" else ""
+        assert (shown_value, score.reason or "") == (value, reason), text
 
 
 @pytest.mark.parametrize(

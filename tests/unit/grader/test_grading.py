@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from typing import Any
 
@@ -42,31 +43,33 @@ async def grade_group(tools: Tools, group: RolloutGroup, **reward: Any) -> tuple
     return await grading.grade(Reward.model_validate(reward), group, tools)
 
 
-THREE_TO_ONE = [
-    {"verifier": "equation_steps", "weight": 3},
-    {"verifier": "math_answer", "sees": "correct"},
-]
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("reward", "process"),
+    ("settings", "process"),
     [
-        ({}, [None, None, None, None]),
-        ({"process": "equation_steps"}, [1, 0, None, None]),
-        ({"process": "equation_steps", "process_for": "all"}, [1, 0, 1, None]),
-        ({"process": THREE_TO_ONE, "process_for": "all"}, [1, 0.25, 1, None]),
+        ("", [None, None, None, None]),
+        ("process = 'equation_steps'", [1, 0, None, None]),
+        ("process = 'equation_steps'\nprocess_for = 'all'", [1, 0, 1, None]),
+        (
+            """process = [
+                { verifier = 'equation_steps', weight = 3 },
+                { verifier = 'math_answer', sees = 'correct' },
+            ]
+            process_for = 'all'""",
+            [1, 0.25, 1, None],
+        ),
     ],
 )
-async def test_the_process_is_asked_about_the_responses_that_the_recipe_says(
-    reward: dict[str, Any], process: list[float | None], tools: Tools
+async def test_the_process_is_graded_for_the_responses_that_the_recipe_names(
+    settings: str, process: list[float | None], tools: Tools
 ) -> None:
+    reward = tomllib.loads(settings)
     wrong = grading.GRADES.labels("math_answer", "wrong", "no_answer")
     before = wrong._value.get()
     grades = await grade_group(tools, make_group(TEXTS), **reward)
     assert [grade.accuracy for grade in grades] == [1, 1, 0, 0]
     assert [grade.process_score for grade in grades] == process
-    assert wrong._value.get() == before + 1  # they are counted by verifier, verdict and reason
+    assert wrong._value.get() == before + 1
     lost = make_group([r"1+1=2;\boxed{x+2}"], answer="+*")
     assert await grade_group(tools, lost, **reward) == (
         Grade(outcome=Ungradable(reason="gold_not_parsable")),
@@ -80,7 +83,7 @@ def test_weights_that_add_up_to_1_but_for_rounding_make_a_right_response() -> No
 
 
 @pytest.mark.anyio
-async def test_what_is_said_in_thinking_that_the_prompt_has_begun_is_no_answer(
+async def test_thinking_that_the_prompt_has_begun_holds_no_answer(
     tools: Tools,
 ) -> None:
     texts = [r"1+1=2, perhaps \boxed{2}. Wait", r"1+1=2</think>\boxed{2}", r"<think>\boxed{2}"]
@@ -98,9 +101,14 @@ async def test_what_is_said_in_thinking_that_the_prompt_has_begun_is_no_answer(
     assert isinstance(grades[1].outcome, Graded)
     (mark,) = grades[1].outcome.marks
     assert texts[1][mark.start : mark.end] == "2"
-    as_text = {"verifier": "string_check", "input": "{{sample.output_text}}", "reference": ""}
-    checks = {"outcome": as_text | {"operation": "eq"}}
-    assert [grade.accuracy for grade in await grade_group(tools, begun, **checks)] == [1, 0, 1]
+    check = """[outcome]
+        verifier = "string_check"
+        input = "{{sample.output_text}}"
+        operation = "eq"
+        reference = ""
+    """
+    grades = await grade_group(tools, begun, **tomllib.loads(check))
+    assert [grade.accuracy for grade in grades] == [1, 0, 1]
 
 
 @pytest.mark.anyio
@@ -116,11 +124,11 @@ async def test_an_episode_that_broke_has_no_grade_by_any_check(check: str, tools
     group = an_episodes_group(0.5, None, 1.5, task=a_task(answer="0"))
     first, broken, last = await grade_group(tools, group, outcome=check, process="equation_steps")
     assert broken == Grade(outcome=Ungradable(reason="episode_failed"))
-    out_of_range = Ungradable(reason="reward_out_of_range")
-    of_environment = (Graded(value=0.5), out_of_range)
-    found = (first.outcome, last.outcome)
-    assert (found == of_environment) == (check == "environment")
-    assert (first.accuracy == 1.0) == (check == "math_answer")
+    if check == "environment":
+        assert first.outcome == Graded(value=0.5)
+        assert last.outcome == Ungradable(reason="reward_out_of_range")
+    else:
+        assert first.accuracy == 1
 
 
 @pytest.mark.anyio
@@ -142,19 +150,19 @@ async def test_a_verifier_that_fails_costs_one_response_and_says_why_in_the_log(
     monkeypatch.setitem(VERIFIERS, "mine.strange", strange)
     group = make_group(["nan", "inf", "a number", "no number", "0.5"])
     grades = await grade_group(tools, group, outcome="mine.strange")
-    found = Graded(value=1, breakdown={"part": 0.5})
-    scores = [*[Ungradable(reason="verifier_failed")] * 4, found]
+    sound = Graded(value=1, breakdown={"part": 0.5})
+    scores = [*[Ungradable(reason="verifier_failed")] * 4, sound]
     assert grades == tuple(Grade(outcome=score) for score in scores)
     graded = a_graded_group(group, grades=grades)
     assert decode(GradedGroup, encode(graded)).grades == grades
-    records = [each.__dict__ for each in caplog.records if each.message == "a verifier failed"]
-    failures = [(record["verifier"], record["task"]) for record in records]
-    assert failures == [("mine.strange", a_task().id)] * 4
+    records = [record for record in caplog.records if record.message == "a verifier failed"]
+    assert len(records) == 4
+    assert records[0].__dict__.items() >= {"verifier": "mine.strange", "task": "sum-1"}.items()
     assert "could not convert string to float: 'no number'" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["0", " ", "1.5"])
-def test_a_wrong_setting_is_named_and_none_is_a_default(text: str) -> None:
+def test_a_wrong_setting_is_named_and_the_default_is_sound(text: str) -> None:
     assert Settings.from_environment({}).groups_in_flight == 256
     with pytest.raises(DeploymentError, match="WEIR_GRADER_WORKERS"):
         Settings.from_environment({"WEIR_GRADER_WORKERS": text})
@@ -232,11 +240,11 @@ def test_marks_and_comments_of_several_checks_come_together() -> None:
 
 @pytest.mark.parametrize("num_checks", [1, 2])
 def test_marks_and_comments_are_bounded(num_checks: int) -> None:
-    many = tuple(map(mark, range(MAX_MARKS)))
-    words = {"first": "a" * MAX_COMMENT_CHARS, "second": "b" * 10}
-    found = Graded(value=1, marks=(*many, mark(0)), comments=words)
-    score = combined(*(part(f"{number}", found) for number in range(num_checks)))
+    marks = tuple(map(mark, range(MAX_MARKS)))
+    comments = {"first": "a" * MAX_COMMENT_CHARS, "second": "b" * 10}
+    talkative = Graded(value=1, marks=(*marks, mark(0)), comments=comments)
+    score = combined(*(part(f"{number}", talkative) for number in range(num_checks)))
     assert isinstance(score, Graded)
-    assert score.marks == many
+    assert score.marks == marks
     share = MAX_COMMENT_CHARS // (2 * num_checks)
     assert list(score.comments.values()) == ["a" * share, "b" * 10] * num_checks

@@ -1,4 +1,4 @@
-"""A client's own function grades: what it is given, may return, and cannot reach."""
+"""A client's own function grades: its arguments, its values, and the limits of its sandbox."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def sandboxed(anyio_backend: str) -> AsyncIterator[Tools]:
 
 
 async def graded(tools: Tools, body: str) -> tuple[Score, str]:
-    """The score of a function with this body, and what was noted of its failure."""
+    """The score of a function with this body, and the note of its failure."""
     source = PythonSource(source="def grade(sample, item):\n" + indent(body, "    "))
     task = a_task(metadata={"unit": "m"})
     text = '<think>5</think> {"value": 4}'
@@ -78,9 +78,9 @@ async def test_a_function_sees_sample_and_item_and_its_number_is_cut_to_the_unit
 async def test_a_failure_is_no_grade_and_is_told_in_words(
     sandboxed: Tools, body: str, reason: str, words: str
 ) -> None:
-    score, told = await graded(sandboxed, body)
+    score, note = await graded(sandboxed, body)
     assert score == Ungradable(reason=reason)
-    assert words in told
+    assert words in note
 
 
 EXECUTES = """
@@ -148,9 +148,9 @@ async def test_a_function_that_hangs_reads_whether_it_computed(
     cause: Cause, reason: str, words: str
 ) -> None:
     hung, _ = failing_tools(Failed(cause, "not done"))
-    score, told = await graded(replace(hung, sandbox=hung.pool), "while True: pass")
+    score, note = await graded(replace(hung, sandbox=hung.pool), "while True: pass")
     assert score == Ungradable(reason=reason)
-    assert told.endswith(words)
+    assert note.endswith(words)
 
 
 @pytest.mark.parametrize("error", ["PermissionError('mine')", "PermissionError(13, 'no', '/x')"])
@@ -158,8 +158,8 @@ def test_what_a_function_may_not_do_is_no_fault_of_the_operator(
     error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_code, "can_read_python", lambda: False)
-    found = client_code.grade(f"def grade(sample, item): raise {error}", {}, {})
-    assert "operator" not in found["error"]
+    result = client_code.grade(f"def grade(sample, item): raise {error}", {}, {})
+    assert "operator" not in result["error"]
 
 
 MODULE = """
@@ -244,14 +244,14 @@ async def test_it_reads_nothing_but_python_and_has_no_network_where_the_kernel_a
 ) -> None:
     if not await asyncio.to_thread(run_in_child, may):
         pytest.skip("not allowed here")
-    score, told = await graded(sandboxed, body)
+    score, note = await graded(sandboxed, body)
     assert score == Ungradable(reason="python_error")
-    assert 'File "source", line 2, in grade' in told
-    assert re.search(r"Permission denied|Network is unreachable", told)
+    assert 'File "source", line 2, in grade' in note
+    assert re.search(r"Permission denied|Network is unreachable", note)
 
 
 def run_in_child(what: Callable[[], int]) -> int:
-    """What comes of it in a process of its own; 2 if it raises."""
+    """Run a function in a child; return its exit status, or 2 if it raises."""
     child = os.fork()
     if child == 0:
         try:

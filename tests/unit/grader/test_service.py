@@ -19,7 +19,7 @@ from protocol.streams import GRADED, REQUESTS, ROLLOUTS
 from tests.builders import a_group, a_job_record, a_recipe, a_request, a_task
 from tests.contract.valkey_server import Server
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, grades
-from tests.unit.grader.pools import family_of, until_gone
+from tests.unit.grader.pools import list_descendants, wait_until_gone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
@@ -100,11 +100,11 @@ async def test_groups_are_graded_and_the_service_leaves_no_process_behind(
         graded = await collect(exchange, count=20)
     assert {group.key for group in graded} == {f"train:{number}" for number in range(20)}
     assert all(list_scores(group) == [(1, 1), (1, None), (0, None)] for group in graded)
-    family = family_of(grader.pid)
+    family = list_descendants(grader.pid)
     assert len(family) == 3  # the fork server, two workers
     grader.terminate()
     assert await asyncio.to_thread(grader.wait, 60) == 0
-    await until_gone(family)
+    await wait_until_gone(family)
 
 
 async def test_groups_wait_while_the_judge_is_away(

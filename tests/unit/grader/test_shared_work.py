@@ -15,11 +15,11 @@ pytestmark = pytest.mark.anyio
 class Work:
     """A piece of work that is done anew each time, once it may."""
 
-    def __init__(self, *results: int | Exception, held: bool = False) -> None:
+    def __init__(self, *results: int | Exception, gate: bool = False) -> None:
         self._results: Iterator[int | Exception] = iter(results)
         self.num_cancelled = 0
         self.may = asyncio.Event()
-        if not held:
+        if not gate:
             self.may.set()
 
     async def __call__(self) -> int:
@@ -55,7 +55,7 @@ async def test_all_who_ask_at_one_time_share_a_result_or_an_error() -> None:
 
 async def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
     shared = SharedWork[int]()
-    work = Work(1, held=True)
+    work = Work(1, gate=True)
     calls = await start_calls(shared, work, 3)
     calls[0].cancel()
     calls[2].cancel()
@@ -66,7 +66,7 @@ async def test_one_who_is_cancelled_takes_nothing_from_the_others() -> None:
 
 async def test_what_nobody_waits_for_is_given_up_and_nobody_joins_it() -> None:
     shared = SharedWork[int]()
-    work = Work(1, 2, held=True)
+    work = Work(1, 2, gate=True)
     calls = await start_calls(shared, work, 3)
     for call in calls:
         call.cancel()
@@ -78,7 +78,7 @@ async def test_what_nobody_waits_for_is_given_up_and_nobody_joins_it() -> None:
 
 async def test_who_waits_is_let_go_when_it_is_closed() -> None:
     shared = SharedWork[int]()
-    work = Work(1, held=True)
+    work = Work(1, gate=True)
     (call,) = await start_calls(shared, work, 1)
     await shared.close()
     with pytest.raises(asyncio.CancelledError):

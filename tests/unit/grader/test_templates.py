@@ -61,7 +61,7 @@ def test_a_conversation_is_one_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rest"),
+    ("text", "response"),
     [
         ("<think>hm</think>So 2.", "So 2."),
         ("hm</think>So 2.", "So 2."),
@@ -72,5 +72,5 @@ def test_a_conversation_is_one_problem() -> None:
         ("<think>" * 100_000, ""),
     ],
 )
-def test_thinking_is_left_out(text: str, rest: str) -> None:
-    assert remove_thinking(text) == rest
+def test_thinking_is_left_out(text: str, response: str) -> None:
+    assert remove_thinking(text) == response

@@ -1,10 +1,11 @@
-"""What a grader claims, says of what is in the way, and tells of trials on one response."""
+"""A grader claims the jobs that it can grade, names obstacles, and answers trials."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
+import tomllib
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from services.grader.verifiers import VERIFIERS
 from services.grader.worker import MAX_TRIALS, answer_trials_forever, run_trial
 from tests.builders import a_recipe, a_task
 from tests.contract.valkey_server import Server
-from tests.unit.grader.judge_server import MODEL, ScriptedServer, says, settings_for, until
+from tests.unit.grader.judge_server import MODEL, ScriptedServer, judge_settings, says, until
 from tests.unit.grader.pools import InlinePool
 
 pytestmark = pytest.mark.anyio
@@ -39,16 +40,20 @@ sys.exit(f"loaded: {loaded}" if loaded else 0)
 """
 
 
-def test_what_only_workers_and_imports_need_is_not_loaded() -> None:
+def test_libraries_of_workers_and_imports_are_not_loaded() -> None:
     finished = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
 
 
-BY_RULE = Reward.model_validate({"process": "equation_steps"})
-BY_JUDGE = Reward.model_validate({"process": ["equation_steps", "model_judge"]})
-BY_ORACLE = Reward.model_validate({"outcome": "my_lab.oracle"})
-BY_GPT = Reward.model_validate({"outcome": {"verifier": "model_judge", "model": "gpt-5"}})
-BY_CODE = Reward.model_validate({"outcome": {"verifier": "python", "source": "x"}})
+def parse_reward(settings: str) -> Reward:
+    return Reward.model_validate(tomllib.loads(settings))
+
+
+BY_RULE = parse_reward("process = 'equation_steps'")
+BY_JUDGE = parse_reward("process = ['equation_steps', 'model_judge']")
+BY_ORACLE = parse_reward("outcome = 'my_lab.oracle'")
+BY_GPT = parse_reward("outcome = { verifier = 'model_judge', model = 'gpt-5' }")
+BY_CODE = parse_reward("outcome = { verifier = 'python', source = 'x' }")
 POOL = Pool(1)  # never opened
 NO_JUDGE = Tools(POOL)
 UP_SOON = Judge(JudgeSettings("http://127.0.0.1:1/v1", "gpt-oss-20b"))
@@ -70,7 +75,7 @@ STARTING = "the judge is not up: starting"
         (BY_CODE, Tools(POOL, sandbox=POOL), None),
     ],
 )
-def test_what_a_grader_lacks_is_in_the_way_and_named_with_the_remedy(
+def test_an_obstacle_is_named_with_its_remedy(
     reward: Reward, tools: Tools, words: list[str] | None
 ) -> None:
     message = worker.find_obstacle(reward, tools)
@@ -84,7 +89,9 @@ def a_job(reward: Reward) -> ActiveJob:
 
 
 @pytest.mark.parametrize("reward", [BY_JUDGE, BY_ORACLE])
-def test_what_no_waiting_will_mend_is_handed_on_after_a_while(reward: Reward) -> None:
+def test_a_job_that_lacks_an_extension_or_a_judge_is_handed_on_after_a_while(
+    reward: Reward,
+) -> None:
     waiting, patient = (worker.Admission(NO_JUDGE, timeout_s=timeout_s) for timeout_s in (60, 0))
     assert not waiting.is_open(a_job(reward))
     assert patient.is_open(a_job(reward))
@@ -94,10 +101,11 @@ def test_what_no_waiting_will_mend_is_handed_on_after_a_while(reward: Reward) ->
     assert waiting.is_open(a_job(BY_RULE))
 
 
-def test_what_waiting_may_mend_is_waited_for() -> None:
+def test_a_judge_that_may_come_up_delays_a_job() -> None:
     patient = worker.Admission(JUDGE, timeout_s=0)
     assert not patient.is_open(a_job(BY_JUDGE))
-    patient.check(a_job(BY_JUDGE))  # it was claimed while the judge was up
+    # A job that was claimed while the judge was up is not refused.
+    patient.check(a_job(BY_JUDGE))
 
 
 RIGHT = r"It is \boxed{2}."
@@ -105,11 +113,11 @@ MATHS = {"outcome": "math_answer"}
 
 
 def a_trial(reward: dict[str, Any] = MATHS, text: str = RIGHT, number: int = 0) -> Trial:
-    asked = Reward.model_validate(reward)
-    return Trial(id=f"trial-{number}", reward=asked, task=a_task(), text=text)
+    checks = Reward.model_validate(reward)
+    return Trial(id=f"trial-{number}", reward=checks, task=a_task(), text=text)
 
 
-async def test_what_the_grader_lacks_is_told(tools: Tools) -> None:
+async def test_a_trial_names_the_missing_judge(tools: Tools) -> None:
     result = await run_trial(a_trial({"outcome": "model_judge"}), tools)
     assert result.outcome is None
     assert "WEIR_JUDGE_URL" in result.missing
@@ -135,35 +143,33 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
     tools: Tools, server: ScriptedServer
 ) -> None:
     server.script = [says('{"analysis": "so", "label": "fair"}')]
-    check = {
-        "verifier": "label_model",
-        "model": "strict",
-        "input": [{"role": "user", "content": "{{item.answer}}? {{sample.output_text}}"}],
-        "labels": ["good", "fair", "bad"],
-        "passing_labels": ["good", "fair"],
-    }
-    async with Judge(settings_for(server)) as judge:
+    check = tomllib.loads("""
+        verifier = "label_model"
+        model = "strict"
+        input = [{ role = "user", content = "{{item.answer}}? {{sample.output_text}}" }]
+        labels = ["good", "fair", "bad"]
+        passing_labels = ["good", "fair"]
+    """)
+    async with Judge(judge_settings(server)) as judge:
         judge_tools = Tools(tools.pool, other_judges={"strict": judge})
 
-        async def tell(limit_s: float = 60, **changes: Any) -> TrialResult:
+        async def try_label(limit_s: float = 60, **changes: Any) -> TrialResult:
             async with asyncio.timeout(2 * limit_s + 20):
-                return await run_trial(
-                    a_trial({"outcome": {**check, **changes}}), judge_tools, limit_s
-                )
+                return await run_trial(a_trial({"outcome": check | changes}), judge_tools, limit_s)
 
         await until(lambda: judge.is_up)
-        passes = await tell()
-        fails = await tell(passing_labels=["bad"])
+        passes = await try_label()
+        fails = await try_label(passing_labels=["bad"])
         await server.go_away()
-        await tell(limit_s=0.1, seed=1)
+        await try_label(limit_s=0.1, seed=1)
         await until(lambda: not judge.is_up)
-        down = await tell()
+        down = await try_label()
     assert isinstance(passes.outcome, Graded)
     assert isinstance(fails.outcome, Graded)
     assert (passes.outcome.value, fails.outcome.value) == (1, 0)
     assert passes.outcome.breakdown == {"good": 0, "fair": 1, "bad": 0, "samples": 1}
     assert passes.tokens == {MODEL: 120}
-    assert '"label": one of "good", "fair", "bad"' in server.asked[0]["messages"][0]["content"]
+    assert '"label": one of "good", "fair", "bad"' in server.requests[0]["messages"][0]["content"]
     assert down.outcome == Ungradable(reason="judge_failed")
     assert "cannot be reached" in down.details["judge_failed"]
 
@@ -171,15 +177,15 @@ async def test_a_label_is_picked_by_the_model_of_that_name_and_its_tokens_are_to
 async def test_every_judge_of_the_deployment_watches_over_itself(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away = settings_for(server, url="http://127.0.0.1:1/v1")
-    judges = {"strict": Judge(settings_for(server)), "away": Judge(away)}
+    away = judge_settings(server, url="http://127.0.0.1:1/v1")
+    judges = {"strict": Judge(judge_settings(server)), "away": Judge(away)}
     monkeypatch.setattr(worker, "Pool", InlinePool)
     async with worker.open_tools(Settings(groups_in_flight=1, workers=1), judges) as tools:
         await until(lambda: judges["strict"].is_up and "reached" in judges["away"].why_down)
         assert list(tools.other_judges) == ["strict", "away"]
 
 
-class Held:
+class BlockingVerifier:
     """A verifier that grades nothing until it is let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +202,7 @@ class Held:
 async def test_a_trial_ends_in_time_and_has_one_check_under_way_at_a_time(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocking = Held(monkeypatch)
+    blocking = BlockingVerifier(monkeypatch)
     checks = [{"verifier": "my_lab.held", "name": f"c{number}"} for number in range(5)]
     async with asyncio.timeout(30):
         result = await run_trial(a_trial({"outcome": checks}), tools, timeout_s=0.01)
@@ -210,29 +216,28 @@ async def test_a_trial_ends_in_time_and_has_one_check_under_way_at_a_time(
 async def test_trials_that_hang_hold_up_neither_a_job_nor_more_trials_than_a_few(
     tools: Tools, valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocking = Held(monkeypatch)
-    trials = [
-        a_trial({"outcome": "my_lab.held"}, number=number) for number in range(MAX_TRIALS + 1)
-    ]
+    blocking = BlockingVerifier(monkeypatch)
+    checks = {"outcome": "my_lab.held"}
+    trials = [a_trial(checks, number=number) for number in range(MAX_TRIALS + 1)]
     async with connect(valkey.url, me="test") as exchange:
         service = cast(Service, SimpleNamespace(exchange=exchange))
         trying = asyncio.create_task(answer_trials_forever(service, tools))
         for trial in trials:
             assert await exchange.ask_trial(trial, limit=10)
         await until(lambda: blocking.under_way == MAX_TRIALS)
-        with valkey.client() as client:  # all expire
+        with valkey.client() as client:
             keys = cast(list[bytes], client.keys("weir:trial*"))
             assert len(keys) == 1
             assert all(cast(int, client.ttl(key)) > 0 for key in keys)
         grade = await grade_response(Reward(), a_task(), RIGHT, tools)
         assert grade.accuracy == 1
-        assert await exchange.withdraw_trial(trials[-1])  # nobody has taken it
+        assert await exchange.withdraw_trial(trials[-1])
         assert not await exchange.withdraw_trial(trials[0])
         blocking.let_go.set()
         for trial in trials[:-1]:
             result = await exchange.trial_result(trial.id, wait_s=60)
             assert result is not None
             assert result.outcome == Graded(value=1)
-        assert await exchange.ask_trial(trials[-1], limit=10)  # there is room again
+        assert await exchange.ask_trial(trials[-1], limit=10)
         assert await exchange.trial_result(trials[-1].id, wait_s=60) is not None
         trying.cancel()

@@ -1,4 +1,4 @@
-"""The arithmetic of what a job can have under way at once."""
+"""The arithmetic of the most that a job can have under way at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DYNAMIC = {"dynamic_sampling": True, "max_oversampling": 2.5}
 
 
 @pytest.mark.parametrize(
-    ("changes", "each"),
+    ("changes", "num_bytes"),
     [
         ({}, 2 * 2 * 2 * 16),  # (max_staleness + 1) x groups x responses x bytes
         ({"training": {"max_staleness": 0}}, 2 * 2 * 16),
@@ -26,10 +26,10 @@ DYNAMIC = {"dynamic_sampling": True, "max_oversampling": 2.5}
     ],
 )
 def test_every_response_counts_at_full_length_as_the_words_say(
-    changes: dict[str, Any], each: int
+    changes: dict[str, Any], num_bytes: int
 ) -> None:
     recipe = a_recipe(**changes)
-    assert worst_case_bytes(recipe, {"": 50}) == each * 64
+    assert worst_case_bytes(recipe, {"": 50}) == num_bytes * 64
     words = worst_case_in_words(recipe, {"": 50})
     arithmetic = re.sub(r"[a-z][a-z_.]*", "", words.replace(" x ", " * "))
-    assert eval(arithmetic) == each * 64
+    assert eval(arithmetic) == num_bytes * 64

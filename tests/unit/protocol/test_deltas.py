@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -30,57 +31,62 @@ def make(links: list[Path], folder: Path, digest: str) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1e-5, 0.01, 0.3, 1.0])
 def test_links_applied_in_turn_make_the_version(tmp_path: Path, share: float) -> None:
-    random, copy = np.random.default_rng(0), tmp_path / "copy"
-    copy.mkdir()
-    words, before, sizes = random.integers(0, 2**16, WORDS), None, []
-    links, digest, late = list[Path](), "", tmp_path / "late"
-    for number in range(3):
-        version, link = tmp_path / f"{number}", tmp_path / f"{number}.link"
+    random = np.random.default_rng(0)
+    follower = tmp_path / "follower"
+    follower.mkdir()
+    words = random.integers(0, 2**16, WORDS)
+    previous = None
+    links = [tmp_path / f"{number}.link" for number in range(3)]
+    sizes = []
+    for number, link in enumerate(links):
+        version = tmp_path / f"{number}"
         digest = a_version(version, words)
-        sizes.append(deltas.write_link(version, before, link))
-        make([link], copy, digest)
-        links.append(link)
-        before, words = version, words.copy()
+        sizes.append(deltas.write_link(version, previous, link))
+        make([link], follower, digest)
+        previous = version
         changed = random.random(WORDS) < share
         changed[-1] = share > 0
         words[changed] = random.integers(0, 2**16, changed.sum())
+    late = tmp_path / "late"
     late.mkdir()
     make(links, late, digest)
     assert sizes[1] <= sizes[0]
     assert sizes[1] < 2 * share * sizes[0] + 1000
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff" * 2, b"\xff" * 100, b"\xff" * 200_000])
-def test_a_link_that_is_damaged_or_gone_makes_no_version(tmp_path: Path, damage: bytes) -> None:
+@pytest.fixture
+def link(tmp_path: Path) -> Path:
+    """The link from version 0 to version 1, both in `tmp_path`."""
     a_version(tmp_path / "0", np.zeros(WORDS))
-    digest = a_version(tmp_path / "1", np.arange(WORDS) % 4 == 0)
+    a_version(tmp_path / "1", np.arange(WORDS) % 4 == 0)
     deltas.write_link(tmp_path / "1", tmp_path / "0", tmp_path / "link")
-    (delta,) = (tmp_path / "link").glob("*.delta")
+    return tmp_path / "link"
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 2, b"\xff" * 100, b"\xff" * 200_000])
+def test_a_link_that_is_damaged_or_gone_makes_no_version(
+    link: Path, tmp_path: Path, damage: bytes
+) -> None:
+    (delta,) = link.glob("*.delta")
     delta.write_bytes(damage)
     with pytest.raises(WeightsError):
-        make([tmp_path / "link"], tmp_path / "0", digest)
+        make([link], tmp_path / "0", weights.seal(tmp_path / "1"))
     with pytest.raises(WeightsGone):
         deltas.apply_links([tmp_path / "gone"], tmp_path / "0")
 
 
-def test_what_a_disk_cannot_read_and_what_a_link_lacks_is_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_that_cannot_read_and_a_missing_base_are_damage(
+    link: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a_version(tmp_path / "0", np.zeros(WORDS))
-    a_version(tmp_path / "1", np.ones(WORDS) * (np.arange(WORDS) % 4 == 0))
-    deltas.write_link(tmp_path / "1", tmp_path / "0", tmp_path / "link")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(WeightsError, match="gone") as told:
-        deltas.apply_links([tmp_path / "link"], tmp_path / "empty")
-    assert not isinstance(told.value, WeightsGone)
-
-    def fail(code: int) -> None:
-        raise OSError(code, os.strerror(code), "a file")
-
-    for code, raised in ((errno.EIO, WeightsError), (errno.ENOSPC, OSError)):
-        monkeypatch.setattr(deltas, "_apply_file", lambda *_, code=code, **__: fail(code))
-        with pytest.raises(raised):
-            deltas.apply_links([tmp_path / "link"], tmp_path / "0")
+    with pytest.raises(WeightsError, match="gone") as caught:
+        deltas.apply_links([link], tmp_path / "empty")
+    assert not isinstance(caught.value, WeightsGone)
+    for code, error in ((errno.EIO, WeightsError), (errno.ENOSPC, OSError)):
+        failure = OSError(code, os.strerror(code), "a file")
+        monkeypatch.setattr(deltas, "_apply_file", Mock(side_effect=failure))
+        with pytest.raises(error):
+            deltas.apply_links([link], tmp_path / "0")
 
 
 def test_a_link_is_on_the_disk_before_it_has_its_name(

@@ -1,4 +1,4 @@
-"""Formulas: what they may hold, what they come to, and what is said where they come to nothing."""
+"""Formulas: their syntax, their values, and the error where one has no value."""
 
 from __future__ import annotations
 

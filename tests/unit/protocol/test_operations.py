@@ -1,4 +1,4 @@
-"""The log of a client's operations: what is damaged in it is named, and takes no other's place."""
+"""The log of a client's operations: a damaged file is named, and takes no other's place."""
 
 from __future__ import annotations
 

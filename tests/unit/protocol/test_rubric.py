@@ -1,52 +1,67 @@
-"""A rubric turns the levels that a judge has found into one number."""
+"""A rubric turns the levels that a judge has chosen into one number."""
 
 from __future__ import annotations
 
-from typing import Any
+import tomllib
 
 import pytest
 from protocol.rubric import Rubric
 from pydantic import ValidationError
 
+LEVELS = """asks = "How is it?", levels = [
+    { name = "good", score = 1, means = "so" },
+    { name = "fair", score = 0.5, means = "so" },
+    { name = "bad", score = 0, means = "so" },
+]"""
 
-def a_criterion(name: str, weight: float = 1.0, **scores: float) -> dict[str, Any]:
-    scores = scores or {"good": 1, "fair": 0.5, "bad": 0}
-    levels = [{"name": name, "score": score, "means": "so"} for name, score in scores.items()]
-    return {"name": name, "asks": "How is it?", "weight": weight, "levels": levels}
 
-
-def a_rubric(*criteria: dict[str, Any], **changes: Any) -> Rubric:
-    return Rubric.model_validate({"instructions": "Grade.", "criteria": criteria, **changes})
+def parse_rubric(settings: str) -> Rubric:
+    """A rubric in TOML, where a criterion may have the three levels of ``LEVELS``."""
+    tables = tomllib.loads(settings.replace("LEVELS", LEVELS))
+    return Rubric.model_validate({"instructions": "Grade.", **tables})
 
 
 def test_several_criteria_are_a_weighted_mean() -> None:
-    rubric = a_rubric(a_criterion("coverage", 4), a_criterion("rigor", 2), a_criterion("clarity"))
-    found = {"coverage": "fair", "rigor": "good", "clarity": "bad"}
-    assert rubric.score(found) == pytest.approx((4 * 0.5 + 2) / 7)
-    assert rubric.score(dict.fromkeys(found, "good")) == 1
+    rubric = parse_rubric("""criteria = [
+        { name = "coverage", weight = 4, LEVELS },
+        { name = "rigor", weight = 2, LEVELS },
+        { name = "clarity", LEVELS },
+    ]""")
+    levels = {"coverage": "fair", "rigor": "good", "clarity": "bad"}
+    assert rubric.score(levels) == pytest.approx((4 * 0.5 + 2) / 7)
+    assert rubric.score(dict.fromkeys(levels, "good")) == 1
     with pytest.raises(KeyError):
-        rubric.score(found | {"rigor": "excellent"})
+        rubric.score(levels | {"rigor": "excellent"})
 
 
 def test_a_cap_bounds_the_whole() -> None:
-    cap = {"criterion": "rigor", "levels": ["bad"], "at_most": 0.3}
-    rubric = a_rubric(a_criterion("coverage", 9), a_criterion("rigor"), caps=[cap])
+    rubric = parse_rubric("""
+        criteria = [{ name = "coverage", weight = 9, LEVELS }, { name = "rigor", LEVELS }]
+        caps = [{ criterion = "rigor", levels = ["bad"], at_most = 0.3 }]
+    """)
     assert rubric.score({"coverage": "good", "rigor": "bad"}) == 0.3
     assert rubric.score({"coverage": "bad", "rigor": "bad"}) == 0
     assert rubric.score({"coverage": "good", "rigor": "fair"}) == pytest.approx(0.95)
 
 
+SAME = 'levels = [{ name = "a", score = 1, means = "x" }, { name = "b", score = 1, means = "x" }]'
+CAP = "caps = [{ criterion = 'b', levels = ['bad'], at_most = 0.5 }]"
+
+
 @pytest.mark.parametrize(
-    ("rubric", "message"),
+    ("settings", "problem"),
     [
-        ({"criteria": [a_criterion("Rigor")]}, "small letters"),
-        ({"criteria": [a_criterion("analysis")]}, "'analysis'"),
-        ({"criteria": [a_criterion("a"), a_criterion("a")]}, "twice"),
-        ({"criteria": [a_criterion("a", good=1, fine=1)]}, "nothing"),
-        ({"criteria": [a_criterion("a", good=2, bad=0)]}, "score"),
-        ({"caps": [{"criterion": "b", "levels": ["bad"], "at_most": 0.5}]}, "caps.0: 'b'"),
+        ("criteria = [{ name = 'Rigor', LEVELS }]", "small letters"),
+        ("criteria = [{ name = 'analysis', LEVELS }]", "'analysis'"),
+        ("criteria = [{ name = 'a', LEVELS }, { name = 'a', LEVELS }]", "twice"),
+        (f"criteria = [{{ name = 'a', asks = '?', {SAME} }}]", "nothing"),
+        (
+            f"criteria = [{{ name = 'a', asks = '?', {SAME.replace('1', '2', 1)} }}]",
+            r"levels\.0\.score",
+        ),
+        (f"criteria = [{{ name = 'a', LEVELS }}]\n{CAP}", "caps.0: 'b'"),
     ],
 )
-def test_a_rubric_that_cannot_be_used_is_refused(rubric: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        Rubric.model_validate({"instructions": "x", "criteria": [a_criterion("a")], **rubric})
+def test_a_rubric_that_cannot_be_used_is_refused(settings: str, problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        parse_rubric(settings)

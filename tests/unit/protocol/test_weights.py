@@ -1,6 +1,7 @@
 """Sealed folders: written whole, verified file by file, and cleared by those whom they concern."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from protocol import weights
@@ -14,7 +15,8 @@ def fill(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "part/tensors", "manifest.json"])
 def test_a_written_folder_is_verified_at_any_depth(tmp_path: Path, name: str) -> None:
-    digest, folder = weights.write(tmp_path, "job/1.0", fill), tmp_path / "job/1.0"
+    digest = weights.write(tmp_path, "job/1.0", fill)
+    folder = tmp_path / "job/1.0"
     assert list((tmp_path / "job").iterdir()) == [folder]
     weights.verify(folder, digest)
     with pytest.raises(weights.WeightsError, match="announced"):
@@ -37,8 +39,9 @@ def test_a_superseded_attempt_clears_nothing_of_the_one_after_it(tmp_path: Path)
     weights.retain(tmp_path, "another", 1, [])
 
 
-def test_what_somebody_reads_stays_until_the_lease_ends(tmp_path: Path) -> None:
-    read, free = tmp_path / "job/1.0", tmp_path / "job/1.1"
+def test_a_version_that_somebody_reads_stays_until_the_lease_ends(tmp_path: Path) -> None:
+    read = tmp_path / "job/1.0"
+    free = tmp_path / "job/1.1"
     for folder in (read, free):
         folder.mkdir(parents=True)
     with weights.leased(read):
@@ -53,11 +56,8 @@ def test_what_somebody_reads_stays_until_the_lease_ends(tmp_path: Path) -> None:
 def test_a_disk_without_locks_grants_every_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("no locks here")
-
     (tmp_path / "job/1.0").mkdir(parents=True)
-    monkeypatch.setattr("fcntl.flock", refuse)
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError("no locks here")))
     with weights.leased(tmp_path / "job/1.0"):
         pass
     weights.retain(tmp_path, "job", 1, [])

@@ -1,7 +1,7 @@
 """The pool keeps its word whatever a worker does.
 
-Deadlines that are the subject end what would never end; all others are far away, and what has to
-happen first is waited for, so that no machine is too busy for these tests.
+Only a deadline under test is short. Each test waits for the events that it needs, so that a busy
+machine fails none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from services.chassis.pool import (
     encode_line,
 )
 from tests.unit.grader.judge_server import until
-from tests.unit.grader.pools import family_of, until_gone, workers_of
+from tests.unit.grader.pools import list_descendants, list_workers, wait_until_gone
 
 pytestmark = [pytest.mark.anyio]
 
@@ -66,7 +66,7 @@ async def collect_pids(calls: Iterable) -> set[int]:
 
 def waiting(pool: Pool, sign: Path, number: int = SIZE) -> list[asyncio.Task]:
     """So many calls at once, which last until the sign is there."""
-    call = f"{HOSTILE}:wait_for", str(sign)
+    call = f"{HOSTILE}:wait_until_exists", str(sign)
     return [asyncio.create_task(pool.run(*call, deadline_s=AMPLE_S)) for _ in range(number)]
 
 
@@ -106,7 +106,7 @@ async def test_a_failure_names_its_cause_and_leaves_the_pool_at_full_strength(
 ) -> None:
     function, args, cause, detail = fault
     deadline_s = 0.1 if cause in {Cause.TIMEOUT, Cause.STALL} else AMPLE_S
-    before = await workers_of(pool, SIZE)
+    before = await list_workers(pool, SIZE)
     killed = KILLED.labels(cause.value)._value.get()
     files = open_files()
     outcome = await pool.run(function, *args, deadline_s=deadline_s)
@@ -114,9 +114,9 @@ async def test_a_failure_names_its_cause_and_leaves_the_pool_at_full_strength(
     assert outcome.cause is cause
     assert outcome.detail.startswith(detail)
     assert KILLED.labels(cause.value)._value.get() - killed == (cause is not Cause.ERROR)
-    replaced = before - await workers_of(pool, SIZE)
+    replaced = before - await list_workers(pool, SIZE)
     assert len(replaced) == (cause is not Cause.ERROR)
-    await until_gone(replaced)
+    await wait_until_gone(replaced)
     await until(lambda: open_files() <= files, AMPLE_S)
 
 
@@ -138,7 +138,7 @@ async def test_callers_are_served_in_order_beside_those_that_hang(pool: Pool) ->
 
 
 async def test_a_cancelled_call_kills_its_own_worker_only(pool: Pool, tmp_path: Path) -> None:
-    before = await workers_of(pool, SIZE)
+    before = await list_workers(pool, SIZE)
     doomed = asyncio.create_task(pool.run(f"{HOSTILE}:hang_in_c", deadline_s=AMPLE_S))
     waiting_calls = waiting(pool, tmp_path / "sign", SIZE - 1)
     await asyncio.sleep(0.1)
@@ -147,9 +147,9 @@ async def test_a_cancelled_call_kills_its_own_worker_only(pool: Pool, tmp_path: 
         await doomed
     (tmp_path / "sign").touch()
     survivors = await collect_pids(waiting_calls)
-    after = await workers_of(pool, SIZE)
+    after = await list_workers(pool, SIZE)
     assert survivors == before & after
-    await until_gone(before - after)
+    await wait_until_gone(before - after)
 
 
 @pytest.mark.parametrize(("size", "max_suspects"), [(1, 1), (3, 1), (4, 2)])
@@ -157,15 +157,15 @@ async def test_suspects_get_workers_of_their_own_and_are_at_most_half_of_the_cal
     size: int, max_suspects: int
 ) -> None:
     async with Pool(size) as pool:
-        before = await workers_of(pool, size)
+        before = await list_workers(pool, size)
         started = time.monotonic()
         nap = f"{HOSTILE}:nap_and_tell", 0.1
         calls = (pool.run(*nap, deadline_s=AMPLE_S, suspect=True) for _ in range(3 * max_suspects))
         guests = await collect_pids(calls) - before
         assert len(guests) == 3 * max_suspects
         assert time.monotonic() - started > 0.3
-        assert await workers_of(pool, size) == before  # nobody made way for them
-        await until_gone(guests)
+        assert await list_workers(pool, size) == before  # nobody made way for them
+        await wait_until_gone(guests)
 
 
 async def test_arguments_that_are_no_json_are_the_callers_mistake(pool: Pool) -> None:
@@ -183,7 +183,7 @@ async def test_a_deadline_is_the_cpu_time_of_its_call_alone(pool: Pool) -> None:
 
 
 async def test_a_call_ends_even_if_the_forkserver_stands_still(pool: Pool) -> None:
-    pids = await workers_of(pool, SIZE)
+    pids = await list_workers(pool, SIZE)
     alive = ALIVE._value.get()
     forkserver(pool).send_signal(signal.SIGSTOP)
     with pytest.raises(TimeoutError):
@@ -193,28 +193,28 @@ async def test_a_call_ends_even_if_the_forkserver_stands_still(pool: Pool) -> No
     outcome = await pool.run(f"{HOSTILE}:spin", deadline_s=0.1)
     assert outcome == Failed(Cause.STALL, "not done after 3.2 s")
     forkserver(pool).send_signal(signal.SIGCONT)
-    await until_gone(pids - await workers_of(pool, SIZE))
+    await wait_until_gone(pids - await list_workers(pool, SIZE))
 
 
 @pytest.fixture
 async def no_process_left() -> AsyncIterator[None]:
-    before = family_of(os.getpid())
+    before = list_descendants(os.getpid())
     yield
-    await until_gone(family_of(os.getpid()) - before)
+    await wait_until_gone(list_descendants(os.getpid()) - before)
 
 
 @pytest.mark.usefixtures("no_process_left")
 async def test_closing_leaves_no_process_and_gives_no_verdict() -> None:
     async with Pool(SIZE) as pool:
-        await workers_of(pool, SIZE)
+        await list_workers(pool, SIZE)
         hangs = (pool.run(f"{HOSTILE}:spin", deadline_s=AMPLE_S) for _ in range(2 * SIZE))
         calls = [asyncio.create_task(hang) for hang in hangs]
         await asyncio.sleep(0.05)
-        workers = family_of(forkserver(pool).pid)
+        workers = list_descendants(forkserver(pool).pid)
         assert len(workers) == SIZE
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, NoWorkerError) for outcome in outcomes)
-    await until_gone(workers)
+    await wait_until_gone(workers)
 
 
 @pytest.mark.usefixtures("no_process_left")
@@ -240,14 +240,14 @@ async def test_workers_are_forked_after_the_set_up_and_a_confined_one_then_serve
     pool.start()
     pool.set_up = SetUp(f"{HOSTILE}:keep", ["kept"], AMPLE_S)
     async with pool:
-        calls = [pool.run(f"{HOSTILE}:kept", deadline_s=AMPLE_S) for _ in range(3)]
+        calls = [pool.run(f"{HOSTILE}:read_texts", deadline_s=AMPLE_S) for _ in range(3)]
         values = [outcome.value for outcome in await asyncio.gather(*calls)]  # type: ignore[union-attr]
-        assert [kept for kept, *_ in values] == ["kept"] * 3  # type: ignore[misc]
+        assert [text for text, *_ in values] == ["kept"] * 3  # type: ignore[misc]
         assert len({pid for _, pid, _ in values}) == 1  # type: ignore[misc]
         assert not any(key for *_, key in values)  # type: ignore[misc]
         forkserver(pool).kill()
         forkserver(pool).wait()
-        again = await pool.run(f"{HOSTILE}:kept", deadline_s=AMPLE_S)
+        again = await pool.run(f"{HOSTILE}:read_texts", deadline_s=AMPLE_S)
         assert again.value[0] == "kept"  # type: ignore[union-attr,index]
 
 
@@ -257,7 +257,7 @@ async def test_workers_are_forked_after_the_set_up_and_a_confined_one_then_serve
     [
         ("spin", [], Cause.TIMEOUT),
         ("hang_in_c", [], Cause.TIMEOUT),
-        ("wait_for", ["/nothing"], Cause.STALL),
+        ("wait_until_exists", ["/nothing"], Cause.STALL),
         ("hoard", [], Cause.MEMORY),
         ("vanish", [], Cause.CRASH),
         ("segfault", [], Cause.CRASH),
@@ -285,7 +285,7 @@ async def test_a_worker_has_no_key_of_the_service(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_signal_to_the_whole_group_does_not_end_a_call(pool: Pool, tmp_path: Path) -> None:
-    pids = await workers_of(pool, SIZE)
+    pids = await list_workers(pool, SIZE)
     calls = waiting(pool, tmp_path / "sign")
     await asyncio.sleep(0.05)
     for target in (*pids, forkserver(pool).pid):
@@ -303,7 +303,7 @@ async def main():
     async with Pool(2) as pool:
         calls = (pool.run("{HOSTILE}:nap_and_tell", 0.2, deadline_s=600) for _ in range(2))
         await asyncio.gather(*calls)
-        print(flush=True)  # both have loaded what is called next
+        print(flush=True)  # both have loaded the module of the next call
         hangs = (pool.run(f"{HOSTILE}:{{hang}}", deadline_s=600) for hang in ("spin", "hang_in_c"))
         await asyncio.gather(*hangs)
 
@@ -318,11 +318,11 @@ async def test_a_killed_parent_leaves_no_orphan_even_in_the_middle_of_a_c_call()
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"\n"
     await asyncio.sleep(0.2)
-    family = family_of(parent.pid)
-    assert len(family) == 3  # what forks them, and two
+    family = list_descendants(parent.pid)
+    assert len(family) == 3  # the fork server and two workers
     parent.kill()
     parent.wait()
-    await until_gone(family)
+    await wait_until_gone(family)
 
 
 HONEST = 150
@@ -330,8 +330,8 @@ HONEST = 150
 
 async def wait_until_idle(pool: Pool) -> None:
     """Wait until every worker lives, answers, and is alone: replaced ones are buried."""
-    await workers_of(pool, SIZE)
-    await until(lambda: len(family_of(forkserver(pool).pid)) == SIZE, AMPLE_S)
+    await list_workers(pool, SIZE)
+    await until(lambda: len(list_descendants(forkserver(pool).pid)) == SIZE, AMPLE_S)
 
 
 async def honest(pool: Pool, number: int, book: Path) -> None:
@@ -346,7 +346,7 @@ async def test_honest_calls_outlive_forkservers_that_die(pool: Pool, tmp_path: P
 
     async def strike() -> None:
         for _ in range(2):  # a third could hit a call for the third time
-            await until(lambda: len(family_of(forkserver(pool).pid)) >= 2, AMPLE_S)
+            await until(lambda: len(list_descendants(forkserver(pool).pid)) >= 2, AMPLE_S)
             forkserver(pool).kill()
             forkserver(pool).wait()
             await asyncio.sleep(0.05)

@@ -41,15 +41,15 @@ async def failure(server: ScriptedServer, timeout_s: float = 60.0) -> ChatError:
     return caught.value
 
 
-async def test_a_form_is_sent_and_comes_back_filled_in(server: ScriptedServer) -> None:
+async def test_a_form_is_sent_and_read_back(server: ScriptedServer) -> None:
     async with a_chat(server) as chat:
         assert await chat.ask(QUESTION) == {"verdict": "yes"}
         server.script = [says('{"verdict": "yes"}', "length")]
         with pytest.raises(NoVerdict) as caught:
             await chat.ask(QUESTION)
     assert caught.value.reason == "verdict_cut"
-    assert server.asked[0]["model"] == MODEL
-    assert server.asked[0]["messages"][0]["content"] == "half a character: ?"
+    assert server.requests[0]["model"] == MODEL
+    assert server.requests[0]["messages"][0]["content"] == "half a character: ?"
     assert set(server.keys) == {"Bearer secret"}
 
 

@@ -34,9 +34,9 @@ from tests.unit.grader.judge_server import (
     ended,
     grades,
     hangs,
+    judge_settings,
     replies,
     says,
-    settings_for,
     tells_right_from_wrong,
     until,
 )
@@ -60,7 +60,7 @@ async def test_a_judge_that_fails_its_self_test_says_why(
     exam: Behaviour, why: str, refuses_all: bool, server: ScriptedServer
 ) -> None:
     server.exam = exam
-    async with Judge(settings_for(server)) as judge:
+    async with Judge(judge_settings(server)) as judge:
         await until(lambda: judge.why_down != "starting")
         assert why in judge.why_down
         assert (judge.is_up, judge.refuses_all) == (False, refuses_all)
@@ -71,9 +71,9 @@ async def test_a_judge_that_fails_its_self_test_says_why(
 
 async def test_calls_survive_a_server_that_goes_away_and_comes_back(server: ScriptedServer) -> None:
     server.script = [grades(after_s=0.05)]
-    async with Judge(settings_for(server, concurrency=8)) as judge:
+    async with Judge(judge_settings(server, concurrency=8)) as judge:
         calls = [asyncio.create_task(ask(judge, f"Is it {n}?")) for n in range(30)]
-        await until(lambda: len(server.asked) > 10)
+        await until(lambda: len(server.requests) > 10)
         assert counted("weir_judge_up", model=MODEL) == 1
         await server.go_away()
         await until(lambda: not judge.is_up)
@@ -90,13 +90,13 @@ async def test_calls_survive_a_server_that_goes_away_and_comes_back(server: Scri
 async def test_a_server_that_hangs_is_noticed_however_many_calls_wait(
     server: ScriptedServer,
 ) -> None:
-    async with Judge(settings_for(server, timeout_s=0.5, concurrency=2)) as judge:
+    async with Judge(judge_settings(server, timeout_s=0.5, concurrency=2)) as judge:
         await until(lambda: judge.is_up)
         server.script = [hangs]
         server.exam = hangs
         calls = [asyncio.create_task(ask(judge, f"Is it {n}?")) for n in range(200)]
         await until(lambda: not judge.is_up)
-        assert len(server.asked) <= 2 * 3, "two slots, three attempts"
+        assert len(server.requests) <= 2 * 3, "two slots, three attempts"
         for call in calls:
             call.cancel()
 
@@ -104,7 +104,7 @@ async def test_a_server_that_hangs_is_noticed_however_many_calls_wait(
 async def test_of_a_judge_that_is_not_patient_questions_end_when_it_is_down(
     server: ScriptedServer,
 ) -> None:
-    async with Judge(settings_for(server, patient=False)) as judge:
+    async with Judge(judge_settings(server, patient=False)) as judge:
         assert await ask(judge) == YES
         server.script = [hangs]
         call = asyncio.create_task(ask(judge, "Is it so?"))
@@ -121,7 +121,7 @@ async def test_whoever_uses_a_judge_fails_with_its_watcher(
 ) -> None:
     monkeypatch.delattr(judge_module, "examine")
     with pytest.raises(ExceptionGroup) as failure:
-        async with Judge(settings_for(server)):
+        async with Judge(judge_settings(server)):
             await asyncio.sleep(60)
     assert isinstance(failure.value.exceptions[0], NameError)
 
@@ -153,7 +153,7 @@ async def test_nobody_else_is_given_up_for_a_question_that_kills_the_judge(
         return await judge.ask(a_question(text, temperature=1.0), samples)
 
     server.script = [behave]
-    async with Judge(settings_for(server)) as judge:
+    async with Judge(judge_settings(server)) as judge:
         texts = ["poison", *(f"Is it {n}?" for n in range(20))]
         poison, *other_answers = await ended(*map(ask_samples, texts))
     assert other_answers == [[YES] * samples] * 20
@@ -166,7 +166,7 @@ async def test_nobody_else_is_given_up_for_a_question_that_kills_the_judge(
 async def test_a_call_can_be_cancelled_wherever_it_waits(
     where: str, server: ScriptedServer
 ) -> None:
-    settings = settings_for(server, concurrency=1, pauses_s=(999,))
+    settings = judge_settings(server, concurrency=1, pauses_s=(999,))
     async with Judge(settings) as judge:
         if where == "down":
             server.exam = replies(b"", 500)

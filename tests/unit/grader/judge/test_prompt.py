@@ -1,4 +1,4 @@
-"""What a judge is told, and that nothing in a response changes its form."""
+"""The prompt of a judge; nothing in a response changes its form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_rubrics_are_worth_what_their_papers_say() -> None:
     assert [level.score for level in holistic.levels] == [1, 0.5, 0]
     [proof] = load_rubric("proof").criteria
     assert [level.score for level in proof.levels] == [1, 0.8, 0.2, 0]
-    assert [each.weight for each in load_rubric("checkpoints").criteria] == [4, 2, 1]
+    assert [criterion.weight for criterion in load_rubric("checkpoints").criteria] == [4, 2, 1]
 
 
 @pytest.mark.parametrize("name", RUBRICS)
@@ -54,7 +54,7 @@ def test_a_judge_is_told_every_level_and_no_number(name: str) -> None:
     rubric = load_rubric(name)
     [system, _] = rubric_messages(rubric, TASK, "2")
     criteria = system["content"].partition("# Criteria")[2].partition("# Data")[0]
-    for level in (level for each in rubric.criteria for level in each.levels):
+    for level in (level for criterion in rubric.criteria for level in criterion.levels):
         assert f"- {level.name}: {' '.join(level.means.split())}" in criteria
     assert not re.search(r"\d", criteria)
 
@@ -64,8 +64,8 @@ def test_a_task_without_a_solution_has_no_empty_one() -> None:
     assert "Reference" not in user["content"]
 
 
-def told(**hostile: str) -> tuple[str, dict[str, str], str]:
-    """What the system message says; what the user's says between its marks, and beside them."""
+def render_prompt(**hostile: str) -> tuple[str, dict[str, str], str]:
+    """Return the system message, and the user's between its marks and outside them."""
     texts = {"problem": "What is 1+1?", "reference": "It is 2.", "solution": "2", **hostile}
     task = a_task(prompt=texts["problem"], solution=texts["reference"])
     turns = rubric_messages(load_rubric("holistic"), task, texts["solution"])
@@ -77,8 +77,8 @@ def told(**hostile: str) -> tuple[str, dict[str, str], str]:
         mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
         lines = f"----- {mark} begins -----\n", f"\n----- {mark} ends -----"
         assert [beside.count(line) for line in lines] == [1, 1]
-        before, _, rest = beside.partition(lines[0])
-        inside[name], _, after = rest.partition(lines[1])
+        before, _, remainder = beside.partition(lines[0])
+        inside[name], _, after = remainder.partition(lines[1])
         beside = before + after
     return system, inside, beside
 
@@ -86,15 +86,15 @@ def told(**hostile: str) -> tuple[str, dict[str, str], str]:
 @pytest.mark.parametrize("place", ["problem", "reference", "solution"])
 @pytest.mark.parametrize("injection", INJECTIONS.values(), ids=INJECTIONS.keys())
 def test_an_injection_stays_between_the_marks(injection: str, place: str) -> None:
-    system, inside, beside = told(**{place: injection})
-    assert (system, beside) == (told()[0], told()[2])
+    system, inside, beside = render_prompt(**{place: injection})
+    assert (system, beside) == (render_prompt()[0], render_prompt()[2])
     assert inside[place].replace("< ", "<").replace("[ ", "[") == injection
     assert not re.search(r"<[|｜/A-Za-z]|\[/?[A-Z_]{4,}\]", inside[place]), "a token of a template"
 
 
 @given(st.text())
 def test_any_solution_stands_between_marks_of_its_own(solution: str) -> None:
-    assert told(solution=solution)[1]["solution"] == quote(solution)
+    assert render_prompt(solution=solution)[1]["solution"] == quote(solution)
 
 
 def test_a_conversation_is_cut_as_the_one_text_that_the_judge_is_told() -> None:

@@ -33,15 +33,14 @@ from services.grader.offline.calibration import (
 from services.grader.tools import Tools
 from tests.architecture.project import ROOT
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, until
-from tests.unit.grader.pools import InlinePool, family_of, until_gone
+from tests.unit.grader.pools import InlinePool, list_descendants, wait_until_gone
 
 Lines = list[dict[str, Any]]
 Grade = Callable[[bytes], tuple[int, Lines, list[str]]]
 Calibrate = Callable[[str], tuple[int, dict[str, dict[str, Any]], list[str]]]
 
 
-def a_line(response: str = r"So it is \boxed{42}.", answer: str = "42", **fields: Any) -> str:
-    return json.dumps({"response": response, "answer": answer, **fields})
+RIGHT = r'{"response": "So it is \\boxed{42}.", "answer": "42"}'
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def grade(
 
 @pytest.fixture
 def calibrate(grade: Callable[..., tuple[int, Lines, list[str]]]) -> Calibrate:
-    """Calibrates by lines: the exit status, the report of each verifier, what was complained of."""
+    """Calibrates by lines: the exit status, the report of each verifier, standard error."""
 
     def calibrated(lines: str) -> tuple[int, dict[str, dict[str, Any]], list[str]]:
         status, reports, errors = grade(lines.encode(), "--calibrate")
@@ -79,14 +78,15 @@ def calibrate(grade: Callable[..., tuple[int, Lines, list[str]]]) -> Calibrate:
     return calibrated
 
 
+BY_PERCENT = r'{"response": "\\boxed{42\\%}", "answer": "42", "problem": "By what percent?"}'
 READ = [
-    (a_line(), True, None),
-    (a_line(r"\boxed{41}", id=7, kind="other keys are left alone"), False, "wrong"),
-    (a_line(r"\boxed{2k+2}", "2(k+1)"), True, None),
-    (a_line("no answer at all"), False, "no_answer"),
-    (a_line(r"\boxed{x+1}", r"\foo{"), None, "gold_not_parsable"),
-    (a_line(r"\boxed{42\%}", problem="By what percent does it grow?"), True, None),
-    (a_line(r"\boxed{42\%}"), False, "wrong"),
+    (RIGHT, True, None),
+    (r'{"response": "\\boxed{41}", "answer": "42", "id": 7, "kind": "x"}', False, "wrong"),
+    (r'{"response": "\\boxed{2k+2}", "answer": "2(k+1)"}', True, None),
+    (r'{"response": "no answer at all", "answer": "42"}', False, "no_answer"),
+    (r'{"response": "\\boxed{x+1}", "answer": "\\foo{"}', None, "gold_not_parsable"),
+    (BY_PERCENT, True, None),
+    (BY_PERCENT.replace("By what percent", "How many"), False, "wrong"),
     (r'{"response": "\ud800 \\boxed{42}", "answer": "42"}', True, None),
     (r'{"response": "\\boxed{\udfff}", "answer": "42"}', False, "not_parsable"),
     (r'{"response": "\\boxed{42}", "answer": "\ud800"}', None, "gold_not_parsable"),
@@ -97,9 +97,8 @@ READ = [
 def test_every_line_gets_its_verdict_in_order_whatever_it_holds(grade: Grade) -> None:
     status, reports, errors = grade(("\ufeff" + "\r\n".join(line for line, *_ in READ)).encode())
     assert (status, errors) == (0, [])
-    assert [[line["verdict"], line["reason"]] for line in reports] == [
-        output for _, *output in READ
-    ]
+    for line, (_, verdict, reason) in zip(reports, READ, strict=True):
+        assert (line["verdict"], line["reason"]) == (verdict, reason)
     assert all(list(line) == ["verdict", "reason", "path", "ms"] for line in reports)
     assert all(isinstance(line["path"], str) and line["ms"] >= 0 for line in reports)
 
@@ -114,16 +113,16 @@ UNREADABLE = {
     b'{"response": "", "answer": "1", "problem": []}': "problem: ",
     b"[" * 100_000: "not JSON: ",
     b"9" * 5000: "not JSON: ",
-    a_line("x" * MAX_LINE_BYTES).encode(): "longer than 64 MiB",
+    RIGHT.encode() + b" " * MAX_LINE_BYTES: "longer than 64 MiB",
 }
 
 
 def test_a_line_that_cannot_be_read_has_its_place_and_a_message(grade: Grade) -> None:
-    good = a_line().encode()
+    good = RIGHT.encode()
     status, reports, errors = grade(b"\n".join(b"%s\n%s" % (good, bad) for bad in UNREADABLE))
     assert status == 2
-    given = [(line["verdict"], line["reason"]) for line in reports]
-    assert given == [(True, None), (None, "unreadable_line")] * len(UNREADABLE)
+    verdicts = [(line["verdict"], line["reason"]) for line in reports]
+    assert verdicts == [(True, None), (None, "unreadable_line")] * len(UNREADABLE)
     for number, (error, problem) in enumerate(zip(errors, UNREADABLE.values(), strict=True), 1):
         assert error.startswith(f"weir grade: line {2 * number}: {problem}")
 
@@ -131,7 +130,7 @@ def test_a_line_that_cannot_be_read_has_its_place_and_a_message(grade: Grade) ->
 @pytest.mark.parametrize(
     ("name", "problem"), [("absent.jsonl", "No such file"), ("", "Is a directory")]
 )
-def test_what_is_no_file_is_named(
+def test_a_path_without_a_file_is_named(
     name: str, problem: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main([str(tmp_path / name)]) == 2
@@ -162,23 +161,22 @@ def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_proc
     waits_for: str, status: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "many.jsonl"
-    path.write_bytes(
-        (a_line().encode() + b"\n") * 20_000
-    )  # whose verdicts are more than a pipe holds
+    # The verdicts are more than a pipe holds.
+    path.write_text(f"{RIGHT}\n" * 20_000)
     command = start("-" if waits_for == "input" else path)
     assert command.stdout is not None
     assert command.stderr is not None
     if waits_for == "input":
-        asyncio.run(until(lambda: len(family_of(command.pid)) > 1))  # a worker is there
+        asyncio.run(until(lambda: len(list_descendants(command.pid)) > 1))
     else:
         assert json.loads(command.stdout.readline())["verdict"] is True
-    family = family_of(command.pid)
+    family = list_descendants(command.pid)
     if status == 130:
         command.send_signal(signal.SIGINT)
     else:
         command.stdout.close()
     assert command.wait(60) == status
-    asyncio.run(until_gone(family))
+    asyncio.run(wait_until_gone(family))
     assert command.stderr.read() == b""
 
 
@@ -206,22 +204,14 @@ async def test_math_answer_agrees_with_every_label_and_equation_steps_with_some(
     assert agreement([case for case in cases if case.kind == "empty"])["same_level"] == 1
 
 
-def a_labelled(**changes: Any) -> str:
-    fields = {
-        "id": "one",
-        "problem": "1 + 1 = ?",
-        "solution": "1 + 1 = 2",
-        "answer": "2",
-        "response": r"1 + 1 = 2, so \boxed{2}",
-        "kind": "right",
-        "outcome": True,
-        "process": 1,
-    }
-    return json.dumps(fields | changes)
+LABELLED = (
+    r'{"id": "one", "problem": "1 + 1 = ?", "solution": "1 + 1 = 2", "answer": "2",'
+    r' "response": "1 + 1 = 2, so \\boxed{2}", "kind": "right", "outcome": true, "process": 1}'
+)
 
 
 def test_without_a_judge_the_others_are_reported(calibrate: Calibrate) -> None:
-    status, reports, errors = calibrate(f"{a_labelled(more=1)}\n\n")
+    status, reports, errors = calibrate(LABELLED.replace("{", '{"more": 1, ', 1) + "\n\n")
     assert status == 0
     (error,) = errors
     assert "WEIR_JUDGE_URL" in error
@@ -233,9 +223,9 @@ def test_without_a_judge_the_others_are_reported(calibrate: Calibrate) -> None:
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        (a_labelled(outcome="yes"), "line 1: outcome: "),
-        (a_labelled(process=2), "line 1: process: "),
-        (f"{a_labelled()}\n{{", "line 2: not JSON"),
+        (LABELLED.replace("true", '"yes"'), "line 1: outcome: "),
+        (LABELLED.replace('"process": 1', '"process": 2'), "line 1: process: "),
+        (f"{LABELLED}\n{{", "line 2: not JSON"),
         ("", "line 1: "),
     ],
 )
@@ -257,7 +247,8 @@ def judge(
     return server
 
 
-TWO = f"{a_labelled()}\n{a_labelled(id='two', process=0, kind='filler')}\n"
+FILLER = LABELLED.replace("right", "filler").replace('"process": 1', '"process": 0')
+TWO = f"{LABELLED}\n{FILLER.replace('one', 'two')}\n"
 
 
 @pytest.mark.anyio
@@ -285,13 +276,13 @@ async def test_a_judge_that_goes_down_ends_it_with_the_reason(
     assert "WEIR_JUDGE_URL" in error
 
 
-Pairs = list[tuple[float, float | None]]  # a label and what was given
+Pairs = list[tuple[float, float | None]]  # labels and scores
 
 
 def cases(pairs: Pairs, kind: str = "k") -> list[Case]:
     return [
-        Case(kind, label == 1, label, given, None if given is not None else "no_verdict")
-        for label, given in pairs
+        Case(kind, label == 1, label, score, None if score is not None else "no_verdict")
+        for label, score in pairs
     ]
 
 
@@ -321,7 +312,7 @@ def test_kappa_is_that_of_the_textbook(pairs: Pairs, kappa: float | None) -> Non
     assert agreement(cases(pairs))["kappa"] == kappa
 
 
-def test_a_summary_says_it_all_of_what_was_graded() -> None:
+def test_a_summary_counts_by_kind_and_label() -> None:
     right = cases([(1, 1), (0, 1), (0, 0), (0.5, 0.75)], kind="right")
     summary = summarize(right + cases([(1, None)], kind="empty"))
     assert summary["all"] == {"n": 5, "graded": 4, "same_level": 0.5, "kappa": 0.3333}
@@ -332,7 +323,5 @@ def test_a_summary_says_it_all_of_what_was_graded() -> None:
         "0.5": {"1": 1},
     }
     assert summary["right_outcome"]["n"] == 2
-    assert [(kind, each["same_level"]) for kind, each in summary["kinds"].items()] == [
-        ("right", 0.5),
-        ("empty", None),
-    ]
+    assert summary["kinds"]["right"]["same_level"] == 0.5
+    assert summary["kinds"]["empty"]["same_level"] is None

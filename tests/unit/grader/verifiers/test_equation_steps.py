@@ -1,4 +1,4 @@
-"""What the equations of a response are worth, and who is to blame if they cannot be read."""
+"""Equations of a response have a score, or a reason why they have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a response: its own faults, the system's faults, and how it was decided.
+"""Verdicts on a response: its own faults, the system's faults, and how it was decided.
 
 Verdicts on thousands of answers are in the truth table of `packages/answers`.
 """
@@ -24,7 +24,7 @@ from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from services.grader.verifiers.math_answer import decide_response
 from tests.builders import a_task
-from tests.unit.grader.judge_server import ScriptedServer, says, settings_for
+from tests.unit.grader.judge_server import ScriptedServer, judge_settings, says
 from tests.unit.grader.pools import failing_tools
 
 pytestmark = pytest.mark.anyio
@@ -35,6 +35,12 @@ LEFT_TO_THE_POOL = r"\sum_{k=1}^{10^{12}}\sin(k^2)"
 NOT_PARSABLE = Graded(value=0, reason="not_parsable")
 TOO_HARD = Graded(value=0, reason="too_hard")
 STARVED = Ungradable(reason="starved")
+
+
+async def grade(task: Task, text: str, tools: Tools) -> Graded:
+    score = await math_answer.verify(task, text, CHECK, tools)
+    assert isinstance(score, Graded)
+    return score
 
 
 @pytest.mark.parametrize(
@@ -53,21 +59,17 @@ STARVED = Ungradable(reason="starved")
 async def test_the_fault_of_a_response_is_wrong_with_its_reason(
     tools: Tools, text: str, reason: str
 ) -> None:
-    score = await math_answer.verify(a_task(answer="5"), text, CHECK, tools)
-    assert isinstance(score, Graded)
+    score = await grade(a_task(answer="5"), text, tools)
     assert (score.value, score.reason) == (0, reason)
 
 
 @pytest.mark.parametrize("line", HELD_OUT.read_text().splitlines()[::16])
 async def test_the_problem_said_again_is_no_answer(tools: Tools, line: str) -> None:
     task = Task.model_validate_json(line)
-    said = rf"\boxed{{{task.problem.removesuffix('=?')}}}"
-    score = await math_answer.verify(task, said, CHECK, tools)
-    assert isinstance(score, Graded)
+    restated = rf"\boxed{{{task.problem.removesuffix('=?')}}}"
+    score = await grade(task, restated, tools)
     assert (score.value, score.reason, score.marks[0].note) == (0, "restated", "restated")
-    worked_out = await math_answer.verify(task, task.solution or "", CHECK, tools)
-    assert isinstance(worked_out, Graded)
-    assert worked_out.value == 1
+    assert (await grade(task, task.solution or "", tools)).value == 1
 
 
 @pytest.mark.parametrize("begin", ["(", "-", "1-", "1/", "x*", r"\sqrt{", "a=", "1,", "|"])
@@ -98,9 +100,9 @@ async def test_a_task_without_a_readable_answer_is_never_a_zero(
 async def test_what_fails_twice_is_wrong_unless_the_machine_gave_it_no_time(
     cause: Cause, score: Score, calls: list[bool]
 ) -> None:
-    tools, asked = failing_tools(Failed(cause))
+    tools, actual_calls = failing_tools(Failed(cause))
     assert await math_answer.compare("5", LEFT_TO_THE_POOL, tools) == score
-    assert asked == calls
+    assert actual_calls == calls
 
 
 @pytest.mark.parametrize(
@@ -119,9 +121,9 @@ async def test_what_fails_beside_a_gold_that_fails_alone_is_no_fault_of_the_resp
 
 
 async def test_equal_answers_at_one_time_are_compared_once() -> None:
-    tools, asked = failing_tools(Failed(Cause.TIMEOUT))
+    tools, calls = failing_tools(Failed(Cause.TIMEOUT))
     await asyncio.gather(*(math_answer.compare("5", LEFT_TO_THE_POOL, tools) for _ in range(8)))
-    assert len(asked) == 3
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize(
@@ -148,8 +150,8 @@ TIGERS = r"\boxed{12\text{ tigers}}"
 async def test_what_nothing_settles_is_what_the_recipe_says(
     unknown: Literal["wrong", "ungradable"], kind: str, tools: Tools
 ) -> None:
-    found = await math_answer.verify(CANDIES, TIGERS, MathAnswer(unknown=unknown), tools)
-    assert (found.kind, found.reason) == (kind, "unknown")
+    score = await math_answer.verify(CANDIES, TIGERS, MathAnswer(unknown=unknown), tools)
+    assert (score.kind, score.reason) == (kind, "unknown")
 
 
 @pytest.mark.parametrize(("level", "value"), [("complete", 1), ("partial", 0), ("wrong", 0)])
@@ -158,15 +160,15 @@ async def test_what_nothing_settles_may_be_left_to_the_judge(
 ) -> None:
     server.script = [says(f'{{"analysis": "seen", "solution": "{level}"}}')]
     check = MathAnswer(unknown="judge")
-    async with Judge(settings_for(server)) as judge:
-        asked = replace(tools, judge=judge)
-        score = await math_answer.verify(CANDIES, TIGERS, check, asked)
-        settled = await math_answer.verify(CANDIES, r"\boxed{13}", check, asked)
+    async with Judge(judge_settings(server)) as judge:
+        judge_tools = replace(tools, judge=judge)
+        score = await math_answer.verify(CANDIES, TIGERS, check, judge_tools)
+        settled = await math_answer.verify(CANDIES, r"\boxed{13}", check, judge_tools)
     assert isinstance(score, Graded)
     assert isinstance(settled, Graded)
     reason = None if value else "wrong"
     assert (score.value, score.reason, settled.reason) == (value, reason, "wrong")
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     verdict = "right" if value else "wrong"
     box = Mark(start=7, end=len(TIGERS) - 1, verdict=verdict, note=reason or "")
     assert score.marks == (box,)
@@ -206,11 +208,10 @@ async def test_long_texts_are_scanned_beside_the_event_loop(
 async def test_the_answer_that_was_taken_is_marked(
     text: str, expected: str | None, tools: Tools
 ) -> None:
-    score = await math_answer.verify(a_task(answer="5"), text, CHECK, tools)
-    assert isinstance(score, Graded)
-    found = [f"{mark.verdict} {text[mark.start : mark.end]}" for mark in score.marks]
-    assert found == ([] if expected is None else [expected])
-    assert [mark.note for mark in score.marks] == [score.reason or ""] * len(found)
+    score = await grade(a_task(answer="5"), text, tools)
+    marked = [f"{mark.verdict} {text[mark.start : mark.end]}" for mark in score.marks]
+    assert marked == ([] if expected is None else [expected])
+    assert [mark.note for mark in score.marks] == [score.reason or ""] * len(marked)
 
 
 async def test_a_long_answer_is_left_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +248,8 @@ async def test_workers_of_a_real_pool_find_what_the_truth_table_says(pool: Pool)
 async def test_answers_that_hang_are_ended_and_never_right(pool: Pool) -> None:
     tools = Tools(pool, quick_deadline_s=0.2, compare_deadline_s=0.4)
     rows = [row for row in map(json.loads, OWN.read_text().splitlines()) if row["kind"] == "hangs"]
-    asked = (decide_response(rf"\boxed{{{row['boxed']}}}", row["answer"], tools) for row in rows)
-    decisions = await asyncio.gather(*asked)
+    pending = (decide_response(rf"\boxed{{{row['boxed']}}}", row["answer"], tools) for row in rows)
+    decisions = await asyncio.gather(*pending)
     assert [decision.score.reason for decision in decisions] == ["too_hard"] * 3
 
 

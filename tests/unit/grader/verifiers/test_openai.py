@@ -75,8 +75,8 @@ GOLDEN = {
 
 @pytest.mark.parametrize("metric", GOLDEN)
 def test_the_metrics_are_those_of_the_known_libraries(metric: str) -> None:
-    found = [similarity(metric, *texts) for texts in TEXTS]
-    assert found == pytest.approx(GOLDEN[metric], abs=1e-6)
+    values = [similarity(metric, *texts) for texts in TEXTS]
+    assert values == pytest.approx(GOLDEN[metric], abs=1e-6)
 
 
 @pytest.mark.parametrize(
