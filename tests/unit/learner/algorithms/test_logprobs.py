@@ -99,14 +99,6 @@ def test_without_gradients_nothing_is_kept_for_them() -> None:
     assert not any(values.requires_grad for values in outputs)
 
 
-def test_half_precision_logits_are_normalized_in_float32() -> None:
-    logits = torch.randn(4, 1000).bfloat16()
-    targets = torch.arange(4)
-    half = token_logprobs(logits, targets, TEMPERATURE)
-    single = token_logprobs(logits.float(), targets, TEMPERATURE)
-    torch.testing.assert_close(half, single, atol=0, rtol=0)
-
-
 @pytest.mark.parametrize("name", CORRECTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_weight_is_bounded_and_carries_no_gradient(name: str, dtype: torch.dtype) -> None:
