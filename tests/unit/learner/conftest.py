@@ -18,10 +18,10 @@ Changed = Callable[..., Path]
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Changed:
-    def with_settings(**settings: Any) -> Path:
+    def change_config(**settings: Any) -> Path:
         folder = shutil.copytree(BASE_MODEL, tmp_path / "changed", dirs_exist_ok=True)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | settings))
         return folder
 
-    return with_settings
+    return change_config

@@ -1,4 +1,4 @@
-"""In a packed row every sample computes what it would alone, forward and backward."""
+"""A sample in a packed row has the log-probs and gradients that it has alone."""
 
 import copy
 from typing import Any
@@ -77,7 +77,7 @@ def test_samples_of_a_row_know_nothing_of_each_other(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "asked"),
+    ("family", "settings", "feature"),
     [
         ("mistral", {"sliding_window": 38}, "sliding"),
         ("gemma2", {"head_dim": 8}, "softcap"),
@@ -86,10 +86,10 @@ def test_samples_of_a_row_know_nothing_of_each_other(family: str) -> None:
     ],
 )
 def test_what_only_other_attention_can_do_is_never_left_out_in_silence(
-    family: str, settings: dict[str, Any], asked: str
+    family: str, settings: dict[str, Any], feature: str
 ) -> None:
     model = a_model(family, **settings)
-    with pytest.raises(UnsupportedModel, match=asked):
+    with pytest.raises(UnsupportedModel, match=feature):
         Policy(model, chunk_tokens=1000)(collate(samples()), 1.0)
 
 

@@ -28,70 +28,78 @@ def a_sample(prompt: int, response: int, group: int = 0, advantage: float = 0.0)
     )
 
 
-def length_of(sample: Sample) -> int:
+def length(sample: Sample) -> int:
     return len(sample.prompt_ids) + len(sample.token_ids)
 
 
-shapes = st.lists(
-    st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(0, 5)), min_size=1, max_size=30
-)
+def total_length(samples: list[Sample]) -> int:
+    return sum(map(length, samples))
 
 
-@given(shapes, st.integers(1, 64), st.integers(1, 4))
+@st.composite
+def sample_lists(draw: st.DrawFn) -> list[Sample]:
+    """Samples whose advantages are their positions."""
+    sizes = st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(0, 5))
+    shapes = draw(st.lists(sizes, min_size=1, max_size=30))
+    return [a_sample(*shape, advantage=float(index)) for index, shape in enumerate(shapes)]
+
+
+def positions(parts: list[list[Sample]]) -> list[float]:
+    return sorted(sample.advantage for part in parts for sample in part)
+
+
+@given(sample_lists(), st.integers(1, 64), st.integers(1, 4))
 def test_micro_batches_hold_every_sample_once_and_respect_the_budget(
-    shape: list[tuple[int, int, int]], max_tokens: int, num_ranks: int
+    samples: list[Sample], max_tokens: int, num_ranks: int
 ) -> None:
-    samples = [a_sample(p, r, g, advantage=float(i)) for i, (p, r, g) in enumerate(shape)]
     parts = micro_batches(samples, max_tokens, num_ranks)
     assert len(parts) % num_ranks == 0
     assert len(parts) < len(samples) + num_ranks
-    assert sorted(s.advantage for part in parts for s in part) == [s.advantage for s in samples]
+    assert positions(parts) == positions([samples])
     for part in parts:
-        assert len(part) == 1 or sum(map(length_of, part)) <= max_tokens
+        assert len(part) == 1 or total_length(part) <= max_tokens
 
 
-@pytest.mark.parametrize(("count", "num_ranks"), [(512, 1), (512, 8)])
-def test_micro_batches_are_full_and_ranks_have_equal_work(count: int, num_ranks: int) -> None:
-    """Lengths as reasoning has them, log-normal to 20k; work as a 7B model has it."""
+@pytest.mark.parametrize("num_ranks", [1, 8])
+def test_micro_batches_are_full_and_ranks_have_equal_work(num_ranks: int) -> None:
+    """Lengths of reasoning are log-normal up to 20k; the work is that of a 7B model."""
     estimate_work = partial(trained_flops, BUILT_IN["Qwen/Qwen2.5-7B"], None)
     random = np.random.default_rng(1)
-    lengths = random.lognormal(8.3, 0.9, size=count).clip(30, 20_000).astype(int)
-    parts = micro_batches([a_sample(20, n) for n in lengths], 22_528, num_ranks, estimate_work)
-    tokens = [sum(map(length_of, part)) for part in parts]
-    work = [sum(estimate_work(length_of(s)) for s in part) for part in parts]
-    assert lengths.max() > 15_000
-    assert max(tokens) <= 22_528
-    assert sum(tokens) / len(parts) >= 0.98 * 22_528
+    lengths = random.lognormal(8.3, 0.9, size=512).clip(30, 20_000).astype(int)
+    samples = [a_sample(20, length) for length in lengths]
+    parts = micro_batches(samples, 22_528, num_ranks, estimate_work)
+    work = [sum(estimate_work(length(sample)) for sample in part) for part in parts]
+    assert total_length(samples) / len(parts) >= 0.98 * 22_528
     shares = [sum(work[rank::num_ranks]) for rank in range(num_ranks)]
     assert max(shares) <= 1.02 * min(shares)
-    rounds = [work[i : i + num_ranks] for i in range(0, len(work), num_ranks)]
-    assert sum(map(max, rounds)) <= 1.02 * sum(work) / num_ranks  # what all wait for under ZeRO-3
+    # Under ZeRO-3 all ranks wait for the slowest of a round.
+    rounds = [work[start : start + num_ranks] for start in range(0, len(work), num_ranks)]
+    assert sum(map(max, rounds)) <= 1.02 * sum(work) / num_ranks
 
 
-def test_equal_tokens_are_not_equal_work() -> None:
-    """One long sample and as many tokens in short ones: the short ones' rank gets more tokens."""
+def test_a_rank_with_a_long_sample_gets_fewer_tokens() -> None:
     samples = [a_sample(1, 999), *(a_sample(1, 99) for _ in range(30))]
-    beyond = micro_batches(samples, 500, 1)  # the long one takes a micro-batch and no more
-    assert [sum(map(length_of, part)) for part in beyond] == [1000, *[500] * 6]
-    one, other = micro_batches(samples, 4000, 2, lambda length: length * (length + 1000))
-    long, short = sorted([one, other], key=len)
-    assert sum(map(length_of, long)) < sum(map(length_of, short)) - 500
+    beyond = micro_batches(samples, 500, 1)  # the long one fills a micro-batch alone
+    assert [total_length(part) for part in beyond] == [1000, *[500] * 6]
+    parts = micro_batches(samples, 4000, 2, lambda length: length * (length + 1000))
+    long, short = sorted(parts, key=len)
+    assert total_length(long) < total_length(short) - 500
 
 
-@given(shapes, st.integers(1, 8))
-def test_mini_batches_split_along_group_borders(
-    shape: list[tuple[int, int, int]], num_updates: int
-) -> None:
-    samples = [a_sample(p, r, g, advantage=float(i)) for i, (p, r, g) in enumerate(shape)]
+@given(sample_lists(), st.integers(1, 8))
+def test_mini_batches_split_along_group_borders(samples: list[Sample], num_updates: int) -> None:
     parts = mini_batches(samples, num_updates)
-    assert sorted(s.advantage for part in parts for s in part) == [s.advantage for s in samples]
-    groups = [{s.group for s in part} for part in parts]
-    assert sum(len(group) for group in groups) == len(set().union(*groups))
-    assert len(parts) == min(num_updates, len(set().union(*groups)))
+    assert positions(parts) == positions([samples])
+    groups = [{sample.group for sample in part} for part in parts]
+    num_groups = len(set().union(*groups))
+    assert sum(map(len, groups)) == num_groups
+    assert len(parts) == min(num_updates, num_groups)
 
 
 def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
-    batch = collate([a_sample(3, 2, advantage=2.0), a_sample(1, 4, advantage=-1.0)])
+    samples = [a_sample(3, 2, advantage=2.0), a_sample(1, 4, advantage=-1.0)]
+    assert count_totals(samples) == Totals(tokens=6, sequences=2, positive_tokens=2)
+    batch = collate(samples)
     assert batch.input_ids.tolist() == [10, 11, 12, 50, 51, 10, 50, 51, 52, 53]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
     assert (batch.bounds.tolist(), batch.max_length) == ([0, 5, 10], 5)
@@ -103,8 +111,10 @@ def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
 
 
 def test_a_token_that_is_not_the_policys_is_a_position_and_nothing_else() -> None:
-    own = np.array([0, 1, 4])
-    turns = replace(a_sample(2, 6), own_indexes=own, behavior_logprobs=-own, on_version=own > 0)
+    indexes = np.array([0, 1, 4])
+    turns = replace(
+        a_sample(2, 6), own_indexes=indexes, behavior_logprobs=-indexes, on_version=indexes > 0
+    )
     batch = collate(assign_places([a_sample(1, 1), turns, a_sample(1, 1)]))
     assert (batch.bounds.tolist(), batch.max_length) == ([0, 2, 10, 12], 8)
     assert batch.sample_of.tolist() == [0, 1, 1, 1, 2]
@@ -135,16 +145,8 @@ def test_tokens_are_laid_out_by_response_and_back() -> None:
     assert batch.last_tokens.tolist() == [False, True, False, False, False, True]
 
 
-def test_a_mini_batch_counts_its_tokens_responses_and_right_answers() -> None:
-    samples = [a_sample(3, 2, advantage=1.0), a_sample(1, 4, advantage=-1.0)]
-    assert count_totals(samples) == Totals(tokens=6, sequences=2, positive_tokens=2)
-
-
-@given(shapes)
-def test_a_sample_of_a_step_knows_the_place_of_its_tokens(
-    shape: list[tuple[int, int, int]],
-) -> None:
-    samples = assign_places([a_sample(p, r, g) for p, r, g in shape])
-    tokens = [s.first_token + np.arange(len(s.token_ids)) for s in samples]
-    assert np.concatenate([*tokens, []]).tolist() == list(range(sum(map(len, tokens))))
-    assert assign_places([]) == []
+@given(sample_lists())
+def test_the_tokens_of_a_step_are_numbered(samples: list[Sample]) -> None:
+    placed = assign_places(samples)
+    tokens = [sample.first_token + np.arange(len(sample.token_ids)) for sample in placed]
+    assert np.concatenate(tokens).tolist() == list(range(sum(map(len, tokens))))

@@ -1,4 +1,4 @@
-"""Feeder and ledger: what makes a new attempt go on where the last one was."""
+"""Feeder and ledger: a new attempt continues where the last one ended."""
 
 import asyncio
 import math

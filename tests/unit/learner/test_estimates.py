@@ -1,4 +1,4 @@
-"""What an evaluation's groups add up to; means over tasks and their intervals."""
+"""Summaries of evaluations: means over tasks and their intervals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.builders import (
     an_episodes_group,
 )
 
-RIGHT, WRONG = Graded(value=1.0), Graded(value=0.0)
+RIGHT = Graded(value=1.0)
 UNGRADABLE = Ungradable(reason="the judge is away")
 
 
@@ -101,37 +101,43 @@ def test_accuracy_is_the_mean_over_tasks_however_many_of_their_responses_were_gr
         assert (result["tasks"], result["accuracy"], result["accuracy_interval"]) == (0, None, None)
 
 
-def test_pass_at_k_doubles_k_up_to_the_samples() -> None:
-    result = summarize(0, [outcomes(0, 1, 0, 0, 0, 0), outcomes(1, 0, 0, 0, 0, 0)])
-    ks = {key: result[key] for key in result if key.removeprefix("pass@").isdigit()}
-    assert ks == pytest.approx({"pass@1": 0.1, "pass@2": 0.2, "pass@4": 0.4})
-    assert result["pass@4_low"] < 0.4 < result["pass@4_high"]
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        pytest.param(
+            [outcomes(0, 1, 0, 0, 0, 0), outcomes(1, 0, 0, 0, 0, 0)],
+            {"pass@1": 0.1, "pass@2": 0.2, "pass@4": 0.4, "pass@4_left_out": 0},
+            id="k doubles up to the samples",
+        ),
+        pytest.param(
+            [outcomes(0, 1, None), outcomes(1, 0, 0), outcomes(2, None, None)],
+            {"tasks": 2, "pass@1": 0.5, "pass@1_left_out": 0, "pass@2": 0, "pass@2_left_out": 1},
+            id="fewer graded responses than k",
+        ),
+        pytest.param(
+            [outcomes(0, 0.5, 0.5), outcomes(1, 0.7 + 0.2 + 0.1, 0.5)],
+            {"accuracy": 0.625, "pass@1": 0.25, "pass@2": 0.5},
+            id="partial credit does not pass, and rounding costs nothing",
+        ),
+    ],
+)
+def test_pass_at_k_is_the_mean_over_tasks_with_k_graded_responses(
+    groups: list[GradedGroup], expected: dict[str, float]
+) -> None:
+    result = summarize(0, groups)
+    assert {key: result[key] for key in expected} == pytest.approx(expected)
+    assert "pass@8" not in result
+    assert result["pass@1_low"] < result["pass@1"] < result["pass@1_high"]
 
 
-def test_tasks_with_fewer_graded_responses_than_k_are_left_out_and_counted() -> None:
-    result = summarize(0, [outcomes(0, 1, None), outcomes(1, 0, 0), outcomes(2, None, None)])
-    assert (result["tasks"], result["pass@1"], result["pass@1_left_out"]) == (2, 0.5, 0)
-    assert (result["pass@2"], result["pass@2_left_out"]) == (0.0, 1)
-
-
-def test_partial_credit_counts_in_accuracy_and_does_not_pass() -> None:
-    result = summarize(0, [outcomes(0, 0.5, 0.5), outcomes(1, 1.0, 0.5)])
-    assert (result["accuracy"], result["pass@1"], result["pass@2"]) == (0.625, 0.25, 0.5)
-
-
-def test_weights_that_add_up_to_1_but_for_rounding_pass() -> None:
-    result = summarize(0, [outcomes(0, 0.7 + 0.2 + 0.1, 0)])
-    assert (result["pass@1"], result["pass@2"]) == (0.5, 1)
-
-
-def test_process_is_told_of_correct_and_of_wrong_responses_that_have_a_score() -> None:
+def test_process_is_the_mean_score_of_right_and_of_wrong_responses() -> None:
     grades = (
         Grade(outcome=RIGHT, process=Graded(value=0.5)),
         Grade(outcome=RIGHT, process=UNGRADABLE),
-        Grade(outcome=WRONG, process=Graded(value=0.9)),
+        Grade(outcome=Graded(value=0.0), process=Graded(value=0.9)),
     )
-    summary = summarize(0, [graded(0, *grades)])
-    assert (summary["process"], summary["process_wrong"]) == (0.5, 0.9)
+    result = summarize(0, [graded(0, *grades)])
+    assert (result["process"], result["process_wrong"]) == (0.5, 0.9)
     assert summarize(0, [outcomes(0, 1, 1)])["process"] is None
 
 
@@ -141,8 +147,8 @@ def test_length_and_truncation_are_over_all_responses() -> None:
         for length, reason in ((2, "stop"), (4, "stop"), (6, "stop"), (8, "length"))
     ]
     request = a_request(purpose=Purpose.EVAL, group_size=4)
-    for own, length in ((np.ones(20), 5.0), (np.arange(20) % 2, 2.5)):
-        group = a_group(request, [2, 4, 6, 8], responses=responses, own=own)
+    for policy_mask, length in ((np.ones(20), 5.0), (np.arange(20) % 2, 2.5)):
+        group = a_group(request, [2, 4, 6, 8], responses=responses, own=policy_mask)
         result = summarize(0, [a_graded_group(group, [1, 0, 0, 0])])
         assert (result["response_length"], result["truncated"]) == (length, 0.25)
 
@@ -154,15 +160,16 @@ def test_broken_episodes_have_no_length() -> None:
     assert (result["response_length"], result["accuracy"], result["ungradable"]) == (3, 1, 1)
 
 
-def test_groups_that_failed_are_counted_beside_those_that_the_numbers_are_of(
+def test_failed_groups_change_only_their_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost = [a_failed_group(n, purpose=Purpose.EVAL) for n in range(7)]
     whole = [outcomes(7, 1, 1), outcomes(8, 1, None), outcomes(9, None, None)]
-    result, of_the_whole = summarize(0, [*lost, *whole]), summarize(0, whole)
+    result = summarize(0, [*lost, *whole])
+    expected = summarize(0, whole)
     assert result["per_task"] == {"task-7": [2, 2], "task-8": [1, 1]}
     assert (result["asked"], result["failed"]) == (10, 7)
-    differing = {name for name in result if result[name] != of_the_whole[name]}
+    differing = {name for name in result if result[name] != expected[name]}
     assert differing == {"asked", "failed"}
     monkeypatch.setattr(summary, "MAX_TASKS_REPORTED", 1)
     assert "per_task" not in summarize(0, whole)

@@ -1,4 +1,4 @@
-"""Formulas from outside, as docs/how-to/algorithm.md shows, and what a missing one is told."""
+"""Formulas of an extension, as docs/how-to/algorithm.md shows, and the errors for a missing one."""
 
 import re
 import sys

@@ -31,10 +31,10 @@ def append(log: GroupLog, *groups: int) -> str:
 
 
 @contextmanager
-def file_size_limit(most_bytes: int) -> Iterator[None]:
+def file_size_limit(max_bytes: int) -> Iterator[None]:
     """As on a full disk, writing fails half-way."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, limits[1]))
     try:
         yield
     finally:
@@ -116,7 +116,7 @@ async def test_a_group_is_on_disk_before_it_leaves_the_exchange(tmp_path: Path) 
     received: list[tuple[str, list[int]]] = []
 
     class Exchange:
-        async def take_in(self, delivery: Delivery[GradedGroup], attempt: int) -> None:
+        async def ingest(self, delivery: Delivery[GradedGroup], attempt: int) -> None:
             received.append((delivery.key, numbers(tmp_path / "log")))
 
     intake = Intake(Attempt(cast(Any, Exchange()), "job", 1, a_recipe(), tmp_path))

@@ -24,13 +24,15 @@ def test_an_adapter_is_for_linear_layers_that_the_policy_has() -> None:
 
 
 def test_a_critic_must_read_what_the_policy_writes(changed: Changed) -> None:
-    own = Vocabulary(digest="own", max_id=95, end_id=2)
-    check_vocabulary(BASE_MODEL, changed(vocab_size=128), own, own)  # rows that no token uses
-    check_vocabulary(BASE_MODEL, changed(vocab_size=96), own, own)
+    vocabulary = Vocabulary(digest="own", max_id=95, end_id=2)
+    check_vocabulary(
+        BASE_MODEL, changed(vocab_size=128), vocabulary, vocabulary
+    )  # rows that no token uses
+    check_vocabulary(BASE_MODEL, changed(vocab_size=96), vocabulary, vocabulary)
     with pytest.raises(UnsupportedModel, match=r"critic\.path: .* 95 tokens"):
-        check_vocabulary(BASE_MODEL, changed(vocab_size=95), own, own)
+        check_vocabulary(BASE_MODEL, changed(vocab_size=95), vocabulary, vocabulary)
     with pytest.raises(UnsupportedModel, match=r"critic\.path: .* vocabulary"):
-        check_vocabulary(BASE_MODEL, BASE_MODEL, own, own._replace(digest="other"))
+        check_vocabulary(BASE_MODEL, BASE_MODEL, vocabulary, vocabulary._replace(digest="other"))
 
 
 def test_an_engine_that_the_heads_cannot_be_split_over_is_refused(changed: Changed) -> None:
@@ -44,5 +46,5 @@ def test_an_engine_that_the_heads_cannot_be_split_over_is_refused(changed: Chang
 
 
 def test_a_critic_needs_no_row_that_the_policy_lacks(changed: Changed) -> None:
-    own = Vocabulary(digest="own", max_id=96, end_id=2)  # one id more than rows, as Gemma 3
-    check_vocabulary(BASE_MODEL, BASE_MODEL, own, own)
+    vocabulary = Vocabulary(digest="own", max_id=96, end_id=2)  # one id more than rows, as Gemma 3
+    check_vocabulary(BASE_MODEL, BASE_MODEL, vocabulary, vocabulary)

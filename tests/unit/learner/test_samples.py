@@ -1,4 +1,4 @@
-"""What becomes of a graded group: samples, facts about it, and what the sample store says of it."""
+"""A graded group becomes samples, facts of the step, and rows of the sample store."""
 
 import math
 import statistics
@@ -35,9 +35,11 @@ from tests.builders import (
     an_episodes_group,
 )
 
-RIGHT, WRONG = Graded(value=1), Graded(value=0, reason="wrong")
+RIGHT = Graded(value=1)
+WRONG = Graded(value=0, reason="wrong")
 RIGHT_AND_WRONG = [Grade(outcome=RIGHT), Grade(outcome=WRONG)]
 LOST = Ungradable(reason="gold_not_parsable")
+HALF = 0.707106  # the advantage of the right one of two
 
 
 def scoring(advantage: str, weight: float = 1.0, **reward: Any) -> Scoring:
@@ -48,7 +50,8 @@ def scoring(advantage: str, weight: float = 1.0, **reward: Any) -> Scoring:
     return Scoring.of(a_recipe(algorithm=algorithm, reward=reward, critic=critic))
 
 
-grpo, papo = scoring("grpo"), scoring("papo")
+grpo = scoring("grpo")
+papo = scoring("papo")
 
 
 def a_grade(outcome: float | None, process: float | None = None) -> Grade:
@@ -64,9 +67,9 @@ def graded(
     lengths: Sequence[int] | None = None,
     truncated: tuple[int, ...] = (),
     version: int = 0,
-    **of_request: Any,
+    **request_fields: Any,
 ) -> GradedGroup:
-    request = a_request(group_size=len(grades), **of_request)
+    request = a_request(group_size=len(grades), **request_fields)
     group = a_group(request, lengths or [3] * len(grades), version=version)
     cut = {"finish_reason": FinishReason.LENGTH}
     responses = tuple(
@@ -77,24 +80,29 @@ def graded(
 
 
 def build_samples(
-    groups: Sequence[GradedGroup], scoring: Scoring, *, attempt: int = 1, **of_step: Any
+    groups: Sequence[GradedGroup], scoring: Scoring, *, attempt: int = 1, **step_fields: Any
 ) -> tuple[list[Sample], GroupFacts]:
     scored = [ScoredGroup(group, scoring) for group in groups]
-    return samples.build_samples(scored, attempt=attempt, **{"version": 0, **of_step})
+    return samples.build_samples(scored, attempt=attempt, **{"version": 0, **step_fields})
 
 
 def has_signal(scoring: Scoring, group: GradedGroup) -> bool:
     return ScoredGroup(group, scoring).has_signal
 
 
-def test_each_response_becomes_a_sample_with_its_advantage() -> None:
-    group = graded(RIGHT_AND_WRONG)
+def advantages(samples: Sequence[Sample]) -> list[float]:
+    return [sample.advantage for sample in samples]
+
+
+def test_each_graded_response_becomes_a_sample_with_its_advantage() -> None:
+    group = graded([a_grade(1.0), a_grade(None), a_grade(0.0)])
     samples, facts = build_samples([group], grpo)
-    assert [s.advantage for s in samples] == pytest.approx([0.707106, -0.707106], abs=1e-6)
+    assert advantages(samples) == pytest.approx([HALF, -HALF], abs=1e-6)
     assert group.group is not None
-    assert np.array_equal(samples[1].token_ids, group.group.token_ids[3:6])
+    assert np.array_equal(samples[1].token_ids, group.group.token_ids[6:9])
     assert (facts.responses, facts.correct, facts.tokens) == (2, 1, 6)
     assert facts.groups_with_signal == 1
+    assert facts.dropped_responses == {"gold_not_parsable": 1}
 
 
 def test_a_step_scales_the_advantages_of_all_its_groups_at_once() -> None:
@@ -103,17 +111,15 @@ def test_a_step_scales_the_advantages_of_all_its_groups_at_once() -> None:
         graded([a_grade(1.0), a_grade(None), a_grade(1.0)], number=1),
         graded([a_grade(1.0), *[a_grade(0.0)] * 3], number=2),
     ]
-    of_batch = scoring("grpo_batch")
+    batch = scoring("grpo_batch")
     std = statistics.stdev([1, 0, 1, 1, 1, 0, 0, 0]) + 1e-4
-    samples, facts = build_samples(groups, of_batch)
+    samples, facts = build_samples(groups, batch)
     expected = [0.5 / std, -0.5 / std, 0, 0, 0.75 / std, *[-0.25 / std] * 3]
-    assert [s.advantage for s in samples] == pytest.approx(expected)
+    assert advantages(samples) == pytest.approx(expected)
     assert facts.groups_with_signal == 2
-    assert [has_signal(of_batch, group) for group in groups] == [True, False, True]
-    assert [s.advantage for s in build_samples(groups[1:2], of_batch)[0]] == [0, 0]
-    assert build_samples([], of_batch)[0] == []
-    alone, _ = build_samples([graded([a_grade(1.0), a_grade(None)])], of_batch)
-    assert [s.advantage for s in alone] == [0]
+    assert build_samples([], batch)[0] == []
+    samples, _ = build_samples([graded([a_grade(1.0), a_grade(None)])], batch)
+    assert advantages(samples) == [0]
 
 
 def test_gdpo_compares_each_check_by_itself_and_normalizes_the_step() -> None:
@@ -123,38 +129,28 @@ def test_gdpo_compares_each_check_by_itself_and_normalizes_the_step() -> None:
     wrong = Graded(value=0.25, breakdown={"string_check": 1})  # the other check was left out
     groups = [
         graded([Grade(outcome=right, process=Graded(value=0.75)), Grade(outcome=wrong)]),
-        graded([Grade(outcome=each) for each in (right, wrong, wrong)], lengths=[3, 8, 3]),
+        graded([Grade(outcome=outcome) for outcome in (right, wrong, wrong)], lengths=[3, 8, 3]),
     ]
-    of_checks, of_formula = (
-        scoring("gdpo", **reward),
-        scoring(
-            "gdpo", outcome=["math_answer", "string_check"], formula="math_answer * string_check"
-        ),
-    )
-    found = ScoredGroup(groups[0], of_checks).scores
-    assert [weight for _, weight in found.checks] == [2, 1, 1]
+    by_check = scoring("gdpo", **reward)
+    scores = ScoredGroup(groups[0], by_check).scores
+    assert [weight for _, weight in scores.checks] == [2, 1, 1]
     expected = [[1, math.nan], [0, 1], [0.75, math.nan]]
-    for (values, _), of_check in zip(found.checks, expected, strict=True):
-        assert values.tolist() == pytest.approx(of_check, nan_ok=True)
-    assert found.penalty_weight == 0.5
-    (values, _), _ = ScoredGroup(groups[0], of_formula).scores.checks
+    for (values, _), check_values in zip(scores.checks, expected, strict=True):
+        assert values.tolist() == pytest.approx(check_values, nan_ok=True)
+    assert scores.penalty_weight == 0.5
+    outcome = ["math_answer", "string_check"]
+    by_formula = scoring("gdpo", outcome=outcome, formula="math_answer * string_check")
+    (values, _), _ = ScoredGroup(groups[0], by_formula).scores.checks
     assert values.tolist() == [0.5, 0.25]
-    samples, _ = build_samples(groups, of_checks)
-    advantages = [sample.advantage for sample in samples]
-    assert statistics.mean(advantages) == pytest.approx(0)
-    assert statistics.stdev(advantages) == pytest.approx(1, abs=1e-3)
-
-
-def test_a_response_that_cannot_be_graded_is_dropped_and_counted() -> None:
-    samples, facts = build_samples([graded([a_grade(1.0), a_grade(None), a_grade(0.0)])], grpo)
-    assert [s.advantage for s in samples] == pytest.approx([0.707106, -0.707106], abs=1e-6)
-    assert facts.dropped_responses == {"gold_not_parsable": 1}
+    step = advantages(build_samples(groups, by_check)[0])
+    assert statistics.mean(step) == pytest.approx(0)
+    assert statistics.stdev(step) == pytest.approx(1, abs=1e-3)
 
 
 def test_a_missing_process_score_is_no_zero() -> None:
     lost = Grade(outcome=RIGHT, process=Ungradable(reason="timeout"))
     samples, facts = build_samples([graded([a_grade(1.0, 1.0), a_grade(1.0, 0.5), lost])], papo)
-    assert [s.advantage for s in samples] == pytest.approx([0.707105, -0.707105, 0], abs=1e-5)
+    assert advantages(samples) == pytest.approx([HALF, -HALF, 0], abs=1e-5)
     assert (facts.process, facts.ungradable_process) == ([1.0, 0.5], 1)
 
 
@@ -186,39 +182,33 @@ def test_after_a_sync_that_kept_the_cache_only_whole_responses_count_for_parity(
 
 
 def test_a_truncated_response_can_be_left_out_of_the_loss_but_not_of_the_statistics() -> None:
-    group = graded(RIGHT_AND_WRONG, truncated=(1,))
-    (sample,), facts = build_samples(
-        [group], scoring("grpo", overlong_filter=True), attempt=1, version=0
-    )
-    assert sample.advantage == pytest.approx(0.707106, abs=1e-6)
+    filtering = scoring("grpo", overlong_filter=True)
+    (sample,), facts = build_samples([graded(RIGHT_AND_WRONG, truncated=(1,))], filtering)
+    assert sample.advantage == pytest.approx(HALF, abs=1e-6)
     assert (facts.responses, facts.truncated, facts.filtered) == (2, 1, 1)
     assert facts.means(1)["filtered"] == 0.5
-    samples, facts = build_samples([group], grpo)
-    assert (len(samples), facts.filtered) == (2, 0)
-    both = graded(RIGHT_AND_WRONG, truncated=(0, 1))
-    samples, facts = build_samples([both], scoring("grpo", overlong_filter=True))
+    truncated = graded(RIGHT_AND_WRONG, truncated=(0, 1))
+    samples, facts = build_samples([truncated], filtering)
     assert (samples, facts.filtered, facts.tokens) == ([], 2, 6)
-    compared = scoring("grpo", overlong_filter=True).comparison_only
-    samples, _ = build_samples([both], compared)
-    assert [sample.advantage for sample in samples] == [0, 0]
+    for plain in (grpo, filtering.comparison_only):
+        samples, facts = build_samples([truncated], plain)
+        assert (len(samples), facts.filtered) == (2, 0)
+    assert advantages(samples) == [0, 0]
 
 
 def test_an_overlong_response_pays_but_its_group_gains_no_signal() -> None:
     shaped = scoring("grpo", overlong_buffer=4, overlong_factor=0.5)  # max_tokens is 8
-    both_wrong = graded([Grade(outcome=WRONG)] * 2, lengths=[4, 8])
-    samples, facts = build_samples([both_wrong], shaped)
+    samples, facts = build_samples([graded([Grade(outcome=WRONG)] * 2, lengths=[4, 8])], shaped)
     assert [sample.reward for sample in samples] == pytest.approx([0, -0.5])
     assert samples[0].advantage > 0 > samples[1].advantage
     assert facts.groups_with_signal == 0
-    assert not has_signal(shaped, both_wrong)
     assert has_signal(shaped, graded(RIGHT_AND_WRONG, lengths=[8, 4]))
 
 
 def test_weights_that_add_up_to_1_but_for_rounding_make_a_right_response() -> None:
     group = graded([a_grade(0.7 + 0.2 + 0.1, 1), a_grade(1, 0), a_grade(1 - 1e-8)])
-    found, facts = build_samples([group], papo)
-    assert papo.scores(group.grades, [1] * 3).correct.tolist() == [True, True, False]
-    assert [sample.correct for sample in found] == [True, True, False]
+    samples, facts = build_samples([group], papo)
+    assert [sample.correct for sample in samples] == [True, True, False]
     assert (facts.correct, facts.process) == (2, [1, 0])
 
 
@@ -229,12 +219,11 @@ def test_a_shaped_reward_does_not_decide_what_is_correct() -> None:
     assert facts.correct == 1
 
 
-OWN = np.array([1, 1, 0, 0, 1, 0, 0, 1, 1, 0])
+POLICY_MASK = np.array([1, 1, 0, 0, 1, 0, 0, 1, 1, 0])
 
 
-def in_turns(own: np.ndarray = OWN, **of_request: Any) -> GradedGroup:
-    """Responses of 6 and 4 tokens, of which 3 and 2 are the policy's own; two versions each."""
-    request = a_request(group_size=2, **of_request)
+def a_turns_group(policy_mask: np.ndarray = POLICY_MASK) -> GradedGroup:
+    """Responses of 6 and 4 tokens, 3 and 2 of them by the policy, in two versions."""
     responses = [
         Response(text="", finish_reason=FinishReason.STOP, spans=spans)
         for spans in (
@@ -242,13 +231,12 @@ def in_turns(own: np.ndarray = OWN, **of_request: Any) -> GradedGroup:
             (a_span(4, 4),),
         )
     ]
-    return a_graded_group(
-        a_group(request, [6, 4], responses=responses, own=own), grades=RIGHT_AND_WRONG
-    )
+    group = a_group(lengths=[6, 4], responses=responses, own=policy_mask)
+    return a_graded_group(group, grades=RIGHT_AND_WRONG)
 
 
-def test_what_is_not_the_policys_own_is_learned_from_and_counted_nowhere() -> None:
-    group = in_turns()
+def test_tokens_of_tools_are_neither_trained_nor_counted() -> None:
+    group = a_turns_group()
     assert group.group is not None
     (first, second), facts = build_samples([group], grpo, version=4)
     assert (len(first.token_ids), first.num_own) == (6, 3)
@@ -269,30 +257,27 @@ def test_a_broken_episode_takes_no_part_in_its_group() -> None:
     whole = a_graded_group(an_episodes_group(1.0, 0.0), grades=RIGHT_AND_WRONG)
     grades = [RIGHT_AND_WRONG[0], lost, RIGHT_AND_WRONG[1]]
     with_broken = a_graded_group(an_episodes_group(1.0, None, 0.0), grades=grades)
-    (found, facts), (wanted, _) = (build_samples([each], grpo) for each in (with_broken, whole))
-    assert [each.advantage for each in found] == [each.advantage for each in wanted]
+    samples, facts = build_samples([with_broken], grpo)
+    assert advantages(samples) == advantages(build_samples([whole], grpo)[0])
     assert facts.dropped_responses == {"episode_failed": 1}
     assert (facts.responses, facts.tokens, facts.means(1)["response_length"]) == (2, 6, 3)
     only_broken = a_graded_group(an_episodes_group(None, None), grades=[lost, lost])
-    found, facts = build_samples([only_broken], grpo)
-    assert (found, facts.means(1)["ungradable"], facts.groups_with_signal) == ([], 1, 0)
+    samples, facts = build_samples([only_broken], grpo)
+    assert (samples, facts.means(1)["ungradable"], facts.groups_with_signal) == ([], 1, 0)
 
 
-def test_a_group_that_says_all_tokens_are_its_own_is_trained_like_one_that_says_nothing() -> None:
-    every = np.ones(10)
-    one, other = (
-        samples.build_samples([ScoredGroup(each, papo)], attempt=1, version=4)
-        for each in (in_turns(every), without_own(in_turns(every)))
+def test_a_mask_of_only_policy_tokens_changes_nothing() -> None:
+    masked = a_turns_group(np.ones(10))
+    assert masked.group is not None
+    plain = masked.model_copy(update={"group": masked.group.model_copy(update={"own": None})})
+    (masked_samples, masked_facts), (plain_samples, plain_facts) = (
+        build_samples([group], papo, version=4) for group in (masked, plain)
     )
-    assert one[1] == other[1]
-    for name, tensor in vars(collate(one[0])).items():
-        assert np.array_equal(tensor, getattr(collate(other[0]), name)), name
-    assert count_totals(one[0]) == count_totals(other[0])
-
-
-def without_own(graded: GradedGroup) -> GradedGroup:
-    assert graded.group is not None
-    return graded.model_copy(update={"group": graded.group.model_copy(update={"own": None})})
+    assert masked_facts == plain_facts
+    plain_batch = vars(collate(plain_samples))
+    for name, tensor in vars(collate(masked_samples)).items():
+        assert np.array_equal(tensor, plain_batch[name]), name
+    assert count_totals(masked_samples) == count_totals(plain_samples)
 
 
 @pytest.mark.parametrize(
@@ -304,16 +289,14 @@ def without_own(graded: GradedGroup) -> GradedGroup:
         ("process_only", [0.5, 0.25, 0.75, math.nan]),
     ],
 )
-def test_the_reward_that_is_told_is_what_the_advantage_compares(
-    advantage: str, expected: list[float]
-) -> None:
-    of_recipe = scoring(advantage, process_for="all", overlong_buffer=4, overlong_factor=0.5)
+def test_the_reward_is_what_the_advantage_compares(advantage: str, expected: list[float]) -> None:
+    shaped = scoring(advantage, process_for="all", overlong_buffer=4, overlong_factor=0.5)
     grades = [a_grade(1.0, 1.0), a_grade(1.0, 0.25), a_grade(0.0, 0.75), a_grade(1.0)]
     group = graded(grades, lengths=[8, 1, 1, 1])  # max_tokens is 8
-    samples, facts = build_samples([group], of_recipe)
+    samples, facts = build_samples([group], shaped)
     assert [sample.reward for sample in samples] == pytest.approx(expected, nan_ok=True)
-    told = [math.nan if r["reward"] is None else r["reward"] for r in rows(group, of_recipe)]
-    assert told == pytest.approx(expected, nan_ok=True)
+    stored = np.array(column(rows(group, shaped), "reward"), dtype=float)
+    assert stored.tolist() == pytest.approx(expected, nan_ok=True)
     assert facts.means(1)["reward"] == pytest.approx(np.nanmean(expected))
 
 
@@ -324,50 +307,54 @@ def test_a_judge_that_is_fooled_and_outcomes_that_are_exhausted_show_in_a_step()
         graded([a_grade(0.0, 1.0), a_grade(0.0, 0.5)], lengths=[8, 8]),
         graded([a_grade(1.0, 0.75), a_grade(0.0)], lengths=[3, 8]),
     ]
-    told = build_samples(groups, papo)[1].means(len(groups))
-    assert (told["signal"], told["outcome_exhausted"]) == (0.75, 0.75)
-    assert (told["process"], told["process_wrong"]) == (0.75, 0.75)
-    assert (told["length_correct"], told["length_wrong"]) == (3, 8)
+    means = build_samples(groups, papo)[1].means(len(groups))
+    assert (means["signal"], means["outcome_exhausted"]) == (0.75, 0.75)
+    assert (means["process"], means["process_wrong"]) == (0.75, 0.75)
+    assert (means["length_correct"], means["length_wrong"]) == (3, 8)
     wrong = build_samples([graded([a_grade(0.0)])], papo)[1].means(1)
     assert not {"process", "process_wrong", "length_correct"} & wrong.keys()
 
 
 @pytest.mark.parametrize("name", CRITIC_ADVANTAGES)
-def test_where_a_critic_estimates_advantages_a_sample_has_its_reward_only(name: str) -> None:
-    group = graded(RIGHT_AND_WRONG)
-    with_critic = scoring(name, values=(-1.0, 1.0))
-    samples, _ = build_samples([group], with_critic)
-    assert [sample.advantage for sample in samples] == [0, 0]
+def test_with_a_critic_a_sample_has_only_its_reward(name: str) -> None:
+    samples, _ = build_samples([graded(RIGHT_AND_WRONG)], scoring(name, values=(-1.0, 1.0)))
+    assert advantages(samples) == [0, 0]
     assert [sample.reward for sample in samples] == [1, -1]
-    assert has_signal(with_critic, group)
-    assert not has_signal(with_critic, graded([a_grade(1.0)] * 2))
 
 
-def test_a_group_that_lost_all_but_one_response_has_no_signal_but_a_lone_response_has() -> None:
-    for of_recipe in (grpo, scoring("grpo_verl"), scoring("gae")):
-        for first in (None, 1.0):
-            assert not has_signal(of_recipe, graded([a_grade(first), *[a_grade(None)] * 2]))
-    assert has_signal(scoring("gae"), graded([a_grade(0.0)]))
+@pytest.mark.parametrize(
+    ("advantage", "outcomes", "expected"),
+    [
+        ("grpo", [1.0, None, None], False),
+        ("grpo_verl", [1.0, None, None], False),
+        ("grpo", [None, None], False),
+        ("gae", [1.0, None, None], False),
+        ("gae", [1.0, 1.0], False),
+        ("gae", [0.0], True),
+        ("gae", [1.0, 0.0], True),
+        ("papo", [1.0, 0.0], True),
+        ("process_only", [1.0, 0.0], False),
+    ],
+)
+def test_a_group_has_a_signal_if_its_advantages_differ_or_a_critic_can_learn(
+    advantage: str, outcomes: list[float | None], *, expected: bool
+) -> None:
+    reward = {"process_for": "all"} if advantage == "process_only" else {}
+    group = graded([a_grade(outcome, 0.5) for outcome in outcomes])
+    assert has_signal(scoring(advantage, **reward), group) is expected
 
 
-def test_accuracy_is_a_signal_to_a_critic_and_only_by_its_advantage_to_a_group() -> None:
-    same_process = [Grade(outcome=g, process=Graded(value=0.5)) for g in (RIGHT, WRONG)]
-    assert has_signal(scoring("gae"), graded(same_process))
-    assert has_signal(papo, graded(same_process))
-    assert not has_signal(scoring("process_only", process_for="all"), graded(same_process))
-
-
-# ---------------------------------------------------------------------- what the store says
+# ---------------------------------------------------------------------- rows of the store
 
 NOW: dict[str, Any] = {"attempt": 2, "version": 7}
-AT_4: dict[str, Any] = {"attempt": 1, "step": 4, "created_at": 12.5}
-OF_STEP: dict[str, Any] = {"attempt": 2, "step": 7, "created_at": 12.5}
+STEP_4: dict[str, Any] = {"attempt": 1, "step": 4, "created_at": 12.5}
+STEP: dict[str, Any] = {"attempt": 2, "step": 7, "created_at": 12.5}
 
 
 def rows(group: GradedGroup, scoring: Scoring, **tokens: Sequence[float]) -> list[Row]:
     arrays = {name: np.array(values, dtype=np.float32) for name, values in tokens.items()}
-    (found,) = build_rows([ScoredGroup(group, scoring)], arrays, **OF_STEP)
-    return found
+    (group_rows,) = build_rows([ScoredGroup(group, scoring)], arrays, **STEP)
+    return group_rows
 
 
 def column(rows: Sequence[Row], name: str) -> list[Any]:
@@ -378,15 +365,15 @@ def test_a_response_is_a_row() -> None:
     group = graded(
         [a_grade(1.0, 0.5), a_grade(0.0)], lengths=[1, 3], truncated=(1,), number=4, **NOW
     )
-    found = rows(group, scoring("grpo"), logprobs=[-2.0, -1.5, -0.5, -0.75])
-    of_group = {"key": "train:4", "attempt": 2, "step": 7, "fate": USED, "created_at": 12.5}
-    assert all((of_group | {"task_id": "sum-1"}).items() <= row.items() for row in found)
+    stored = rows(group, scoring("grpo"), logprobs=[-2.0, -1.5, -0.5, -0.75])
+    fields = {"key": "train:4", "attempt": 2, "step": 7, "fate": USED, "created_at": 12.5}
+    assert all((fields | {"task_id": "sum-1"}).items() <= row.items() for row in stored)
     # The sampler's log-probs are -2, -1.5, -1 and -0.5.
     numbers = {"accuracy": [1.0, 0.0], "process": [0.5, None], "reward": [1.0, 0.0]}
     numbers |= {"length": [1, 3], "truncated": [False, True], "in_loss": [True, True]}
     numbers |= {"surprise": [2.0, 1.0], "parity_gap": [0.0, 0.5], "outcome_advantage": [None, None]}
-    assert {name: column(found, name) for name in numbers} == numbers
-    assert column(found, "advantage") == pytest.approx([0.707106, -0.707106], abs=1e-6)
+    assert {name: column(stored, name) for name in numbers} == numbers
+    assert column(stored, "advantage") == pytest.approx([HALF, -HALF], abs=1e-6)
     silent = rows(graded([a_grade(None)] * 2, lengths=[0, 1]), papo)[0]
     unknown = [silent[name] for name in ("reward", "advantage", "parity_gap")]
     assert (silent["surprise"], silent["in_loss"], unknown) == (0.0, False, [None] * 3)
@@ -395,13 +382,12 @@ def test_a_response_is_a_row() -> None:
 @pytest.mark.parametrize("advantage", ["papo", "papo_full_norm"])
 def test_papo_stores_its_two_terms_before_the_weight(advantage: str) -> None:
     group = graded([a_grade(1.0, 1.0), a_grade(1.0, 0.5), a_grade(0.0), a_grade(0.0)])
-    found = rows(group, scoring(advantage, weight=0.25))
-    of_outcome, of_process = (
-        np.array(column(found, f"{name}_advantage")) for name in ("outcome", "process")
-    )
-    assert np.sign(of_outcome).tolist() == [1, 1, -1, -1]
-    assert of_process[0] > of_process[1]
-    assert column(found, "advantage") == pytest.approx(of_outcome + 0.25 * of_process, abs=1e-6)
+    stored = rows(group, scoring(advantage, weight=0.25))
+    outcome = np.array(column(stored, "outcome_advantage"))
+    process = np.array(column(stored, "process_advantage"))
+    assert np.sign(outcome).tolist() == [1, 1, -1, -1]
+    assert process[0] > process[1]
+    assert column(stored, "advantage") == pytest.approx(outcome + 0.25 * process, abs=1e-6)
 
 
 def test_each_token_finds_its_response_though_some_take_no_part() -> None:
@@ -417,14 +403,13 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
     scored[1].fate = "no_signal"
     tokens = np.arange(6, dtype=np.float32)
     first, dropped, second, failed, third = build_rows(
-        scored, {"logprobs": tokens, "entropies": -tokens}, **OF_STEP
+        scored, {"logprobs": tokens, "entropies": -tokens}, **STEP
     )
-    missing = math.nan
-    expected = [[missing, missing, 0, 1, 2], [missing, missing, 3], [4, 5]]
+    expected = [[math.nan, math.nan, 0, 1, 2], [math.nan, math.nan, 3], [4, 5]]
     for group, values in zip((first, second, third), expected, strict=True):
         for name, sign in (("logprobs", 1), ("entropies", -1)):
-            found = np.concatenate(column(group, name)) * sign
-            assert found.tolist() == pytest.approx(values, nan_ok=True)
+            stored = np.concatenate(column(group, name)) * sign
+            assert stored.tolist() == pytest.approx(values, nan_ok=True)
     # A filtered response has a reward, which is in its group's mean, and no advantage.
     assert column(second, "reward") == [1.0, 0.0]
     assert second[0]["advantage"] is None
@@ -437,32 +422,31 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
 
 
 def test_a_token_that_is_not_the_policys_own_has_no_numbers() -> None:
-    group = in_turns()
+    group = a_turns_group()
     assert group.group is not None
-    own = group.group.behavior_logprobs[OWN == 1]
-    found = rows(group, grpo, logprobs=(own - 0.25).tolist())
-    assert column(found, "length") == [3, 2]
-    assert column(found, "surprise") == pytest.approx([-own[:3].mean(), -own[3:].mean()])
+    behavior = group.group.behavior_logprobs[POLICY_MASK == 1]
+    stored = rows(group, grpo, logprobs=(behavior - 0.25).tolist())
+    assert column(stored, "length") == [3, 2]
+    surprise = [-behavior[:3].mean(), -behavior[3:].mean()]
+    assert column(stored, "surprise") == pytest.approx(surprise)
     for name in ("logprobs", "behavior_logprobs"):
-        assert (np.isfinite(np.concatenate(column(found, name))) == OWN).all()
-    of_version = build_rows([ScoredGroup(group, grpo)], {"logprobs": own - 0.25}, **AT_4)
-    assert column(next(of_version), "parity_gap") == pytest.approx([0.25, 0.25])
+        assert (np.isfinite(np.concatenate(column(stored, name))) == POLICY_MASK).all()
+    on_version = build_rows([ScoredGroup(group, grpo)], {"logprobs": behavior - 0.25}, **STEP_4)
+    assert column(next(on_version), "parity_gap") == pytest.approx([0.25, 0.25])
 
 
-def test_of_a_critic_the_advantage_is_the_mean_over_tokens() -> None:
+def test_the_advantage_from_a_critic_is_the_mean_over_tokens() -> None:
     group = graded([a_grade(1.0), a_grade(0.0)], lengths=[2, 1])
-    found = rows(group, scoring("gae"), token_advantages=[1.0, 2.0, -4.0])
-    assert column(found, "advantage") == [None, None]
-    assert column(found, "token_advantage") == [1.5, -4.0]
+    stored = rows(group, scoring("gae"), token_advantages=[1.0, 2.0, -4.0])
+    assert column(stored, "advantage") == [None, None]
+    assert column(stored, "token_advantage") == [1.5, -4.0]
 
 
 def test_an_evaluation_pays_nothing() -> None:
     grades = [a_grade(1.0), a_grade(None)]
     group = graded(grades, lengths=[1, 1], truncated=(0,), purpose=Purpose.EVAL, **NOW)
     untrained = scoring("papo", overlong_filter=True).comparison_only
-    found = rows(group, untrained, logprobs=[-2.5])
-    for name in ("reward", "advantage"):
-        assert column(found, name) == [None, None]
-    assert column(found, "accuracy") == [1.0, None]
-    assert column(found, "parity_gap") == [0.5, None]
-    assert column(found, "in_loss") == [False, False]
+    stored = rows(group, untrained, logprobs=[-2.5])
+    expected = {"reward": [None, None], "advantage": [None, None], "accuracy": [1.0, None]}
+    expected |= {"parity_gap": [0.5, None], "in_loss": [False, False]}
+    assert {name: column(stored, name) for name in expected} == expected

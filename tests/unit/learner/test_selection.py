@@ -1,4 +1,4 @@
-"""What a step takes of the groups, how far ahead is asked, and that nothing waits for ever."""
+"""Selection of a step's groups, the lookahead of requests, and no request that waits for ever."""
 
 import math
 import random
@@ -37,13 +37,11 @@ def a_graded(number: int, *, signal: bool = True, version: int = 0) -> GradedGro
     return a_graded_group(group, [1, 0] if signal else [1, 1])
 
 
-def failed(number: int) -> GradedGroup:
-    return a_failed_group(number)
-
-
-def look_until_complete(selection: Selection, group_of: Callable[[int], GradedGroup]) -> Selection:
+def look_until_complete(
+    selection: Selection, make_group: Callable[[int], GradedGroup]
+) -> Selection:
     while not selection.is_complete:
-        selection.look(group_of(selection.next_number))
+        selection.look(make_group(selection.next_number))
     return selection
 
 
@@ -74,13 +72,13 @@ def test_a_step_gives_up_at_its_limit_and_takes_what_there_is() -> None:
 def test_without_dynamic_sampling_every_group_is_kept_and_a_failed_one_not_replaced() -> None:
     selection = look_until_complete(
         a_selection(dynamic_sampling=False),
-        lambda number: failed(number) if number == 2 else a_graded(number, signal=False),
+        lambda number: a_failed_group(number) if number == 2 else a_graded(number, signal=False),
     )
     assert numbers(selection.kept) == [0, 1, 3]
     assert selection.dropped == ["deaths"]
     assert not selection.is_undersampled
     replaced = look_until_complete(
-        a_selection(), lambda number: failed(number) if number == 2 else a_graded(number)
+        a_selection(), lambda number: a_failed_group(number) if number == 2 else a_graded(number)
     )
     assert numbers(replaced.kept) == [0, 1, 3, 4]
 
@@ -104,11 +102,11 @@ def test_surplus_costs_a_step_nothing_of_what_it_may_judge() -> None:
     assert (selection.surplus, selection.judged) == (20, 5)
     assert selection.waste == pytest.approx(1 / 5)
     assert not selection.is_undersampled
-    rate = 1 - 1 / 8  # of what was judged: the age of a group says nothing about the tasks
+    rate = 1 - 1 / 8  # of the judged groups: the age of a group says nothing about the tasks
     assert selection.keep_rate == pytest.approx(1 - (1 - rate) * (7 / 8) ** 3)
 
 
-def test_the_deficit_is_asked_for_by_recent_experience() -> None:
+def test_the_deficit_is_requested_by_recent_experience() -> None:
     selection = a_selection(max_staleness=0)
     assert selection.lookahead.admitted == 4
     for number in range(4):
@@ -121,7 +119,7 @@ def test_the_deficit_is_asked_for_by_recent_experience() -> None:
     assert selection.lookahead.needs == (2,)  # no more than the limit of 12
 
 
-def test_no_more_is_asked_than_may_be_in_flight() -> None:
+def test_no_more_is_requested_than_may_be_in_flight() -> None:
     selection = a_selection(max_staleness=3, max_oversampling=100)
     selection.keep_rate = 0.01
     assert sum(selection.lookahead.needs) > 64
@@ -150,38 +148,42 @@ def train(
     recipe: Recipe,
     chance: random.Random,
     keep_share: float,
-    asked: dict[int, RolloutRequest],
-    answered: dict[int, GradedGroup],
+    requests: dict[int, RolloutRequest],
+    answers: dict[int, GradedGroup],
 ) -> list[tuple[list[int], list[str]]]:
-    """What six steps keep and drop, while ``chance`` says when which request is answered."""
+    """Return the groups that six steps keep and drop; ``chance`` orders the answers."""
     attempt = Attempt(cast(Exchange, None), "job", 1, recipe, Path("unused"))
     feeder = Feeder(attempt, (a_task(),), Purpose.TRAIN, lambda _: False)
-    training, taken, position, keep_rate = recipe.training, [], 0, 1.0
+    training = recipe.training
+    results = list[tuple[list[int], list[str]]]()
+    position = 0
+    keep_rate = 1.0
     for step in range(6):
         selection = Selection(recipe, Scoring.of(recipe), step, position, keep_rate)
         while not selection.is_complete:
             lookahead = selection.lookahead
             assert lookahead.admitted <= lookahead.position + recipe.groups_in_flight
             feeder.admit(lookahead)
-            for number in range(len(asked), lookahead.admitted):
-                asked[number] = request = feeder.request(number)
+            for number in range(len(requests), lookahead.admitted):
+                requests[number] = request = feeder.request(number)
                 assert request.step - training.max_staleness <= request.min_version <= step
-            while selection.next_number not in answered:
-                assert asked[selection.next_number].min_version <= step, "it waits for itself"
-                able = [n for n, request in asked.items() if request.min_version <= step]
-                waiting = [n for n in able if n not in answered]
+            while selection.next_number not in answers:
+                assert requests[selection.next_number].min_version <= step, "it waits for itself"
+                able = [n for n, request in requests.items() if request.min_version <= step]
+                waiting = [n for n in able if n not in answers]
                 for number in chance.sample(waiting, chance.randint(0, len(waiting))):
                     outcomes = [1, 0] if chance.random() < keep_share else [1, 1]
-                    group = a_group(asked[number], [1, 1], version=step)
-                    answered[number] = a_graded_group(group, outcomes)
-            selection.look(answered[selection.next_number])
+                    group = a_group(requests[number], [1, 1], version=step)
+                    answers[number] = a_graded_group(group, outcomes)
+            selection.look(answers[selection.next_number])
         limit = math.ceil(3 * training.max_oversampling)
         assert not selection.is_undersampled or selection.judged == limit
         oldest = [oldest_version(group.graded, step) for group in selection.kept]
         assert min(oldest, default=step) >= step - training.max_staleness
-        taken.append((numbers(selection.kept), selection.dropped))
-        position, keep_rate = selection.next_number, selection.keep_rate
-    return taken
+        results.append((numbers(selection.kept), selection.dropped))
+        position = selection.next_number
+        keep_rate = selection.keep_rate
+    return results
 
 
 @settings(max_examples=40, deadline=None)
@@ -203,8 +205,9 @@ def test_every_step_ends_on_fresh_groups_and_a_repeated_step_decides_the_same(
         "max_oversampling": max_oversampling,
     }
     recipe = a_recipe(training=training)
-    asked, answered = dict[int, RolloutRequest](), dict[int, GradedGroup]()
-    taken = train(recipe, random.Random(seed), keep_share, asked, answered)
-    known = dict(answered)
-    assert train(recipe, random.Random(seed + 1), keep_share, asked, answered) == taken
-    assert answered == known, "it waited for nothing"
+    requests = dict[int, RolloutRequest]()
+    answers = dict[int, GradedGroup]()
+    results = train(recipe, random.Random(seed), keep_share, requests, answers)
+    first_answers = dict(answers)
+    assert train(recipe, random.Random(seed + 1), keep_share, requests, answers) == results
+    assert answers == first_answers, "it waited for nothing"

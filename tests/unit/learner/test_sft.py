@@ -52,18 +52,18 @@ def test_an_epoch_has_every_solution_once_and_the_next_another_order() -> None:
     assert orders[0] == orders[2] != orders[1]
 
 
-def write_recipe(folder: Path, tasks: list[dict[str, Any]], more: str = "") -> list[str]:
+def write_recipe(folder: Path, tasks: list[dict[str, Any]], extra: str = "") -> list[str]:
     """A recipe over these tasks; returns the arguments of the verb."""
     (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     (folder / "recipe.toml").write_text(
         f'[model]\npath = "examples/arithmetic/base-model"\nprompt_template = "{{prompt}}"\n'
-        f'max_context = 32\n[tasks]\ntrain = "{folder / "tasks.jsonl"}"\n{more}'
+        f'max_context = 32\n[tasks]\ntrain = "{folder / "tasks.jsonl"}"\n{extra}'
     )
     return [str(folder / "recipe.toml"), str(folder / "model")]
 
 
 @pytest.mark.parametrize(
-    ("task", "more", "named"),
+    ("task", "extra", "named"),
     [
         pytest.param({"solution": None}, "", ["task 'b'", "solution"], id="none"),
         pytest.param(
@@ -81,16 +81,16 @@ def write_recipe(folder: Path, tasks: list[dict[str, Any]], more: str = "") -> l
 )
 def test_what_cannot_be_learned_is_refused_before_anything_is_loaded(
     task: dict[str, Any],
-    more: str,
+    extra: str,
     named: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(ROOT)
-    assert main(write_recipe(tmp_path, [TASK, TASK | {"id": "b"} | task], more)) == 2
-    said = capsys.readouterr().err
-    assert [part for part in named if part not in said] == []
+    assert main(write_recipe(tmp_path, [TASK, TASK | {"id": "b"} | task], extra)) == 2
+    printed = capsys.readouterr().err
+    assert [part for part in named if part not in printed] == []
     assert not list(tmp_path.glob("*model*"))
 
 

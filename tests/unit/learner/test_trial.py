@@ -16,10 +16,10 @@ from tests.unit.learner.conftest import BASE_MODEL, Changed
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Changed:
+def make_model(tmp_path: Path) -> Changed:
     """A random model of another type, with the files of the demo's."""
 
-    def of_type(name: str, **settings: Any) -> Path:
+    def save_model(name: str, **settings: Any) -> Path:
         small = {
             "vocab_size": 96,
             "hidden_size": 32,
@@ -37,7 +37,7 @@ def made(tmp_path: Path) -> Changed:
         model.save_pretrained(folder)
         return folder
 
-    return of_type
+    return save_model
 
 
 def test_the_demos_model_may_be_policy_and_critic() -> None:
@@ -58,17 +58,17 @@ def test_the_demos_model_may_be_policy_and_critic() -> None:
     ],
 )
 def test_what_training_would_compute_otherwise_is_refused(
-    made: Changed, model_type: str, settings: dict[str, Any], problem: str
+    make_model: Changed, model_type: str, settings: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=rf"model\.path: .*{problem}"):
-        try_models(made(model_type, **settings), None, 96)
+        try_models(make_model(model_type, **settings), None, 96)
 
 
-def test_a_model_with_tensors_that_are_not_trained_keeps_them(made: Changed) -> None:
+def test_a_model_with_tensors_that_are_not_trained_keeps_them(make_model: Changed) -> None:
     sizes = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
     ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
     heads = {"head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 1}
-    folder = made("deepseek_v3", **sizes, **ranks, **heads)
+    folder = make_model("deepseek_v3", **sizes, **ranks, **heads)
     assert try_models(folder, None, 96) == []
 
 
@@ -133,8 +133,8 @@ def test_attention_that_does_not_see_the_whole_context_is_refused(
         try_models(BASE_MODEL, changed(**settings), 96)
 
 
-def test_a_window_as_long_as_the_context_cuts_nothing_off(made: Changed) -> None:
-    assert try_models(made("mistral", sliding_window=96), None, 96) == []
+def test_a_window_as_long_as_the_context_cuts_nothing_off(make_model: Changed) -> None:
+    assert try_models(make_model("mistral", sliding_window=96), None, 96) == []
 
 
 def test_a_context_that_a_model_cannot_read_is_refused(changed: Changed) -> None:

@@ -1,4 +1,4 @@
-"""What a job says of its prompts and of parity: only what was counted or compared."""
+"""Warnings about prompts and parity name only counted and compared numbers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from services.learner.training.samples import Measured
 from tests.builders import a_graded_group, a_group, a_recipe, a_request
 
 pytestmark = pytest.mark.anyio
-NO_ANSWER, WRONG = Graded(value=0, reason="no_answer"), Graded(value=0, reason="wrong")
+NO_ANSWER = Graded(value=0, reason="no_answer")
+WRONG = Graded(value=0, reason="wrong")
 
 
 class Listener:
-    """An attempt and its control: it hears what is said, and why the job is paused."""
+    """An attempt and its control that record the warnings."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.warnings: list[str] = []
         self.recipe = a_recipe(training={"max_failed": 1.0}, reward={"max_ungradable": 1.0})
         self.number = 1
 
     async def warn(self, event_id: str, message: str, **values: Any) -> None:
-        self.heard.append(message)
+        self.warnings.append(message)
 
     async def pause(self, why: str) -> None:
         pass
@@ -39,7 +40,7 @@ def a_whole(*outcomes: Score) -> GradedGroup:
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "told"),
+    ("outcomes", "messages"),
     [
         ([NO_ANSWER] * 3, ["step 0: none of 3 responses had a readable answer; check the prompt"]),
         ([NO_ANSWER, Ungradable(reason="timeout")], ["step 0: none of 1 responses"]),
@@ -48,12 +49,14 @@ def a_whole(*outcomes: Score) -> GradedGroup:
     ],
 )
 async def test_a_job_tells_where_no_response_has_a_readable_answer(
-    outcomes: list[Score], told: list[str]
+    outcomes: list[Score], messages: list[str]
 ) -> None:
     listener = Listener()
     learning = {"attempt": listener, "recipe": listener.recipe, "progress": Progress()}
     await check_lost(cast(Any, SimpleNamespace(**learning)), [a_whole(*outcomes)], "step 0")
-    assert [said[: len(start)] for said, start in zip(listener.heard, told, strict=True)] == told
+    assert [
+        heard[: len(start)] for heard, start in zip(listener.warnings, messages, strict=True)
+    ] == messages
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ async def test_sampled_tokens_that_differ_pause_for_causes_that_can_be(
     parity._first_gaps = probes
     measured = Measured({"parity_mean": 1.0, "parity_max": 1.0, "parity_tokens": 1000.0})
     await parity.check_sampled(measured, version, temperature)
-    (words,) = listener.heard
+    (words,) = listener.warnings
     assert "the engine computes this model differently" in words
     every = ("the probes agree", "temperature 0.7", "KV cache", "temperature 1 ")
     assert [name for name in every if name in words] == named
