@@ -13,10 +13,7 @@ from services.learner.algorithms.logprobs import chunked_token_logprobs, token_l
 from services.learner.algorithms.loss import CORRECTIONS, DIVERGENCES
 from tests.unit.learner.algorithms.random_cases import double
 
-TOKENS = 12
-WIDTH = 8
-VOCABULARY = 33
-TEMPERATURE = 0.7
+TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 12, 8, 33, 0.7
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float64: 1e-12}
 
 
@@ -48,13 +45,12 @@ def test_chunks_have_the_values_and_gradients_of_the_whole(
         tensor.requires_grad_(index in learned)
     dense = token_logprobs(head(hidden), targets, TEMPERATURE)
     chunked = chunked_token_logprobs(*tensors, targets, TEMPERATURE, chunk_tokens)
-    needed = [tensors[index] for index in learned]
-    expected = torch.autograd.grad(loss(*dense, of=of), needed)
-    gradients = torch.autograd.grad(loss(*chunked, of=of), needed)
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(
-        (*chunked, *gradients), (*dense, *expected), atol=tolerance, rtol=tolerance
+    expected, found = (
+        torch.autograd.grad(loss(*values, of=of), [tensors[index] for index in learned])
+        for values in (dense, chunked)
     )
+    for one, other in zip((*chunked, *found), (*dense, *expected), strict=True):
+        torch.testing.assert_close(one, other, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert chunked[0].dtype == torch.promote_types(dtype, torch.float32)
 
 
@@ -77,34 +73,40 @@ def test_only_a_chunk_of_logits_exists_and_the_backward_pass_computes_it_again_i
 ) -> None:
     head, hidden, targets = model()
     head.requires_grad_(head_learns)
-    chunk_sizes: list[int] = []
+    seen: list[int] = []
 
     def counted(part: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        chunk_sizes.append(len(part))
+        seen.append(len(part))
         return linear(part, weight, bias)
 
     monkeypatch.setattr(logprobs, "linear", counted)
     part = (hidden[:length], head.weight, head.bias, targets[:length])
-    outputs = chunked_token_logprobs(*part, TEMPERATURE, size)
-    assert chunk_sizes == chunks
-    loss(*outputs, of=of).backward()
-    assert chunk_sizes == chunks * (1 + again)
-    assert [len(values) for values in outputs] == [length, length]
+    found = chunked_token_logprobs(*part, TEMPERATURE, size)
+    assert seen == chunks
+    loss(*found, of=of).backward()
+    assert seen == chunks * (1 + again)
+    assert [len(values) for values in found] == [length, length]
 
 
 def test_without_gradients_nothing_is_kept_for_them() -> None:
     head, hidden, targets = model()
     with torch.no_grad():
-        outputs = chunked_token_logprobs(hidden, head.weight, head.bias, targets, TEMPERATURE, 5)
-    assert not any(values.requires_grad for values in outputs)
+        found = chunked_token_logprobs(hidden, head.weight, head.bias, targets, TEMPERATURE, 5)
+    assert not any(values.requires_grad for values in found)
+
+
+def test_half_precision_logits_are_normalized_in_float32() -> None:
+    logits, targets = torch.randn(4, 1000).bfloat16(), torch.tensor([0, 1, 2, 3])
+    found = token_logprobs(logits, targets, TEMPERATURE)
+    for one, other in zip(found, token_logprobs(logits.float(), targets, TEMPERATURE), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_weight_is_bounded_and_carries_no_gradient(name: str, dtype: torch.dtype) -> None:
     old = torch.tensor([-1.0, -1.0, -0.5], dtype=dtype, requires_grad=True)
-    sampled = torch.tensor([-1.0, -300.0, -0.5], dtype=dtype)
-    rows = torch.tensor([0, 0, 1])
+    sampled, rows = torch.tensor([-1.0, -300.0, -0.5], dtype=dtype), torch.tensor([0, 0, 1])
     correction = pick(CORRECTIONS, name, {"correction_cap": 2.0, "correction_floor": 1.0})
     weights = correction(old, sampled, rows)
     expected = {"none": [1, 1, 1], "token_tis": [1, 2, 1], "sequence_tis": [2, 2, 1]}
@@ -118,9 +120,8 @@ def test_a_weight_is_bounded_and_carries_no_gradient(name: str, dtype: torch.dty
 @pytest.mark.parametrize(("name", "slope"), [("k1", -0.5), ("k2", -0.5), ("k3", 1 - math.exp(0.5))])
 def test_the_gradient_of_a_divergence(name: str, slope: float) -> None:
     logprobs = double([-1.5]).requires_grad_()
-    divergence = DIVERGENCES[name](logprobs, double([-1.0]))
-    (gradient,) = torch.autograd.grad(divergence.sum(), logprobs)
-    assert gradient.item() == pytest.approx(slope)
+    (found,) = torch.autograd.grad(DIVERGENCES[name](logprobs, double([-1.0])).sum(), logprobs)
+    assert found.item() == pytest.approx(slope)
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
@@ -138,25 +139,24 @@ def test_no_gap_makes_a_divergence_or_a_gradient_that_is_not_finite(
 
 
 def test_k3_is_exact_up_to_its_limit() -> None:
-    divergence = DIVERGENCES["k3"](double([0.0] * 4), double([19.9, 20.0, 20.1, -50.0]))
+    found = DIVERGENCES["k3"](double([0.0] * 4), double([19.9, 20.0, 20.1, -50.0]))
     largest = math.exp(20.0) - 21
-    assert divergence.tolist() == pytest.approx([math.exp(19.9) - 20.9, largest, largest, 49.0])
+    assert found.tolist() == pytest.approx([math.exp(19.9) - 20.9, largest, largest, 49.0])
 
 
 def test_a_head_of_bfloat16_computes_in_float32() -> None:
     torch.manual_seed(0)
-    parameters = [8 * torch.randn(TOKENS, 64).bfloat16(), torch.randn(VOCABULARY, 64).bfloat16()]
+    hidden, weight = 8 * torch.randn(TOKENS, 64).bfloat16(), torch.randn(VOCABULARY, 64).bfloat16()
     targets = torch.randint(VOCABULARY, (TOKENS,))
-    tensors = [tensor.requires_grad_() for tensor in parameters]
-    wide = [tensor.float().detach().requires_grad_() for tensor in tensors]
-    actual = chunked_token_logprobs(tensors[0], tensors[1], None, targets, TEMPERATURE, 5)
+    tensors = [each.detach().clone().requires_grad_() for each in (hidden, weight)]
+    wide = [each.float().detach().requires_grad_() for each in (hidden, weight)]
+    found = chunked_token_logprobs(tensors[0], tensors[1], None, targets, TEMPERATURE, 5)
     expected = token_logprobs(linear(*wide), targets, TEMPERATURE)
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-5)
-    gradients = torch.autograd.grad(loss(*actual), tensors)
-    exact = torch.autograd.grad(loss(*expected), wide)
-    for gradient, exact_gradient in zip(gradients, exact, strict=True):
-        assert gradient.dtype == torch.bfloat16
-        torch.testing.assert_close(gradient.float(), exact_gradient, atol=1e-4, rtol=2**-8)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    gradients = torch.autograd.grad(loss(*found), tensors)
+    for one, other in zip(gradients, torch.autograd.grad(loss(*expected), wide), strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one.float(), other, atol=1e-4, rtol=2**-8)
 
 
 @pytest.mark.parametrize("learned", [(0, 1, 2), (0,)], ids=str)
@@ -167,10 +167,10 @@ def test_rows_beyond_the_ids_in_use_have_no_part(learned: tuple[int, ...]) -> No
     for index, tensor in enumerate(tensors):
         tensor.requires_grad_(index in learned)
     of_head = tensors[0], tensors[1], tensors[2]
-    actual = chunked_token_logprobs(*of_head, targets, TEMPERATURE, 5, num_ids=num)
+    found = chunked_token_logprobs(*of_head, targets, TEMPERATURE, 5, num_ids=num)
     expected = token_logprobs(head(hidden)[:, :num], targets, TEMPERATURE)
-    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(found, expected)
     needed = [tensors[index] for index in learned]
     torch.testing.assert_close(
-        torch.autograd.grad(loss(*actual), needed), torch.autograd.grad(loss(*expected), needed)
+        torch.autograd.grad(loss(*found), needed), torch.autograd.grad(loss(*expected), needed)
     )

@@ -36,7 +36,7 @@ def batch(
     rows: list[int] | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> TokenBatch:
-    """Tokens whose old log-prob is -1, each in its own response unless ``rows`` is given."""
+    """Tokens whose old log-prob is -1, each of a response of its own unless ``rows`` tells."""
     old = torch.full((len(log_ratios),), -1.0, dtype=dtype)
     logprobs = (old + torch.tensor(log_ratios, dtype=dtype)).requires_grad_()
     sequence = torch.tensor(range(len(log_ratios)) if rows is None else rows, dtype=torch.int64)
@@ -44,35 +44,64 @@ def batch(
 
 
 def gradient(losses: Tensor, tokens: TokenBatch) -> Tensor:
-    (slopes,) = torch.autograd.grad(losses.sum(), tokens.logprobs)
-    return slopes
+    (found,) = torch.autograd.grad(losses.sum(), tokens.logprobs)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "slope"),
-    [(1.4, 2.0, -2.8), (1.6, 2.0, -3.0), (0.7, 2.0, -1.5), (0.7, -2.0, 1.5), (3.1, -2.0, 3.0)],
+    ("ratio", "advantage", "slopes"),
+    [
+        (1.4, 2.0, {"clip": -2.8, "dual_clip": -2.8, "gspo": -2.8, "cispo": -2.8}),
+        (1.6, 2.0, {"clip": 0.0, "dual_clip": 0.0, "gspo": 0.0, "cispo": -3.0}),
+        (0.7, 2.0, {"clip": -1.4, "dual_clip": -1.4, "gspo": -1.4, "cispo": -1.5}),
+        (0.7, -2.0, {"clip": 0.0, "dual_clip": 0.0, "gspo": 0.0, "cispo": 1.5}),
+        (3.1, -2.0, {"clip": 6.2, "dual_clip": 0.0, "gspo": 6.2, "cispo": 3.0}),
+    ],
 )
-def test_a_bound_limits_the_gradient_of_cispo(ratio: float, advantage: float, slope: float) -> None:
+def test_a_bound_ends_the_gradient_and_cispos_only_limits_it(
+    ratio: float, advantage: float, slopes: dict[str, float]
+) -> None:
     tokens = batch([math.log(ratio)], [advantage])
-    losses, _ = CHOSEN["cispo"](tokens)
-    assert gradient(losses, tokens).item() == pytest.approx(slope)
-    assert losses.item() == pytest.approx(slope * tokens.logprobs.item())
-
-
-def test_gspo_clips_the_geometric_mean_of_the_ratios_of_a_response() -> None:
-    tokens = batch([0.9, 0.1, -0.8, 0.0, 0.3, -0.1], [1, 1, -1, -1, 1, 2], [0, 0, 1, 1, 2, 2])
-    losses, bound = CHOSEN["gspo"](tokens)
-    mean_ratio = math.exp(0.1)
-    expected = [-1.5, -1.5, 0.75, 0.75, -mean_ratio, -2 * mean_ratio]
-    assert losses.tolist() == pytest.approx(expected)
-    assert bound.tolist() == [1, 1, -1, -1, 0, 0]
+    found = {name: gradient(CHOSEN[name](tokens)[0], tokens).item() for name in slopes}
+    assert found == pytest.approx(slopes)
 
 
 @pytest.mark.parametrize(
-    "objective", [formula for name, formula in CHOSEN.items() if name != "cispo"]
+    ("ratio", "advantage", "slopes"),
+    [
+        (1.6, 2.0, {"dppo": -3.2, "ipo": -3.2, "gmpo": -3.2}),  # whose logarithm is .47
+        (1.7, 2.0, {"dppo": -3.4, "gmpo": 0.0}),  # .53
+        (2.3, 2.0, {"dppo": -4.6, "gmpo": 0.0}),  # p from .368 to .846
+        (2.4, 2.0, {"dppo": 0.0, "ipo": 0.0, "gmpo": 0.0}),  # to .883
+        (0.77, -2.0, {"dppo": 1.54, "gmpo": 0.0}),  # -.26
+        (0.4, -2.0, {"dppo": 0.8, "gmpo": 0.0}),  # to .147
+        (0.3, -2.0, {"dppo": 0.0, "ipo": 0.0, "gmpo": 0.0}),  # to .110
+        (0.3, 2.0, {"dppo": -0.6, "ipo": 0.0, "gmpo": -0.6}),
+        (2.7, -2.0, {"dppo": 5.4, "ipo": 0.0, "gmpo": 5.4}),
+    ],
 )
+def test_a_trust_region_ends_the_gradient_of_what_leaves_it(
+    ratio: float, advantage: float, slopes: dict[str, float]
+) -> None:
+    tokens = batch([math.log(ratio)], [advantage])
+    found = {name: gradient(CHOSEN[name](tokens)[0], tokens).item() for name in slopes}
+    assert found == pytest.approx(slopes)
+
+
+def test_a_soft_gate_fades_on_both_sides_and_the_faster_the_steeper() -> None:
+    ratios = [0.01, 1.0, 2.0, 4.0]
+    slopes: list[list[float]] = []
+    for advantage in (1.0, -1.0):
+        tokens = batch([math.log(ratio) for ratio in ratios], [advantage] * 4)
+        found = gradient(CHOSEN["sapo"](tokens)[0], tokens) / double(ratios)
+        slopes.append((-advantage * found).tolist())
+    assert slopes[0] == pytest.approx([0.790075, 1.0, 0.786448, 0.180707], abs=1e-6)
+    assert slopes[1] == pytest.approx([0.426402, 1.0, 0.419974, 0.009866], abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", [of for n, of in CHOSEN.items() if n != "cispo"])
 def test_the_gradient_is_that_of_finite_differences(objective: Objective) -> None:
-    tokens = random_responses(Random(8))
+    tokens = random_responses(Random(8), 6).batch()
     logprobs = tokens.logprobs.requires_grad_()
     assert torch.autograd.gradcheck(lambda at: objective(replace(tokens, logprobs=at))[0], logprobs)
 
@@ -120,8 +149,8 @@ def test_nothing_is_learned_from_no_token(objective: Objective, aggregation: Agg
 
 @every_aggregation
 def test_a_mini_batch_of_nothing_does_not_divide_by_zero(aggregation: Aggregation) -> None:
-    weights = [aggregation(double([1.0]), Totals(count, count, 0)) for count in (0, 1)]
-    assert torch.equal(*weights)
+    nothing, one = (aggregation(double([1.0]), Totals(n, n, 0)) for n in (0, 1))
+    assert torch.equal(nothing, one)
 
 
 @every_objective
@@ -145,7 +174,7 @@ def test_a_split_into_micro_batches_never_changes_the_loss(
 ) -> None:
     for seed in range(5):
         random = Random(seed)
-        tokens = random_responses(random)
+        tokens = random_responses(random, 6).batch()
         part_of = torch.tensor([random.randrange(3) for _ in range(6)])[tokens.sequence]
         totals = Totals(len(tokens.logprobs), 6, positive_tokens=0)
         parts = [TokenBatch(*(v[part_of == n] for v in vars(tokens).values())) for n in range(3)]

@@ -26,9 +26,9 @@ SETTINGS = Algorithm().model_dump() | CHANGED | {"clip_low": 0.125, "max_tokens"
 
 
 def bound(table: Table, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    formula = cast("Any", pick(table, name, settings))
-    assert (formula.func, formula.args) == (table[name], ())
-    return formula.keywords
+    found = cast("Any", pick(table, name, settings))
+    assert (found.func, found.args) == (table[name], ())
+    return found.keywords
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_every_entry_gets_all_that_it_names_from_a_recipe(table: Table, name: st
 
 def test_only_what_has_no_default_must_be_given() -> None:
     assert bound(ADVANTAGES, "papo", {"ddof": 0}) == {"ddof": 0}
-    assert bound(DIVERGENCES, "k1", {"logprobs": 1}) == {}  # logprobs is positional
+    assert bound(DIVERGENCES, "k1", {"logprobs": 1}) == {}  # which is positional
     with pytest.raises(ValueError, match=r"max_tokens$"):
         pick(AGGREGATIONS, "fixed_length", Algorithm().model_dump())
     with pytest.raises(ValueError, match=r"clip_low, clip_high$"):
