@@ -339,7 +339,9 @@ def test_with_a_critic_a_sample_has_only_its_reward(name: str) -> None:
 def test_a_group_has_a_signal_if_its_advantages_differ_or_a_critic_can_learn(
     advantage: str, outcomes: list[float | None], *, expected: bool
 ) -> None:
-    reward = {"process_for": "all"} if advantage == "process_only" else {}
+    reward: dict[str, Any] = {}
+    if advantage == "process_only":
+        reward["process_for"] = "all"
     group = graded([a_grade(outcome, 0.5) for outcome in outcomes])
     assert has_signal(scoring(advantage, **reward), group) is expected
 

@@ -36,6 +36,7 @@ def test_links_applied_in_turn_make_the_version(tmp_path: Path, share: float) ->
     follower.mkdir()
     words = random.integers(0, 2**16, WORDS)
     previous = None
+    digest = ""
     links = [tmp_path / f"{number}.link" for number in range(3)]
     sizes = []
     for number, link in enumerate(links):
