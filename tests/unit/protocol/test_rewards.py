@@ -67,7 +67,7 @@ def test_a_check_has_the_class_of_its_verifier_and_survives_its_journey() -> Non
         (f"process = {{ {SCORE}, range = [1, 1] }}", "reward.process.0: range"),
         (
             "process = ['equation_steps', 'equation_steps']",
-            "reward: process: two checks have one name",
+            "reward: process: two checks have the same name",
         ),
         (
             "process = { verifier = 'equation_steps', if_ungradable = 'leave_out' }",
@@ -84,7 +84,7 @@ def test_a_check_has_the_class_of_its_verifier_and_survives_its_journey() -> Non
         ),
         (
             "outcome = ['math_answer', { verifier = 'model_judge', sees = 'correct' }]",
-            "known only after it",
+            "correctness is not known before it",
         ),
         (
             "process = { verifier = 'equation_steps', weight = inf }",
