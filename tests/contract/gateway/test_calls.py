@@ -289,7 +289,8 @@ def test_a_call_under_way_reports_its_wait(stack: Stack, http: httpx.Client) -> 
     session = "/rollout/slow"
     call = http.stream("POST", session + CHAT, json=a_body(stream=True))
     with a_rollout(stack, begins=lambda _: False), call as reply:
-        assert ": counts" in reply.iter_lines()
+        lines = reply.iter_lines()  # httpx closes the response with this iterator
+        assert ": counts" in lines
         (waiting,) = http.get(session).json()["under_way"]
         assert {"created_at", "seconds", "quiet_seconds"} <= waiting.keys()
 
