@@ -16,10 +16,18 @@ from prometheus_client import Counter, Gauge, Histogram
 from protocol.calls import Terms
 from protocol.messages import Episode, RolloutRequest, Task
 from protocol.recipe import Environment
+from protocol.traces import Trace
 
 from services.chassis.faults import UnsupportedEntry, Unworkable
 from services.chassis.metrics import start_at_zero
-from services.environment.gateway_client import GatewayClient, GatewayUnavailable, Session, Trace
+from services.environment.gateway_client import (
+    GatewayClient,
+    GatewayUnavailable,
+    Session,
+    is_full,
+    raise_if_silent,
+    raise_server_error,
+)
 from services.environment.group import (
     FinishedEpisode,
     build_conversation,
@@ -114,11 +122,11 @@ class Episodes:
         session = await self.gateway.open_session(name, self._terms(f"{index}.{number}"))
         outcome = await self._run(session, remaining_s)
         trace = await self.gateway.close_session(session)
-        trace.raise_server_error()
+        raise_server_error(trace)
         if trained_branch(trace) is None:
             if not outcome.problem:
                 outcome = _Outcome(None, "episode_failed", "the policy was not called")
-        elif trace.is_full and outcome.problem not in ("", "episode_timeout"):
+        elif is_full(trace) and outcome.problem not in ("", "episode_timeout"):
             # The policy filled its context, and the agent did not handle that.
             outcome = _Outcome(0.0)
         seconds = time.monotonic() - start
@@ -163,7 +171,7 @@ class Episodes:
                 await asyncio.wait({task}, timeout=max(remaining_s, _CHECK_S))
                 if not task.done():
                     trace = await self.gateway.read_trace(session)
-                    trace.raise_if_silent()
+                    raise_if_silent(trace)
                     remaining_s = limit_s + trace.seconds - (time.monotonic() - start)
             if task.done():
                 return task.result()

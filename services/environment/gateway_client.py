@@ -9,8 +9,7 @@ from typing import Any
 
 import httpx
 from protocol.calls import Terms
-from protocol.messages import VersionSpan
-from pydantic import BaseModel, Field
+from protocol.traces import Trace
 
 from services.chassis.faults import Busy
 
@@ -36,88 +35,28 @@ class CallFailed(RuntimeError):
     """A call failed in the engine. Its cause may be the call, so it counts against the group."""
 
 
-class CallError(BaseModel):
-    code: str
-    message: str
-    status: int = 0
+def is_full(trace: Trace) -> bool:
+    """Return whether the last call failed because the context was full."""
+    error = trace.calls[-1].error if trace.calls else None
+    return error is not None and error.code == _CONTEXT_FULL
 
 
-class TimedCall(BaseModel):
-    created_at: float = 0.0
-    seconds: float
+def raise_server_error(trace: Trace) -> None:
+    """Raise the first server error that no later call with the same messages made good."""
+    for index, call in enumerate(trace.calls):
+        error = call.error
+        if error is None or error.status < _SERVER_ERROR:
+            continue
+        successes = [later.messages for later in trace.calls[index:] if later.error is None]
+        if call.messages is not None and call.messages in successes:
+            continue
+        message = f"a call failed: {error.code}: {error.message}"
+        raise (CallFailed if error.code in _ENGINE_FAILURES else GatewayUnavailable)(message)
 
 
-class PendingCall(TimedCall):
-    """A call that is under way; ``quiet_seconds`` have passed since its last token."""
-
-    quiet_seconds: float
-
-
-class RecordedCall(TimedCall):
-    """A call that has a reply or an error; ``messages`` is None unless it was a chat."""
-
-    id: str
-    finish_reason: str | None = None
-    error: CallError | None = None
-    messages: list[dict[str, Any]] | None = None
-    text: str = ""
-
-
-class Branch(BaseModel):
-    """Tokens of calls that continue each other."""
-
-    token_ids: list[int]
-    logprobs: list[float | None]
-    policy_mask: list[bool] = Field(alias="own")
-    weight_versions: list[VersionSpan]
-    calls: list[str]
-
-    @property
-    def num_policy_tokens(self) -> int:
-        return sum(self.policy_mask)
-
-
-class Trace(BaseModel):
-    calls: list[RecordedCall] = Field(default_factory=list)
-    under_way: list[PendingCall] = Field(default_factory=list)
-    branches: list[Branch] = Field(default_factory=list)
-
-    @property
-    def answered(self) -> list[RecordedCall]:
-        return [call for call in self.calls if call.error is None]
-
-    @property
-    def seconds(self) -> float:
-        """The time during which at least one call was under way."""
-        total = 0.0
-        busy_until = 0.0
-        for call in sorted([*self.calls, *self.under_way], key=lambda call: call.created_at):
-            end = call.created_at + call.seconds
-            total += max(0.0, end - max(call.created_at, busy_until))
-            busy_until = max(busy_until, end)
-        return total
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the last call failed because the context was full."""
-        error = self.calls[-1].error if self.calls else None
-        return error is not None and error.code == _CONTEXT_FULL
-
-    def raise_server_error(self) -> None:
-        """Raise the first server error that no later call with the same messages made good."""
-        for index, call in enumerate(self.calls):
-            error = call.error
-            if error is None or error.status < _SERVER_ERROR:
-                continue
-            successes = [later.messages for later in self.calls[index:] if later.error is None]
-            if call.messages is not None and call.messages in successes:
-                continue
-            message = f"a call failed: {error.code}: {error.message}"
-            raise (CallFailed if error.code in _ENGINE_FAILURES else GatewayUnavailable)(message)
-
-    def raise_if_silent(self) -> None:
-        if any(call.quiet_seconds > _MAX_QUIET_S for call in self.under_way):
-            raise GatewayUnavailable(f"a call has sent no token for {_MAX_QUIET_S:g} s")
+def raise_if_silent(trace: Trace) -> None:
+    if any(call.quiet_seconds > _MAX_QUIET_S for call in trace.under_way):
+        raise GatewayUnavailable(f"a call has sent no token for {_MAX_QUIET_S:g} s")
 
 
 @dataclass(frozen=True)

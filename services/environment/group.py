@@ -16,8 +16,9 @@ from protocol.messages import (
     Turn,
     VersionSpan,
 )
+from protocol.traces import Branch, EndedCall, Trace
 
-from services.environment.gateway_client import Branch, RecordedCall, Trace
+from services.environment.gateway_client import is_full
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ def trained_branch(trace: Trace) -> Branch | None:
     return max(branches, key=lambda branch: branch.num_policy_tokens, default=None)
 
 
-def select_calls(trace: Trace, branch: Branch | None) -> list[RecordedCall]:
+def select_calls(trace: Trace, branch: Branch | None) -> list[EndedCall]:
     """Return the calls of a branch; without one all that were answered."""
     if branch is None:
         return trace.answered
     return [call for call in trace.calls if call.id in branch.calls]
 
 
-def build_conversation(calls: Sequence[RecordedCall]) -> tuple[Turn, ...]:
+def build_conversation(calls: Sequence[EndedCall]) -> tuple[Turn, ...]:
     """Return the messages of the last call and its reply; the replies if it had no messages."""
     if not calls or calls[-1].messages is None:
         return tuple(Turn(role="assistant", content=call.text) for call in calls)
@@ -113,7 +114,7 @@ def _shared_prompt(branches: Sequence[Branch | None]) -> list[int]:
 def _build_response(finished: FinishedEpisode, start: int) -> Response:
     branch = finished.branch
     calls = select_calls(finished.trace, branch)
-    is_cut = finished.trace.is_full
+    is_cut = is_full(finished.trace)
     if calls and calls[-1].finish_reason == FinishReason.LENGTH:
         is_cut = True
     return Response(

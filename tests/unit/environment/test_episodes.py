@@ -10,12 +10,32 @@ import httpx
 import pytest
 from protocol.messages import Task
 from protocol.recipe import Environment
+from protocol.traces import Branch, EndedCall, OpenCall, Trace
 
 from services.environment.episodes import Episodes, Play
-from services.environment.gateway_client import GatewayClient, GatewayUnavailable, Session, Trace
+from services.environment.gateway_client import GatewayClient, GatewayUnavailable, Session
 from tests.builders import a_request
 
 pytestmark = pytest.mark.anyio
+
+
+def respond(request: httpx.Request, trace: Trace | None = None) -> httpx.Response:
+    """Respond as the gateway does to a session that opens, is read, or closes."""
+    if request.method == "PUT":
+        return httpx.Response(200, json={"key": "key"})
+    trace = trace or Trace(id="")
+    return httpx.Response(200, text=trace.model_dump_json(by_alias=True))
+
+
+def ended_call(start: float, seconds: float) -> EndedCall:
+    return EndedCall(
+        id="a",
+        created_at=start,
+        seconds=seconds,
+        model="",
+        finish_reason="stop",
+        error=None,
+    )
 
 
 def an_episode(play: Play, handle: Callable[[httpx.Request], httpx.Response]) -> Episodes:
@@ -36,7 +56,7 @@ async def test_an_episode_does_not_count_if_the_model_does_not_respond(
     def handle(request: httpx.Request) -> httpx.Response:
         methods.append(request.method)
         if request.method != "POST":
-            return httpx.Response(200, json={"key": "key"})
+            return respond(request)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -58,15 +78,15 @@ async def test_the_time_of_the_model_does_not_count(
     call_s: float, quiet_s: float, problem: str | None
 ) -> None:
     is_checked = asyncio.Event()
-    call = {"created_at": 1.0, "seconds": call_s, "quiet_seconds": quiet_s}
-    branch = {"token_ids": [1, 2], "logprobs": [None, -1], "own": [False, True], "calls": ["a"]}
-    trace = {"calls": [{"id": "a", **call}], "branches": [{**branch, "weight_versions": []}]}
+    open_call = OpenCall(id="a", created_at=1.0, seconds=call_s, quiet_seconds=quiet_s)
+    branch = Branch(token_ids=[1, 2], logprobs=[None, -1], own=[False, True], calls=["a"])
+    ended = Trace(id="", calls=(ended_call(1.0, call_s),), branches=(branch,))
 
     def handle(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
             is_checked.set()
-            return httpx.Response(200, json={"under_way": [call]})
-        return httpx.Response(200, json={"key": "", **trace})
+            return respond(request, Trace(id="", under_way=(open_call,)))
+        return respond(request, ended)
 
     async def play(task: Task, session: Session, seed: int) -> float:
         await is_checked.wait()
@@ -83,12 +103,9 @@ async def test_the_time_of_the_model_does_not_count(
 
 
 def test_seconds_of_simultaneous_calls_count_once() -> None:
-    starts_and_seconds = ((10, 5), (11, 1), (12, 5))
-    calls = [
-        {"id": "", "created_at": start, "seconds": seconds} for start, seconds in starts_and_seconds
-    ]
-    pending = [{"created_at": 30, "seconds": 4, "quiet_seconds": 0}]
-    assert Trace.model_validate({"calls": calls, "under_way": pending}).seconds == 11
+    calls = (ended_call(10, 5), ended_call(11, 1), ended_call(12, 5))
+    open_call = OpenCall(id="b", created_at=30, seconds=4, quiet_seconds=0)
+    assert Trace(id="", calls=calls, under_way=(open_call,)).seconds == 11
 
 
 async def test_a_cancelled_episode_leaves_no_session() -> None:
@@ -97,7 +114,7 @@ async def test_a_cancelled_episode_leaves_no_session() -> None:
 
     def handle(request: httpx.Request) -> httpx.Response:
         methods.append(request.method)
-        return httpx.Response(200, json={"key": "key"})
+        return respond(request)
 
     async def play(task: Task, session: Session, seed: int) -> NoReturn:
         is_playing.set()

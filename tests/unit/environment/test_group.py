@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocol.messages import Episode, VersionSpan
+from protocol.traces import Branch, EndedCall, Trace
 
-from services.environment.gateway_client import Branch, RecordedCall, Trace
 from services.environment.group import FinishedEpisode, build_group, trained_branch
 from tests.builders import a_request
 
@@ -28,8 +28,19 @@ def a_branch(tokens: str, mask: str, spans: Iterable[tuple[int, int, int]], call
 
 def finish(*branches: Branch, **episode: object) -> FinishedEpisode:
     names = [name for branch in branches for name in branch.calls]
-    calls = [RecordedCall(id=name, seconds=1.0, text=name) for name in names]
-    trace = Trace(calls=calls, branches=list(branches))
+    calls = [
+        EndedCall(
+            id=name,
+            created_at=0.0,
+            seconds=1.0,
+            model="",
+            finish_reason="stop",
+            error=None,
+            text=name,
+        )
+        for name in names
+    ]
+    trace = Trace(id="", calls=tuple(calls), branches=branches)
     return FinishedEpisode(Episode.model_validate(episode or {"reward": 1.0}), trace)
 
 
@@ -62,7 +73,7 @@ def test_the_branch_with_the_most_tokens_of_the_policy_is_trained_the_last_of_eq
     one_token = a_branch("ppppA", "----+", [(1, 4, 5)], "one")
     two_tokens = a_branch("pBC", "-++", [(1, 1, 3)], "two")
     equal = a_branch("qDE", "-++", [(1, 1, 3)], "equal")
-    assert trained_branch(Trace(branches=[one_token, two_tokens, equal])) is equal
+    assert trained_branch(Trace(id="", branches=(one_token, two_tokens, equal))) is equal
     group = build_group(a_request(group_size=1), [finish(one_token, two_tokens)], 0.0)
     assert text(group.token_ids) == "BC"
     assert group.responses[0].text == "two"

@@ -43,13 +43,13 @@ def test_turns_that_continue_each_other_are_one_branch() -> None:
     turns = [a_call("a", [1, 2], [3]), a_call("b", [1, 2, 3, 4], [5, 6], version=2)]
     branch, other = build_branches([*turns, a_call("c", [1, 2, 3], [7])])
     assert branch.token_ids == [1, 2, 3, 4, 5, 6]
-    assert branch.own == [False, False, True, False, True, True]
+    assert branch.policy_mask == [False, False, True, False, True, True]
     assert branch.logprobs == [None, None, -0.3, None, -0.5, -0.6]
-    spans = [(span["version"], span["start"], span["end"]) for span in branch.weight_versions]
+    spans = [(span.version, span.start, span.end) for span in branch.weight_versions]
     assert spans == [(1, 2, 3), (2, 4, 6)]
     assert branch.calls == ["a", "b"]
     assert other.token_ids == [1, 2, 3, 7]
-    assert other.own == [False, False, False, True]
+    assert other.policy_mask == [False, False, False, True]
 
 
 FIRST = ([1, 2], [3, 4])
@@ -113,8 +113,8 @@ def test_a_session_stores_only_new_tokens_and_traces_whole_prompts(
         messages = [*messages, {"role": "assistant", "content": f"{turn}"}]
         token_ids = [*token_ids, turn]
     trace = store.trace("s")
-    assert [call["messages"] for call in trace["calls"]] == prompts
-    assert [branch["token_ids"] for branch in trace["branches"]] == [token_ids]
+    assert [call.messages for call in trace.calls] == prompts
+    assert [branch.token_ids for branch in trace.branches] == [token_ids]
     text = (tmp_path / "s.jsonl").read_text()
     assert text.count('"turn ') == (40 if is_chat else 0)
     lines = [json.loads(line) for line in filter(None, text.splitlines())]
@@ -124,7 +124,7 @@ def test_a_session_stores_only_new_tokens_and_traces_whole_prompts(
         assert sum(len(call.new_ids) for call in calls) == 80
     messages[1] = messages[1] | {"name": "me"}
     record(store, 40, messages=messages)
-    assert store.trace("s")["calls"][-1]["messages"] == messages
+    assert store.trace("s").calls[-1].messages == messages
 
 
 def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_lines_that_cannot_be_read_cost_no_others(tmp_path: Path) -> None:
     file = tmp_path / "s.jsonl"
     line = a_call("a", [1], [2]).model_dump_json()
     file.write_text(f"{file.read_text()}{line}\n{line[:40]}\n17\n\n{line}\n")
-    assert [call["id"] for call in SessionStore(tmp_path).trace("s")["calls"]] == ["a", "a"]
+    assert [call.id for call in SessionStore(tmp_path).trace("s").calls] == ["a", "a"]
     assert SessionStore(tmp_path).enter("s").num_calls == 2
 
 
@@ -265,7 +265,7 @@ def test_what_comes_after_the_end_of_a_session_begins_none(tmp_path: Path, is_go
         store.open("s", some_terms(2))
     store.record("s", late)
     assert (tmp_path / "s.jsonl").exists() is not is_gone
-    assert is_gone or store.trace("s")["calls"] == []
+    assert is_gone or store.trace("s").calls == ()
 
 
 def test_a_session_that_ends_while_a_call_is_recorded_stays_ended(
@@ -293,7 +293,7 @@ def test_a_call_whose_record_the_disk_does_not_take_is_not_under_way(
     store = SessionStore(tmp_path)
     store.open("s", some_terms())
     answer = ask(store, "s", "c-1")
-    assert [call["id"] for call in store.trace("s")["under_way"]] == ["c-1"]
+    assert [call.id for call in store.trace("s").under_way] == ["c-1"]
 
     def is_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no room")
@@ -304,5 +304,5 @@ def test_a_call_whose_record_the_disk_does_not_take_is_not_under_way(
             store.record("s", answer)
         with pytest.raises(OSError, match="no room"):
             store.open("t", some_terms())
-    assert store.trace("s")["under_way"] == []
+    assert store.trace("s").under_way == ()
     store.open("t", some_terms())

@@ -93,19 +93,21 @@ async def open_session(session: SessionName, terms: Terms, request: Request) -> 
 
 
 @_sessions.get("")
-async def get_session(session: SessionName, request: Request) -> JSONResponse:
+async def get_session(session: SessionName, request: Request) -> Response:
     """Return the calls of a session and their tokens, with those that continue each other."""
-    return await asyncio.to_thread(
-        lambda: JSONResponse(_readable_sessions(request, session).trace(session))
+    store = _readable_sessions(request, session)
+    trace = await asyncio.to_thread(store.trace, session)
+    return Response(
+        trace.model_dump_json(by_alias=True, exclude={"deleted"}), media_type="application/json"
     )
 
 
 @_sessions.delete("")
-async def delete_session(session: SessionName, request: Request) -> JSONResponse:
+async def delete_session(session: SessionName, request: Request) -> Response:
     """Delete a session, and return its record."""
-    return await asyncio.to_thread(
-        lambda: JSONResponse(_readable_sessions(request, session).delete(session))
-    )
+    store = _readable_sessions(request, session)
+    trace = await asyncio.to_thread(store.delete, session)
+    return Response(trace.model_dump_json(by_alias=True), media_type="application/json")
 
 
 def _readable_sessions(request: Request, session: str) -> SessionStore:

@@ -12,10 +12,11 @@ from typing import Any
 
 from protocol.calls import Call, CallSampling, ChatPrefix, Terms
 from protocol.messages import Message
+from protocol.traces import Json
 from pydantic import ValidationError
 
 from services.gateway.core.calls.pending import PendingCall
-from services.gateway.core.calls.trace import Json, RecordedCall, hash_next
+from services.gateway.core.calls.trace import RecordedCall, hash_next
 from services.gateway.errors import NO_RETRY, Problem
 
 DAMAGED = "session_damaged"

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import IO
 
 from protocol.calls import Terms
+from protocol.traces import OpenCall, Trace
 
 from services.gateway.core.calls.pending import PendingCall
 from services.gateway.core.calls.session import DAMAGED, Head, Session
-from services.gateway.core.calls.trace import Json, RecordedCall, build_branches
+from services.gateway.core.calls.trace import RecordedCall, build_branches
 from services.gateway.errors import Problem, conflict, not_found
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -144,48 +145,46 @@ class SessionStore:
             _write_line(file, new_part.model_dump_json())
         session.remember(call, answered)
 
-    def trace(self, name: str) -> Json:
+    def trace(self, name: str) -> Trace:
         """Return all calls of a session and their tokens; 404 if there is no such session."""
         # Before the calls are read: a call that ends meanwhile is listed twice, else never.
         under_way = self._list_pending(name)
         calls = [*self._read_calls(name)]
         branches = build_branches(call for call in calls if call.error is None)
-        in_branches = {"prompt_ids", "token_ids", "logprobs", "spans", "after"}
-        return {
-            "id": name,
-            "object": "rollout",
-            "calls": [call.model_dump(exclude=in_branches) for call in calls],
-            "under_way": under_way,
-            "branches": [vars(branch) for branch in branches],
-            "num_branches": len(branches),
-        }
+        return Trace(
+            id=name,
+            calls=tuple(calls),
+            under_way=under_way,
+            branches=tuple(branches),
+            num_branches=len(branches),
+        )
 
-    def _list_pending(self, name: str) -> list[Json]:
+    def _list_pending(self, name: str) -> tuple[OpenCall, ...]:
         session = self._sessions.get(name)
         if session is None:
-            return []
-        return [
-            {
-                "id": pending.call.id,
-                "created_at": pending.created_at,
-                "seconds": round(time.time() - pending.created_at, 3),
-                "quiet_seconds": round(time.monotonic() - pending.received_at, 3),
-            }
+            return ()
+        return tuple(
+            OpenCall(
+                id=pending.call.id,
+                created_at=pending.created_at,
+                seconds=round(time.time() - pending.created_at, 3),
+                quiet_seconds=round(time.monotonic() - pending.received_at, 3),
+            )
             for pending in [*session.pending.values()]
             if not pending.is_done
-        ]
+        )
 
-    def delete(self, name: str) -> Json:
+    def delete(self, name: str) -> Trace:
         """Delete a session and return its trace, if it is readable; 404 if there is none."""
-        trace: Json = {"id": name, "object": "rollout"}
+        trace = Trace(id=name)
         try:
-            trace |= self.trace(name)
+            trace = self.trace(name)
         except Problem as problem:
             if problem.code != DAMAGED:
                 raise
         self._path(name).unlink(missing_ok=True)
         self._sessions.pop(name, None)
-        return trace | {"deleted": True}
+        return trace.model_copy(update={"deleted": True})
 
     def expire(self) -> None:
         """Delete the sessions that have had no call for a week."""

@@ -5,50 +5,43 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
-from typing import Any
 
-from protocol.messages import Message, VersionSpan
-from pydantic import Field
+from protocol.messages import VersionSpan
+from protocol.traces import Branch, CallError, EndedCall
 
 from services.gateway.core.calls.pending import PendingCall
-from services.gateway.errors import Problem
-
-Json = dict[str, Any]
 
 
-class RecordedCall(Message):
-    """A call of a session, answered or failed. A chat has its messages and their options."""
+class RecordedCall(EndedCall):
+    """A call with its tokens, as it is stored."""
 
-    id: str
-    created_at: float
-    seconds: float
-    model: str
-    finish_reason: str | None
-    error: Json | None
     prompt_ids: list[int]
     token_ids: list[int]
     logprobs: list[float]
     spans: list[VersionSpan]
-    messages: list[Json] | None = None
-    tools: list[Json] = Field(default_factory=list)
-    chat_template_options: Json = Field(default_factory=dict)
-    text: str = ""
-    # In the file, a call is stored without the messages and tokens of the call that it continues.
+    # A call is stored without the messages and tokens of the call that it continues.
     after: str | None = None
 
     @classmethod
     def from_pending(cls, pending: PendingCall) -> RecordedCall:
         call = pending.call
+        problem = pending.problem
+        error = None
+        if problem is not None:
+            error = CallError(
+                code=problem.code,
+                message=problem.detail,
+                status=problem.status_code,
+            )
         return cls(
             id=call.id,
             created_at=pending.created_at,
             seconds=round(time.time() - pending.created_at, 3),
             model=call.served.name,
             finish_reason=pending.finish_reason,
-            error=pending.problem and _to_object(pending.problem),
+            error=error,
             prompt_ids=[*pending.prompt_ids],
             token_ids=[token.id for token in pending.tokens],
             logprobs=[token.logprob for token in pending.tokens],
@@ -66,28 +59,13 @@ class RecordedCall(Message):
         return self.model_copy(update={"prompt_ids": prompt_ids, "messages": messages})
 
 
-def _to_object(problem: Problem) -> Json:
-    return {"code": problem.code, "message": problem.detail, "status": problem.status_code}
-
-
-@dataclass
-class Branch:
-    """Tokens of turns that continue each other."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float | None] = field(default_factory=list)  # None: not sampled in this branch
-    own: list[bool] = field(default_factory=list)  # sampled in this branch
-    weight_versions: list[Json] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
-
-    def add(self, call: RecordedCall) -> None:
-        prompt_ids = call.prompt_ids[len(self.token_ids) :]
-        self.token_ids += prompt_ids + call.token_ids
-        self.logprobs += [None] * len(prompt_ids) + call.logprobs
-        self.own += [False] * len(prompt_ids) + [True] * len(call.token_ids)
-        spans = (span.shift(len(call.prompt_ids)) for span in call.spans)
-        self.weight_versions += (span.model_dump() for span in spans)
-        self.calls.append(call.id)
+def extend_branch(branch: Branch, call: RecordedCall) -> None:
+    prompt_ids = call.prompt_ids[len(branch.token_ids) :]
+    branch.token_ids.extend(prompt_ids + call.token_ids)
+    branch.logprobs.extend([None] * len(prompt_ids) + call.logprobs)
+    branch.policy_mask.extend([False] * len(prompt_ids) + [True] * len(call.token_ids))
+    branch.weight_versions.extend(span.shift(len(call.prompt_ids)) for span in call.spans)
+    branch.calls.append(call.id)
 
 
 def build_branches(calls: Iterable[RecordedCall]) -> list[Branch]:
@@ -101,7 +79,7 @@ def build_branches(calls: Iterable[RecordedCall]) -> list[Branch]:
         if branch is None:
             branch = Branch()
             branches.append(branch)
-        branch.add(call)
+        extend_branch(branch, call)
         branches_by_tokens[reduce(hash_next, call.token_ids, hashes[-1])].append(branch)
     return branches
 
