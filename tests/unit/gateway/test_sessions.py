@@ -251,7 +251,7 @@ def test_a_damaged_record_is_named_and_never_taken_for_a_session_without_terms(
                 use("s")
             assert refused.value.status_code == 409
             assert refused.value.code == DAMAGED
-    assert store.delete("s") == {"id": "s", "object": "rollout", "deleted": True}
+    assert store.delete("s").deleted
     store.open("s", some_terms())
 
 
