@@ -308,7 +308,7 @@ async def load_again_without_the_state(client: Client, source: str) -> None:
     async with connect(client.server.url, me="test") as exchange, asyncio.timeout(PATIENCE_S):
         while (record := await exchange.job(client.job_id)) is None or not record.error:
             await asyncio.sleep(0.1)
-    assert "is to be loaded again" in record.error.message
+    assert "must be loaded again" in record.error.message
 
 
 async def test_a_silent_client_lets_others_go_first(client: Client) -> None:
