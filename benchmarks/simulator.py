@@ -100,11 +100,8 @@ def simulate(
     engines = [_Engine(costs) for _ in range(num_rollouts)]
     missing = [len(group) for group in groups]  # incomplete responses
     queue: deque[int] = deque()
-    step = 0
-    requested = 0
-    trained = 0
-    now = 0.0
-    waited = 0.0
+    step = requested = trained = 0
+    now = waited = 0.0
     update_ends = math.inf  # inf: the learner waits
     measured_from = (0.0, 0.0, 0)
     while step < len(groups) // groups_per_step:
@@ -132,12 +129,9 @@ def simulate(
     start, waited_before, trained_before = measured_from
     seconds = now - start
     rate = (trained - trained_before) / seconds
-    return Outcome(
-        step_seconds=seconds / (step - warm_up),
-        tokens_per_second=rate,
-        learner_idle=(waited - waited_before) / seconds,
-        rollouts_idle=1 - rate / costs.max_rate / num_rollouts,
-    )
+    idle = (waited - waited_before) / seconds
+    capacity = costs.max_rate * num_rollouts
+    return Outcome(seconds / (step - warm_up), rate, idle, 1 - rate / capacity)
 
 
 def _advance(engines: Sequence[_Engine], now: float, missing: list[int]) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any, Self
 
 import psutil
@@ -66,22 +63,6 @@ def failing_tools(
     """Tools whose pool fails each call, and the list of the calls."""
     pool: Any = FailingPool(failed, examined or Value(True))
     return Tools(pool), pool.calls
-
-
-def count_calls(action: Callable[[], object]) -> int:
-    """How many functions are called, those in C too."""
-    count = 0
-
-    def called(_: FrameType, event: str, __: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(called)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def list_descendants(pid: int) -> set[int]:
