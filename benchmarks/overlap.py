@@ -47,8 +47,8 @@ def main() -> None:
 
 def _show_simulation() -> None:
     print(
-        "\n| rollouts | responses a step | staleness | both idle | tokens a second"
-        " | of linear scaling |\n" + "|---" * 6 + "|"
+        "\n| rollouts | responses a step | staleness | learner idle | rollouts idle | tokens a second"
+        " | of linear scaling |\n" + "|---" * 7 + "|"
     )
     one_rollout = {staleness: _simulate_h100(1, staleness, GROUPS) for staleness in STALENESS}
     for rollouts, groups, staleness in SIMULATED:
@@ -56,7 +56,7 @@ def _show_simulation() -> None:
         linear = rollouts * one_rollout[staleness].tokens_per_second
         print(
             f"| {rollouts} | {groups * GROUP_SIZE:,} | {staleness} | {outcome.learner_idle:.0%}"
-            f" | {outcome.tokens_per_second:,.0f} | {outcome.tokens_per_second / linear:.2f} |"
+            f" | {outcome.rollouts_idle:.0%} | {outcome.tokens_per_second:,.0f} | {outcome.tokens_per_second / linear:.2f} |"
         )
 
 
