@@ -47,16 +47,17 @@ def main() -> None:
 
 def _show_simulation() -> None:
     print(
-        "\n| rollouts | responses a step | staleness | learner idle | rollouts idle | tokens a second"
-        " | of linear scaling |\n" + "|---" * 7 + "|"
+        "\n| rollouts | responses a step | staleness | learner idle | rollouts idle"
+        " | tokens a second | of linear scaling |\n" + "|---" * 7 + "|"
     )
     one_rollout = {staleness: _simulate_h100(1, staleness, GROUPS) for staleness in STALENESS}
     for rollouts, groups, staleness in SIMULATED:
         outcome = _simulate_h100(rollouts, staleness, groups)
-        linear = rollouts * one_rollout[staleness].tokens_per_second
+        rate = outcome.tokens_per_second
+        share = rate / rollouts / one_rollout[staleness].tokens_per_second
         print(
             f"| {rollouts} | {groups * GROUP_SIZE:,} | {staleness} | {outcome.learner_idle:.0%}"
-            f" | {outcome.rollouts_idle:.0%} | {outcome.tokens_per_second:,.0f} | {outcome.tokens_per_second / linear:.2f} |"
+            f" | {outcome.rollouts_idle:.0%} | {rate:,.0f} | {share:.2f} |"
         )
 
 
