@@ -98,7 +98,7 @@ _FAMILIES = (
     ),
     Gauge("weir_job_step_seconds_median", "Median of the last 50 steps' times", labels=_JOB),
     Gauge("weir_job_evaluation_seconds_max", "The longest evaluation so far", labels=_JOB),
-    Gauge("weir_job_checkpoint_step", "The step of the newest checkpoint", labels=_JOB),
+    Gauge("weir_job_checkpoint_step", "The step of the newest checkpoint, 0 before the first", labels=_JOB),
     Gauge("weir_job_checkpoint_every_steps", "Steps between two checkpoints", labels=_JOB),
     Gauge(
         "weir_job_checkpoint_age_seconds",
@@ -190,7 +190,7 @@ class JobHistory:
         if not self.is_current:
             return values
         groups, dropped = self._count_groups()
-        checkpoint_step, saved_at = self.checkpoint or (None, record.started_at)
+        checkpoint_step, saved_at = self.checkpoint or (0, record.started_at)
         return values | {
             "weir_job_step": max(record.step, int(self.metric.get("step", 0))),
             "weir_job_groups": groups,
