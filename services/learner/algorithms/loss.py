@@ -349,6 +349,19 @@ def positive_nll(logprobs: Tensor, correct: Tensor, *, num_positive_tokens: int)
     return -widen(logprobs[correct]).sum() / max(1, num_positive_tokens)
 
 
+def vanishes_without_advantage(objective: Callable[[TokenBatch], tuple[Tensor, Tensor]]) -> bool:
+    """Return whether an advantage of 0 gives no loss and no gradient, wherever a ratio lies.
+
+    That holds for all objectives of this module; an extension may add another one.
+    """
+    logprobs = torch.linspace(-2 * MAX_LOG_RATIO, 0.0, 64, requires_grad=True)
+    zeros = torch.zeros_like(logprobs)
+    old_logprobs = torch.full_like(zeros, -MAX_LOG_RATIO)
+    losses, _ = objective(TokenBatch(logprobs, old_logprobs, zeros, zeros.long()))
+    (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
+    return not (losses.any() or gradient.any())
+
+
 OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "clip": clip,
     "dual_clip": dual_clip,

@@ -32,10 +32,12 @@ class Flops:
         adapter = recipe.model.lora is not None
         return cls(_shape(policy), _shape(critic) if critic else None, num_gpus, peak, adapter)
 
-    def of(self, lengths: Sequence[int], seconds: float) -> dict[str, float]:
+    def of(
+        self, lengths: Sequence[int], seconds: float, trained_share: float = 1.0
+    ) -> dict[str, float]:
         """Return FLOP/s of a GPU in training, and the share of its peak.
 
-        ``lengths`` are the tokens of each sequence that the step trains on.
+        ``lengths`` are the tokens of each sequence of the step, of which it trains on a share.
         """
         if self.policy is None or seconds <= 0:
             return {}
@@ -43,7 +45,7 @@ class Flops:
             trained_flops(self.policy, self.critic, length, adapter=self.adapter)
             for length in lengths
         )
-        rate = flops / seconds / self.num_gpus
+        rate = flops * trained_share / seconds / self.num_gpus
         return {"flops_per_second": rate} | ({"mfu": rate / self.peak} if self.peak else {})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from services.learner.algorithms.gae import Moments
+from services.learner.training.samples import Sample
 
 
 class StepMetrics:
@@ -54,11 +55,11 @@ class StepMetrics:
         event.record()
         return event
 
-    def note_mean(self, **values: Tensor) -> None:
-        """Note values, [token], to report their mean."""
+    def note_mean(self, weight: float = 1.0, **values: Tensor) -> None:
+        """Note values, [token], to report their mean, where each counts ``weight`` times."""
         for name, value in values.items():
-            self._add(self._sums, name, value.sum())
-            self._add(self._counts, name, value.numel())
+            self._add(self._sums, name, weight * value.sum())
+            self._add(self._counts, name, weight * value.numel())
 
     def note_share(self, **values: Tensor) -> None:
         """Note a micro-batch's share of an update's value, to report the mean over updates."""
@@ -93,6 +94,13 @@ class StepMetrics:
             if name not in self._token_values:
                 self._token_values[name] = torch.zeros(self._num_tokens, device=self._device)
             self._token_values[name][places] = value.detach().float()
+
+    def note_missing(self, samples: Sequence[Sample]) -> None:
+        """Note that the model does not compute the tokens of samples; all ranks note the same."""
+        for sample in samples:
+            places = torch.arange(sample.first_token, sample.first_token + sample.num_own)
+            missing = torch.full((sample.num_own,), math.nan, device=self._device)
+            self.note_tokens(places, logprobs=missing, entropies=missing)
 
     def tokens(self) -> dict[str, np.ndarray]:
         """Return the notes of all ranks for each token of the step, [token] float32 by name."""

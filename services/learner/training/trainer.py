@@ -3,6 +3,10 @@
 Every rank calls every method with the same samples, and takes its share of them. A step first
 prepares the constants of its updates (log-probs of old and reference policies, values,
 advantages), then makes one optimizer update per mini-batch.
+
+A sample without a signal cannot change a weight, so the model does not compute it. Spot checks are
+an exception: one in `SPOT_CHECK_EVERY` of these samples has a forward pass, for the metrics, where
+its tokens count for all that were left out. The denominators of the loss count every sample.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from services.learner.algorithms.loss import (
     TokenBatch,
     Totals,
     positive_nll,
+    vanishes_without_advantage,
 )
 from services.learner.formulas import formula_settings
 from services.learner.training.batching import (
@@ -47,6 +52,8 @@ from services.learner.training.metrics import StepMetrics
 from services.learner.training.models import Models
 from services.learner.training.samples import Measured, Sample
 
+SPOT_CHECK_EVERY = 8
+
 
 @dataclass
 class Part:
@@ -54,6 +61,7 @@ class Part:
 
     batch: MicroBatch
     advantages: Tensor
+    weight: float = 1.0  # of each token in the means of metrics
     old_logprobs: Tensor | None = None  # None: those of the current policy
     reference_logprobs: Tensor | None = None
     old_values: Tensor | None = None  # None while only the critic learns
@@ -63,7 +71,8 @@ class Part:
 @dataclass(frozen=True)
 class MiniBatch:
     parts: list[Part]  # this rank's
-    totals: Totals  # of all ranks
+    spot_checks: list[Part]  # this rank's
+    totals: Totals  # of all ranks, with the samples that no part has
     is_first: bool  # of its step, so the policy has not changed yet
 
 
@@ -83,23 +92,35 @@ class Trainer:
         self.divergence = pick(DIVERGENCES, algorithm.divergence, settings)
         if models.critic is not None:
             self.estimate = pick(CRITIC_ADVANTAGES, algorithm.advantage, settings)
+        self.needs_all = (
+            models.critic is not None
+            or algorithm.divergence_weight > 0
+            or algorithm.entropy_weight > 0
+            or algorithm.whiten
+            or not vanishes_without_advantage(self.objective)
+        )
 
     def train(self, samples: Sequence[Sample]) -> Measured:
         """Make a training step; return the metrics of all ranks.
 
         The metric ``updates`` counts the updates of the policy: one for each mini-batch with finite
-        loss and gradient.
+        loss and gradient. ``trained_share`` is the share of the work that samples with a signal
+        have in that of all samples.
         """
         metrics = self._new_metrics(samples)
         updates_before = self.models.policy.updates
-        mini_batches = self._mini_batches(samples)
+        mini_batches = self._mini_batches(samples, metrics)
         self._prepare(mini_batches, metrics)
         for mini_batch in mini_batches:
             if self.models.critic is not None:
                 self._improve_critic(self.models.critic, mini_batch, metrics)
             self._improve_policy(mini_batch, metrics)
-        updates = {"updates": float(self.models.policy.updates - updates_before)}
-        return Measured(metrics.reduced(len(mini_batches)) | updates, metrics.tokens())
+        learned = [sample for sample in samples if self._has_signal(sample)]
+        counts = {
+            "updates": float(self.models.policy.updates - updates_before),
+            "trained_share": self._work(learned) / max(1.0, self._work(samples)),
+        }
+        return Measured(metrics.reduced(len(mini_batches)) | counts, metrics.tokens())
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
         """Train on samples without an update, to check that a step fits into the memory."""
@@ -114,7 +135,7 @@ class Trainer:
         """
         assert self.models.critic is not None, "the recipe has no critic"
         metrics = self._new_metrics(samples)
-        mini_batches = self._mini_batches(samples)
+        mini_batches = self._mini_batches(samples, metrics)
         self._set_monte_carlo_returns(_all_parts(mini_batches))
         for mini_batch in mini_batches:
             self._improve_critic(self.models.critic, mini_batch, metrics)
@@ -141,6 +162,10 @@ class Trainer:
         def compute_loss(part: Part) -> Tensor:
             return self._policy_loss(part, mini_batch, metrics)
 
+        if mini_batch.spot_checks:
+            with self.models.policy.frozen():
+                for part in mini_batch.spot_checks:
+                    compute_loss(part)
         metrics.note_update(grad_norm=self.models.policy.update(mini_batch.parts, compute_loss))
 
     def _policy_loss(self, part: Part, mini_batch: MiniBatch, metrics: StepMetrics) -> Tensor:
@@ -162,10 +187,10 @@ class Trainer:
             )
             loss = loss + algorithm.positive_lm_weight * nll
             metrics.note_share(positive_nll=nll)
-        _note_policy(metrics, loss, entropies, bound, corrections)
+        _note_policy(metrics, part.weight, loss, entropies, bound, corrections)
         metrics.note_tokens(batch.places, entropies=entropies)
         if mini_batch.is_first:
-            _note_parity(metrics, batch, logprobs)
+            _note_parity(metrics, batch, logprobs, part.weight)
         # The second term keeps every parameter in the graph of an empty micro-batch.
         return loss + 0.0 * logprobs.sum()
 
@@ -202,17 +227,37 @@ class Trainer:
 
         metrics.note_update(critic_grad_norm=critic.update(mini_batch.parts, compute_loss))
 
-    def _mini_batches(self, samples: Sequence[Sample]) -> list[MiniBatch]:
+    def _mini_batches(self, samples: Sequence[Sample], metrics: StepMetrics) -> list[MiniBatch]:
         """Return this rank's share of a step, one mini-batch per update."""
         split = mini_batches(samples, self.recipe.training.updates_per_batch)
         return [
-            MiniBatch(
-                parts=[Part(batch, batch.advantages) for batch in self._select_share(mini_batch)],
-                totals=count_totals(mini_batch),
-                is_first=index == 0,
-            )
-            for index, mini_batch in enumerate(split)
+            self._mini_batch(part, metrics, is_first=index == 0) for index, part in enumerate(split)
         ]
+
+    def _mini_batch(
+        self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool
+    ) -> MiniBatch:
+        learned = [sample for sample in samples if self._has_signal(sample)]
+        idle = [sample for sample in samples if not self._has_signal(sample)]
+        checked = idle[::SPOT_CHECK_EVERY]
+        weight = count_totals(idle).tokens / max(1, count_totals(checked).tokens)
+        metrics.note_missing([s for n, s in enumerate(idle) if n % SPOT_CHECK_EVERY])
+        return MiniBatch(
+            parts=self._parts(learned),
+            spot_checks=self._parts(checked, weight) if checked else [],
+            totals=count_totals(samples),
+            is_first=is_first,
+        )
+
+    def _work(self, samples: Sequence[Sample]) -> float:
+        return sum(self.estimate_work(len(s.prompt_ids) + len(s.token_ids)) for s in samples)
+
+    def _has_signal(self, sample: Sample) -> bool:
+        learns_text = sample.correct and self.recipe.algorithm.positive_lm_weight > 0
+        return self.needs_all or sample.advantage != 0 or learns_text
+
+    def _parts(self, samples: Sequence[Sample], weight: float = 1.0) -> list[Part]:
+        return [Part(batch, batch.advantages, weight) for batch in self._select_share(samples)]
 
     def _select_share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         size = self.models.group.size
@@ -220,6 +265,7 @@ class Trainer:
         num_groups = torch.distributed.get_world_size() // size
         max_tokens = self.recipe.training.micro_batch_tokens * size
         parts = micro_batches(samples, max_tokens, num_groups, self.estimate_work)
+        parts = parts or [[]] * num_groups
         return [collate(part).to(self.device) for part in parts[group::num_groups]]
 
     def _prepare(self, mini_batches: Sequence[MiniBatch], metrics: StepMetrics) -> None:
@@ -265,7 +311,9 @@ class Trainer:
 
 
 def _all_parts(mini_batches: Sequence[MiniBatch]) -> list[Part]:
-    return [part for mini_batch in mini_batches for part in mini_batch.parts]
+    return [
+        part for mini_batch in mini_batches for part in (*mini_batch.parts, *mini_batch.spot_checks)
+    ]
 
 
 def _episodes(parts: Sequence[Part], values: Sequence[Tensor]) -> Episodes:
@@ -307,15 +355,21 @@ def _note_prepared(metrics: StepMetrics, part: Part, logprobs: Tensor | None) ->
     advantages = part.advantages
     if logprobs is None:  # a mini-batch computes them, the later ones after an update
         logprobs = torch.full_like(advantages, math.nan)
-    metrics.note_mean(advantage_mean=advantages, advantage_abs_mean=advantages.abs())
+    metrics.note_mean(part.weight, advantage_mean=advantages, advantage_abs_mean=advantages.abs())
     metrics.note_tokens(part.batch.places, logprobs=logprobs, token_advantages=advantages)
 
 
 def _note_policy(
-    metrics: StepMetrics, loss: Tensor, entropies: Tensor, bound: Tensor, corrections: Tensor
+    metrics: StepMetrics,
+    weight: float,
+    loss: Tensor,
+    entropies: Tensor,
+    bound: Tensor,
+    corrections: Tensor,
 ) -> None:
     metrics.note_share(loss=loss)
     metrics.note_mean(
+        weight,
         entropy=entropies,
         clip_fraction=(bound != 0),
         clip_fraction_low=(bound < 0),
@@ -324,11 +378,13 @@ def _note_policy(
     )
 
 
-def _note_parity(metrics: StepMetrics, batch: MicroBatch, logprobs: Tensor) -> None:
+def _note_parity(
+    metrics: StepMetrics, batch: MicroBatch, logprobs: Tensor, weight: float = 1.0
+) -> None:
     """Note the distance to the sampler's log-probs, on all tokens and on this version's."""
     gaps = batch.behavior_logprobs - logprobs.detach()
     version_gaps = gaps[batch.on_version].abs()
-    metrics.note_mean(mismatch_kl=gaps, parity_mean=version_gaps)
+    metrics.note_mean(weight, mismatch_kl=gaps, parity_mean=version_gaps)
     metrics.note_count(parity_tokens=version_gaps.numel())
     metrics.note_maximum(parity_max=version_gaps)
     metrics.note_tokens(batch.places, logprobs=logprobs)

@@ -155,11 +155,13 @@ class Training:
         progress.note_update({**metrics, **counts})
         progress.note_work(learning.lap(), facts.responses, facts.tokens)
         spent = learning.phase_seconds()
+        train_seconds = spent.get("train", 0.0)
+        trained_share = metrics.get("trained_share", 1.0)
         data = {
             **facts.means(len(selection.kept)),
             **metrics,
             **facts.throughput(seconds, learning.team.num_ranks),
-            **self.flops.of(facts.trained_lengths, spent.get("train", 0.0)),
+            **self.flops.of(facts.trained_lengths, train_seconds, trained_share),
             **counts,
             **progress.note_phases(spent),
             **learning.parity.take_results(),
