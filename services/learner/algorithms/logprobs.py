@@ -53,8 +53,8 @@ def chunked_token_logprobs(
     """`token_logprobs` of a head's logits, of which only a chunk exists at any time.
 
     Values and gradients are those of the dense path; memory holds ``chunk_tokens`` x vocabulary
-    instead of token x vocabulary. The backward pass computes logits again only if the head learns
-    or the loss has the entropies in it.
+    instead of token x vocabulary. The backward pass computes logits again only if there are several
+    chunks, and the head learns or the loss has the entropies in it.
 
     Logits are float32 or float64: bfloat16 has steps of 0.25 at a logit of 45. A GPU sums products
     of narrower numbers that way; on a CPU each pass holds a copy of the weight.
@@ -86,20 +86,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
         targets: Tensor,
         settings: tuple[float, int, int | None, bool],
     ) -> tuple[Tensor, Tensor]:
-        temperature, chunk_tokens, num_ids, compiles = settings
-        read_logits = _compiled(_read_logits) if compiles else _read_logits
+        temperature, chunk_tokens, num_ids, _ = settings
         learns, *head_learns = ctx.needs_input_grad[:3]
         head = _Head(weight, bias, num_ids)
-        slopes_in = head.weight.dtype if learns and not any(head_learns) else None
-        parts: list[tuple[Tensor, ...]] = []
-        for chunk in _chunks(targets, chunk_tokens):
-            logits = head.logits(hidden[chunk])
-            *values, slopes = read_logits(logits, targets[chunk], temperature, slopes_in)
-            parts.append((*values, *map(head.back, slopes)))
-            del logits, slopes  # before the next chunk's are allocated
-        logprobs, entropies, *slopes = map(torch.cat, zip(*parts, strict=True))
+        if any(head_learns) and len(targets) <= chunk_tokens:
+            normalized = _normalized(head.logits(hidden), temperature)
+            logprobs, entropies = _values(normalized, targets)
+            saved = [normalized]
+        else:
+            slopes_in = head.weight.dtype if learns and not any(head_learns) else None
+            logprobs, entropies, *saved = _read_chunks(head, hidden, targets, settings, slopes_in)
         ctx.settings = settings
-        ctx.save_for_backward(hidden, weight, bias, targets, *slopes)
+        ctx.save_for_backward(hidden, weight, bias, targets, *saved)
         ctx.set_materialize_grads(False)  # None for an output that the loss does not use
         return logprobs, entropies
 
@@ -109,11 +107,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx: Any, *grad_outputs: Any
     ) -> Any:
         by_logprobs, by_entropies = grad_outputs
-        hidden, weight, bias, targets, *slopes = ctx.saved_tensors
+        hidden, weight, bias, targets, *saved = ctx.saved_tensors
         temperature, chunk_tokens, num_ids, compiles = ctx.settings
         by_logprobs = torch.zeros_like(by_entropies) if by_logprobs is None else by_logprobs
-        if slopes and by_entropies is None:
-            return (slopes[0] * by_logprobs[:, None]).to(hidden.dtype), None, None, None, None
+        keeps_logits = saved and any(ctx.needs_input_grad[1:3])
+        if saved and not keeps_logits and by_entropies is None:
+            return (saved[0] * by_logprobs[:, None]).to(hidden.dtype), None, None, None, None
         gradient = _compiled(_gradient) if compiles else _gradient
         head = _Head(weight, bias, num_ids)
         dtype = head.weight.dtype
@@ -124,17 +123,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
         )
         for chunk in _chunks(targets, chunk_tokens):
             chunk_entropies = None if by_entropies is None else by_entropies[chunk]
-            logits = head.logits(hidden[chunk])
-            logits_grad = gradient(
-                logits, targets[chunk], temperature, dtype, by_logprobs[chunk], chunk_entropies
-            )
+            grads = (by_logprobs[chunk], chunk_entropies)
+            if keeps_logits:
+                logits_grad = _slopes(saved[0], targets, temperature, *grads).to(dtype)
+            else:
+                logits = head.logits(hidden[chunk])
+                logits_grad = gradient(logits, targets[chunk], temperature, dtype, *grads)
+                del logits
             if hidden_grad is not None:
                 hidden_grad[chunk] = head.back(logits_grad).to(dtype)
             if weight_grad is not None:
                 weight_grad[:num_ids].addmm_(logits_grad.T, hidden[chunk].to(dtype))
             if bias_grad is not None:
                 bias_grad[:num_ids] += logits_grad.sum(dim=0)
-            del logits, logits_grad
+            del logits_grad
         gradients = zip((hidden_grad, weight_grad, bias_grad), inputs, strict=True)
         converted = (grad if grad is None else grad.to(tensor.dtype) for grad, tensor in gradients)
         return *converted, None, None
@@ -161,6 +163,25 @@ class _Head:
         if self._is_wide:
             return logits_grad @ self.weight
         return torch.mm(logits_grad, self.weight, out_dtype=torch.float32)
+
+
+def _read_chunks(
+    head: _Head,
+    hidden: Tensor,
+    targets: Tensor,
+    settings: tuple[float, int, int | None, bool],
+    slopes_in: torch.dtype | None,
+) -> Iterator[Tensor]:
+    """Return log-probs and entropies, and hidden's gradient by log-probs if a dtype is given."""
+    temperature, chunk_tokens, _, compiles = settings
+    read_logits = _compiled(_read_logits) if compiles else _read_logits
+    parts: list[tuple[Tensor, ...]] = []
+    for chunk in _chunks(targets, chunk_tokens):
+        logits = head.logits(hidden[chunk])
+        *values, slopes = read_logits(logits, targets[chunk], temperature, slopes_in)
+        parts.append((*values, *map(head.back, slopes)))
+        del logits, slopes  # before the next chunk's are allocated
+    return map(torch.cat, zip(*parts, strict=True))
 
 
 def _chunks(targets: Tensor, size: int) -> Iterator[slice]:

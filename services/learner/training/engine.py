@@ -346,7 +346,7 @@ def _init_deepspeed(module: nn.Module, settings: Optimizer, model: Model) -> Any
         lr=settings.learning_rate,
         betas=settings.betas,
         weight_decay=settings.weight_decay,
-        fused=torch.cuda.is_available() or settings.offload != "none",
+        fused=True,
     )
     config = _config(settings, model)
     bucket = min(_REDUCE_BUCKET, sum(map(num_elements, trained)))
