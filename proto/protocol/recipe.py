@@ -416,9 +416,10 @@ class Training(Table):
     checkpoint_every: int = Field(
         default=10, ge=1, description="the number of steps between checkpoints"
     )
-    recompute_activations: bool = Field(
-        default=False,
-        description="recompute activations in the backward pass: less memory, a third more time",
+    recompute_activations: bool | Literal["auto"] = Field(
+        default="auto",
+        description="recompute activations in the backward pass: less memory, a third more time; "
+        "auto: if they do not fit into the memory",
     )
     compile_layers: bool = Field(
         default=False,

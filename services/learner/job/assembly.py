@@ -37,8 +37,13 @@ from services.learner.job.reconciler import Reconciler
 from services.learner.job.references import Tasks, readable_tasks
 from services.learner.job.versions import Versions
 from services.learner.model_source import find_model
-from services.learner.planning.footprint import fit_to_cpus, limit_micro_batches
-from services.learner.planning.machine import LocalMachine, Options, resolve_machine
+from services.learner.planning.footprint import (
+    decide_recomputation,
+    fit_to_cpus,
+    learner_footprint,
+    limit_micro_batches,
+)
+from services.learner.planning.machine import LocalMachine, Options, gpu_bytes, resolve_machine
 from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
@@ -55,6 +60,7 @@ from services.learner.training.scoring import Scoring
 from services.learner.training.trial import try_models
 
 log = logging.getLogger(__name__)
+_USABLE_GPU_SHARE = 0.9  # the rest is for CUDA, NCCL and the allocator
 
 
 @dataclass
@@ -106,7 +112,7 @@ async def prepare(
     versions = assembly.learning.versions
     # Do this before models load, so that a slow chat template fails soon.
     await versions.parity.choose_probes(prompts, tasks[0] or PROBED)
-    fitting = await _fit_to_memory(recipe, record, attempt, None if team.device_name else flops)
+    fitting = await _fit_to_memory(recipe, record, attempt, flops, team.device_name)
     await team.open(policy, fitting, critic)
     await team.rehearse(largest_micro_batches(fitting, num_ranks))
     if newest is not None:
@@ -118,23 +124,43 @@ async def prepare(
 
 
 async def _fit_to_memory(
-    recipe: Recipe, record: JobRecord, attempt: Attempt, cpu_flops: Flops | None
+    recipe: Recipe, record: JobRecord, attempt: Attempt, flops: Flops, device: str
 ) -> Recipe:
     """Return the recipe with micro-batches that fit: the record's, or those of a CPU's memory.
 
-    The record keeps them, so that later attempts split a batch in the same way.
+    The record keeps them, so that later attempts split a batch in the same way. ``device`` is the
+    name of the GPU; empty on CPUs.
     """
-    if record.micro_batch_tokens or cpu_flops is None or cpu_flops.policy is None:
-        return limit_micro_batches(recipe, record.micro_batch_tokens)
-    memory = LocalMachine(host_bytes=psutil.virtual_memory().total)
-    machine = resolve_machine(Options(), None, os.environ, memory)
-    fitting = fit_to_cpus(recipe, cpu_flops.policy, cpu_flops.critic, machine)
-    if fitting != recipe:
-        max_tokens = fitting.training.micro_batch_tokens
+    fitting = _fit(limit_micro_batches(recipe, record.micro_batch_tokens), flops, device)
+    if fitting.training.recompute_activations != recipe.training.recompute_activations:
+        verb = "recomputed" if fitting.training.recompute_activations else "not recomputed"
+        log.info(f"activations are {verb}, by their size", extra={"job": record.id})
+    if record.micro_batch_tokens:
+        return limit_micro_batches(fitting, record.micro_batch_tokens)
+    max_tokens = fitting.training.micro_batch_tokens
+    if max_tokens != recipe.training.micro_batch_tokens:
         await attempt.update(micro_batch_tokens=max_tokens)
         message = f"micro-batches have at most {max_tokens} tokens: more do not fit into the memory"
         await attempt.warn("fitted", message)
     return fitting
+
+
+def _fit(recipe: Recipe, flops: Flops, device: str) -> Recipe:
+    policy = flops.policy
+    if policy is None:
+        return decide_recomputation(recipe, lambda _: not device)
+    if device:
+        usable_bytes = _USABLE_GPU_SHARE * gpu_bytes(device)
+        num_gpus = flops.num_gpus
+        return decide_recomputation(
+            recipe,
+            lambda kept: (
+                learner_footprint(kept, policy, flops.critic, num_gpus).peak <= usable_bytes
+            ),
+        )
+    memory = LocalMachine(host_bytes=psutil.virtual_memory().total)
+    machine = resolve_machine(Options(), None, os.environ, memory)
+    return fit_to_cpus(recipe, policy, flops.critic, machine)
 
 
 async def _count_ids(prompts: PromptRenderer, policy: Path, critic: Path | None) -> int:

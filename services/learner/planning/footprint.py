@@ -9,10 +9,10 @@ CUDA, NCCL and the allocator are not counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 from protocol.capacity import responses_in_flight
 from protocol.recipe import Optimizer, Recipe
@@ -106,8 +106,18 @@ def longest_micro_batch(recipe: Recipe) -> int:
 def limit_micro_batches(recipe: Recipe, micro_batch_tokens: int | None) -> Recipe:
     if micro_batch_tokens is None:
         return recipe
-    training = recipe.training.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
-    return recipe.model_copy(update={"training": training})
+    return _change_training(recipe, micro_batch_tokens=micro_batch_tokens)
+
+
+def decide_recomputation(recipe: Recipe, fits: Callable[[Recipe], bool]) -> Recipe:
+    """Replace `auto`: activations are recomputed if the recipe does not fit otherwise."""
+    if recipe.training.recompute_activations != "auto":
+        return recipe
+    return _change_training(recipe, recompute_activations=not fits(recipe))
+
+
+def _change_training(recipe: Recipe, **update: Any) -> Recipe:
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=update)})
 
 
 def smaller_token_budget(recipe: Recipe) -> int | None:
@@ -122,19 +132,21 @@ def smaller_token_budget(recipe: Recipe) -> int | None:
 def fit_to_cpus(
     recipe: Recipe, policy: ModelShape, critic: ModelShape | None, machine: Machine
 ) -> Recipe:
-    """Halve micro-batches until the ranks fit into the memory of the CPUs.
+    """Halve micro-batches until the ranks fit into the memory of the CPUs, then recompute.
 
     The kernel kills a process that takes too much memory, so it raises no error to react to.
     """
     num_ranks = machine.placement.num_ranks
     engine = rollout_footprint(recipe, policy, machine).weights.bytes + machine.engine_cache_bytes
     usable_bytes = machine.usable_host_bytes - len(machine.placement.rollouts) * engine
-    while (tokens := smaller_token_budget(recipe)) is not None:
+
+    def fits(recipe: Recipe) -> bool:
         footprint = learner_footprint(recipe, policy, critic, num_ranks)
-        if num_ranks * footprint.peak + total(footprint.host) <= usable_bytes:
-            break
+        return num_ranks * footprint.peak + total(footprint.host) <= usable_bytes
+
+    while not fits(recipe) and (tokens := smaller_token_budget(recipe)) is not None:
         recipe = limit_micro_batches(recipe, tokens)
-    return recipe
+    return decide_recomputation(recipe, fits)
 
 
 def rollout_footprint(recipe: Recipe, shape: ModelShape, machine: Machine) -> RolloutFootprint:
@@ -384,7 +396,7 @@ def _sample_rows(model: TrainedModel, recipe: Recipe) -> list[Row]:
         layer += (1 + upcast) * shape.query_width + (2 + upcast) * narrow
     numbers = shape.layers * layer
     formula = f"{shape.layers} layers x {layer:,}"
-    if recipe.training.recompute_activations:
+    if recipe.training.recompute_activations is True:
         numbers = shape.layers * shape.hidden + layer
         formula = f"({shape.layers} layers x {shape.hidden:,} + one layer's {layer:,})"
     activations = Item(

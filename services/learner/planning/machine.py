@@ -52,6 +52,11 @@ def peak_flops(device: str) -> float | None:
     return next((kind.flops for kind in KINDS if device in kind.devices), None)
 
 
+def gpu_bytes(device: str) -> int:
+    """Return the memory of a GPU, by its driver's name; 0 if it is unknown."""
+    return next((kind.gib * GIB for kind in KINDS if device in kind.devices), 0)
+
+
 @dataclass(frozen=True)
 class Options:
     """A machine as the command line describes it."""

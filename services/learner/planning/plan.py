@@ -17,6 +17,7 @@ from services.learner.planning.footprint import (
     Item,
     LearnerFootprint,
     RolloutFootprint,
+    decide_recomputation,
     fit_to_cpus,
     learner_footprint,
     rollout_footprint,
@@ -158,16 +159,23 @@ def make_plan(recipe: Recipe, machine: Machine, measure: Measure | None = None) 
         return plan
     if machine.on_cpus:
         smaller = fit_to_cpus(recipe, policy, critic, machine)
-        if smaller != recipe:
-            tokens = smaller.training.micro_batch_tokens
+        tokens = smaller.training.micro_batch_tokens
+        if tokens != recipe.training.micro_batch_tokens:
             remark = (
                 f"micro-batches will have at most {tokens:,} tokens: more do not fit into the "
                 "memory"
             )
-            recipe = smaller
-            plan = replace(plan, recipe=recipe, remarks=(remark,))
+            plan = replace(plan, remarks=(remark,))
+        recipe = smaller
     num_ranks = machine.placement.num_ranks
     ranks_on_node = machine.ranks_of_node
+
+    def fits(recipe: Recipe) -> bool:
+        footprint = learner_footprint(recipe, policy, critic, num_ranks, ranks_on_node)
+        return footprint.fits(machine.learner_bytes, machine.learner_bytes_at_rest)
+
+    recipe = decide_recomputation(recipe, fits)
+    plan = replace(plan, recipe=recipe)
     rollout = rollout_footprint(recipe, policy, machine)
     learner = learner_footprint(recipe, policy, critic, num_ranks, ranks_on_node)
     plan = replace(plan, learner=learner, rollout=rollout)

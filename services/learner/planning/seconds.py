@@ -221,13 +221,14 @@ class Estimate:
         algorithm = self.recipe.algorithm
         training = self.recipe.training
         backward, words = (2, "two") if self.recipe.model.lora is None else (1, "one")
-        passes = 1 + backward + training.recompute_activations
+        recomputed = training.recompute_activations is True
+        passes = 1 + backward + recomputed
         passes += algorithm.old_logprobs == "recompute" and training.updates_per_batch > 1
         passes += algorithm.divergence_weight > 0
         flops = passes * self.models[0].shape.forward_flops(self._length)
         critic_text = ""
         for critic in self.models[1:]:
-            critic_passes = 4 + training.recompute_activations  # first values, then training
+            critic_passes = 4 + recomputed  # first values, then training
             flops += critic_passes * critic.shape.critic_flops(self._length)
             critic_text = f", {critic_passes} of the critic"
         num_gpus = self.models[0].num_gpus
@@ -244,6 +245,7 @@ class Estimate:
     def _offloading(self) -> Iterator[Span]:
         """Move gradients and weights over the link, and run AdamW on cores."""
         training = self.recipe.training
+        recomputed = training.recompute_activations is True
         updates = training.updates_per_batch
         update_tokens = self._step_tokens / updates
         batches = math.ceil(update_tokens / training.micro_batch_tokens / self.models[0].num_gpus)
@@ -255,7 +257,7 @@ class Estimate:
             parameter_bytes = 8 + 8 * batches if model.stage == 3 else 4 + model.size
             link_bytes += updates * parameter_bytes * model.parameters / model.num_gpus
             if model.settings.offload == "all":  # forward, recomputed, backward
-                gathered = batches * (2 + training.recompute_activations) * model.weights
+                gathered = batches * (2 + recomputed) * model.weights
                 link_bytes += updates * gathered * model.size / model.num_gpus
             host_parameters += updates * model.parameters / model.num_gpus
         if host_parameters:

@@ -283,7 +283,7 @@ class Models:
 
     def _read(self, loader: Any, folder: Path) -> PreTrainedModel:
         model = read_model(loader, folder, self.group, DTYPES[self.recipe.model.dtype])
-        if self.recipe.training.recompute_activations:
+        if self.recipe.training.recompute_activations is True:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if self.recipe.training.compile_layers:
             layers = model._no_split_modules or ()
