@@ -25,10 +25,10 @@ install: $(STAMP) ## install everything into the active virtual environment, els
 $(STAMP): pyproject.toml packages/answers/pyproject.toml deploy/constraints.txt
 	$(if $(GPU),deploy/check-driver.sh)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25'
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(PIP) torch==2.13.0
 	$(PIP) wheel hatchling editables setuptools==78.1.1
-	$(PIP) --editable packages/answers --editable '.[gateway,grader,data,rollout,local,cluster,demo,trackers,dev]'
+	$(PIP) --editable packages/answers --editable '.[gateway,grader,data,rollout,local,cluster,demo,trackers]' --group dev
 	$(PIP) $(VLLM)
 	$(PIP) --no-build-isolation --editable '.[learner]'
 	touch $(STAMP)
@@ -106,7 +106,7 @@ planted: install ## plant a fault at a time into the product: do the tests notic
 	python -m tests.planted $(FAULTS)
 
 mutants: install ## break the formulas, one place at a time: do the tests notice? Takes 15 minutes
-	$(PIP) --no-build-isolation --editable '.[mutants]'
+	$(PIP) --group mutants
 	env -u PYTHONPATH WEIR_FORMULA_CASES=200 WEIR_HYPOTHESIS_PROFILE=mutants mutmut run --max-children 1
 	mutmut results
 
