@@ -30,6 +30,7 @@ _RESULT_TIMEOUT_S = 20.0  # a lost trial is sent again afterwards
 _TIMEOUT_S = 60.0  # a grader that runs answers much sooner
 _MAX_NAMED = 3  # tasks in a message
 _STARVED = Ungradable(reason="starved")
+_UNREADABLE = Ungradable(reason="gold_not_parsable")
 _ANSWERS = "answers.json"
 Tasks = tuple[tuple[Task, ...], HeldOut]
 
@@ -148,7 +149,7 @@ async def _unreadable_answers(
     }
     scores = await trials.run("math_answer", [(task, None) for task in tasks_by_answer.values()])
     pairs = zip(tasks_by_answer, scores, strict=True)
-    return frozenset(answer for answer, score in pairs if isinstance(score, Ungradable))
+    return frozenset(answer for answer, score in pairs if score == _UNREADABLE)
 
 
 async def _write(attempt: Attempt, target: Path, answers: Set[str]) -> None:
