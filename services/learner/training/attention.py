@@ -16,17 +16,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PretrainedConfig
 
 from services.learner.training.model_check import UnsupportedModel
 
 PACKED = "packed"
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 _LARGEST_HEAD = 256  # of flash attention
 # torch 2.11 has no such argument: there heads always may share a key.
 _HAS_GQA = "enable_gqa" in signature(varlen_attn).parameters
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if _HAS_GQA else {}
 _HOPPER = 9  # the first part of its compute capability
+
+
+def mixes_in_attention(config: PretrainedConfig) -> bool:
+    """Return whether positions see each other in attention only, not by convolution or a state."""
+    layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
+    return _ATTENTION_LAYERS.issuperset(layer_types)
 
 
 def use_flash_attention(version: int) -> None:
@@ -61,16 +68,21 @@ def packed_attention(
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int = 0,
+    layout: tuple[Tensor, Tensor] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention for transformers; the keywords are those of its flash attention.
+
+    Samples that share a prompt are laid out first: each gets its queries, keys and values.
 
     Args:
         query: [1, head, position, head size].
         key: [1, key head, position, head size]; several query heads share one.
         value: like the key.
-        cu_seq_lens_q: [sample + 1] int32, where each sample begins and ends.
-        max_length_q: positions of the longest sample.
+        cu_seq_lens_q: [sample + 1] int32, where each sample begins and ends in the layout.
+        max_length_q: tokens of the longest sample.
+        layout: the position of each place, [place], and the first place of each position,
+            [position]; None if they are the same.
 
     Returns:
         ([1, position, head, head size], no weights)
@@ -83,6 +95,8 @@ def packed_attention(
         raise _unsupported(module, "does not pass the bounds of samples, or has a mask of its own")
     _check_options(module, max_length_q, options)
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    if layout is not None:
+        query, key, value = (states[layout[0]] for states in (query, key, value))
     if _has_kernel(query, value):
         attended = varlen_attn(
             query,
@@ -99,6 +113,8 @@ def packed_attention(
         assert isinstance(attended, Tensor)
     else:
         attended = _attend_in_blocks(query, key, value, cu_seq_lens_q.tolist(), scaling)
+    if layout is not None:
+        attended = attended[layout[1]]
     return attended[None], None
 
 

@@ -26,13 +26,16 @@ from services.learner.training.samples import Sample
 class MicroBatch:
     """Samples in one row without padding, and the positions of the policy's own tokens.
 
-    A token of a tool or an environment has a position, and is not a [token].
+    Samples may share a prompt, which is in the row once: the model computes its positions once, and
+    attention lays the samples out one after another, each with its prompt. Without a shared
+    prompt there is no layout: places are positions. A token of a tool
+    or an environment has a position, and is not a [token].
     """
 
-    input_ids: Tensor  # [position] int64, prompt and response of each sample
+    input_ids: Tensor  # [position] int64, prompts and responses
     position_ids: Tensor  # [position] int64, from 0 in each sample
-    bounds: Tensor  # [sample + 1] int32, where each sample begins and ends
-    max_length: int  # positions of the longest sample
+    bounds: Tensor  # [sample + 1] int32, where each sample begins and ends in the layout
+    max_length: int  # tokens of the longest sample
     sample_of: Tensor  # [token] int64, the sample of each own token
     predictors: Tensor  # [token] int64, the position whose logits predict it
     targets: Tensor  # [token] int64
@@ -42,6 +45,8 @@ class MicroBatch:
     on_version: Tensor  # [token] bool
     rewards: Tensor  # [sample] float32
     correct: Tensor  # [sample] bool
+    layout: Tensor | None = None  # [place] int64, the position of each token of each sample
+    first_places: Tensor | None = None  # [position] int64, its first place in the layout
 
     def to(self, device: torch.device) -> MicroBatch:
         tensors = {
@@ -165,20 +170,38 @@ def _arrange_rounds(
     return rounds
 
 
-def collate(samples: Sequence[Sample]) -> MicroBatch:
-    """Put samples into one row; no samples make one position without weight."""
+def collate(samples: Sequence[Sample], *, shares_prompts: bool = True) -> MicroBatch:
+    """Put samples into one row, equal prompts once; no samples are one position without weight."""
     lengths = np.array([_length(sample) for sample in samples] or [1])
     bounds = np.concatenate([[0], lengths.cumsum()])
-    input_ids = [ids for sample in samples for ids in (sample.prompt_ids, sample.token_ids)]
+    input_ids: list[ArrayLike] = []
+    position_ids: list[np.ndarray] = []
+    layout: list[np.ndarray] = []
+    prompts: dict[bytes, np.ndarray] = {}  # positions in the row
+    end = 0
+    for number, sample in enumerate(samples):
+        key = sample.prompt_ids.tobytes() if shares_prompts else b"%d" % number
+        offsets = np.arange(_length(sample))
+        prompt_length = len(sample.prompt_ids)
+        if key not in prompts:
+            prompts[key] = end + offsets[:prompt_length]
+            input_ids.append(sample.prompt_ids)
+            position_ids.append(offsets[:prompt_length])
+            end += prompt_length
+        input_ids.append(sample.token_ids)
+        position_ids.append(offsets[prompt_length:])
+        layout += [prompts[key], end + offsets[: len(sample.token_ids)]]
+        end += len(sample.token_ids)
+    positions = np.concatenate(layout or [[0]])
     own_places = [sample.own_places for sample in samples]
     sizes = [len(places) for places in own_places]
     predictors = [
-        end - len(sample.token_ids) - 1 + places
+        positions[end - len(sample.token_ids) - 1 + places]
         for end, sample, places in zip(bounds[1:], samples, own_places, strict=False)
     ]
-    return MicroBatch(
+    batch = MicroBatch(
         input_ids=_tensor(input_ids or [[0]], torch.int64),
-        position_ids=_tensor([np.arange(length) for length in lengths], torch.int64),
+        position_ids=_tensor(position_ids or [[0]], torch.int64),
         bounds=torch.from_numpy(bounds).int(),
         max_length=int(lengths.max()),
         sample_of=torch.arange(len(sizes)).repeat_interleave(
@@ -195,6 +218,12 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
         on_version=_tensor([s.on_version for s in samples], torch.bool),
         rewards=_tensor([[s.reward for s in samples] or [0.0]], torch.float32),
         correct=_tensor([[s.correct for s in samples] or [False]], torch.bool),
+    )
+    if len(prompts) == len(samples):
+        return batch
+    first_places = np.unique(positions, return_index=True)[1]
+    return replace(
+        batch, layout=torch.from_numpy(positions), first_places=torch.from_numpy(first_places)
     )
 
 

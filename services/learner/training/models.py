@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from services.learner.algorithms.logprobs import chunked_token_logprobs
-from services.learner.training.attention import PACKED, use_flash_attention
+from services.learner.training.attention import PACKED, mixes_in_attention, use_flash_attention
 from services.learner.training.batching import MicroBatch
 from services.learner.training.engine import (
     DTYPES,
@@ -178,6 +178,10 @@ class Models:
             self.critic = Engine(self._load_critic(), recipe.critic.optimizer, recipe.model)
         self.reference = self._load_reference()
         self._shares = Shares()
+        self.shares_prompts = all(
+            mixes_in_attention(cast(Policy | Critic, engine.module).model.config)
+            for engine in self._engines().values()
+        )
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:

@@ -66,6 +66,10 @@ def register_attention(group: RankGroup, config: PretrainedConfig) -> str:
     return name
 
 
+def _lengthen(values: Tensor, start: int, count: int) -> Tensor:
+    return torch.cat([values, torch.arange(start, start + count, device=values.device)])
+
+
 @dataclass(frozen=True)
 class Slice:
     """This rank's slice of a row, and the own tokens that it predicts."""
@@ -85,8 +89,15 @@ class Slice:
         """
         batch = self.batch
         width = self._width
-        padding = width * self.group.size - len(batch.input_ids)
+        length = len(batch.input_ids)
+        padding = width * self.group.size - length
         bounds = batch.bounds
+        layout = None
+        if batch.layout is not None and batch.first_places is not None:
+            layout = (
+                _lengthen(batch.layout, length, padding),
+                _lengthen(batch.first_places, len(batch.layout), padding),
+            )
         if padding:
             bounds = torch.cat([bounds, bounds[-1:] + padding])
         begin = self.group.rank * width
@@ -101,6 +112,7 @@ class Slice:
             cu_seq_lens_k=bounds,
             max_length_q=longest,
             max_length_k=longest,
+            layout=layout,
         ).last_hidden_state  # [1, position of the slice, hidden]
         return states[0, batch.predictors[self.is_own] - begin]
 

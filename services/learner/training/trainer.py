@@ -266,7 +266,11 @@ class Trainer:
         max_tokens = self.recipe.training.micro_batch_tokens * size
         parts = micro_batches(samples, max_tokens, num_groups, self.estimate_work)
         parts = parts or [[]] * num_groups
-        return [collate(part).to(self.device) for part in parts[group::num_groups]]
+        shares_prompts = self.models.shares_prompts
+        return [
+            collate(part, shares_prompts=shares_prompts).to(self.device)
+            for part in parts[group::num_groups]
+        ]
 
     def _prepare(self, mini_batches: Sequence[MiniBatch], metrics: StepMetrics) -> None:
         parts = _all_parts(mini_batches)

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from services.learner.training.attention import mixes_in_attention
 from services.learner.training.batching import collate
 from services.learner.training.folders import module_weights, to_stored, write_folder
 from services.learner.training.model_check import (
@@ -39,7 +40,7 @@ from services.learner.training.models import Critic, Policy, read_model
 from services.learner.training.samples import Sample
 from services.learner.training.sequence import ALONE
 
-_LENGTHS = (6, 9)  # tokens of the samples in one row
+_LENGTHS = (6, 9, 7)  # tokens of the samples in one row; the last has the prompt of the first
 _PROMPT = 2  # tokens of each prompt
 _ROWS = 512
 _WIDTH = 96
@@ -247,13 +248,15 @@ def randomize(model: PreTrainedModel) -> None:
 def _token_ids(model: PreTrainedModel) -> list[Tensor]:
     rows = len(cast(Tensor, model.get_input_embeddings().weight))
     generator = torch.Generator().manual_seed(1)
-    return [torch.randint(rows, (length,), generator=generator) for length in _LENGTHS]
+    ids = [torch.randint(rows, (length,), generator=generator) for length in _LENGTHS]
+    ids[-1][:_PROMPT] = ids[0][:_PROMPT]
+    return ids
 
 
 def _logprob_gap(small: PreTrainedModel, read: PreTrainedModel) -> float:
     ids = _token_ids(small)
     with torch.no_grad():
-        packed, _ = Policy(read, chunk_tokens=4)(_make_row(ids), 1.0)
+        packed, _ = Policy(read, chunk_tokens=4)(_make_row(ids, read.config), 1.0)
         logits = [
             small(input_ids=sample[None], use_cache=False).logits[0, _PROMPT - 1 : -1]
             for sample in ids
@@ -268,7 +271,7 @@ def _value_gap(small: PreTrainedModel, read: PreTrainedModel) -> float:
     critic = Critic(read)
     with torch.no_grad():
         critic.head.weight.normal_()
-        packed = critic(_make_row(ids))
+        packed = critic(_make_row(ids, read.config))
         states = [
             small(input_ids=sample[None], use_cache=False).last_hidden_state[0, _PROMPT - 1 : -1]
             for sample in ids
@@ -276,7 +279,7 @@ def _value_gap(small: PreTrainedModel, read: PreTrainedModel) -> float:
         return float((packed - critic.head(torch.cat(states))[:, 0]).abs().max())
 
 
-def _make_row(ids: list[Tensor]) -> Any:
+def _make_row(ids: list[Tensor], config: PretrainedConfig) -> Any:
     samples = []
     for group, sample_ids in enumerate(ids):
         length = len(sample_ids) - _PROMPT
@@ -292,7 +295,7 @@ def _make_row(ids: list[Tensor]) -> Any:
                 group=group,
             )
         )
-    return collate(samples)
+    return collate(samples, shares_prompts=mixes_in_attention(config))
 
 
 def _load_tensors(folder: Path) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""A sample without a signal is not computed, and the update is the same."""
+"""Samples without a signal are not computed, prompts once, and the update is the same."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+from tests.engine.both_ways import compare_gradients, train_both_ways
 from tests.engine.ranks import Ranks
 from tests.engine.told import TOLERANCE, largest_gap, parameters_in
-from tests.engine.without_signal import compare_gradients, train_both_ways
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -34,9 +35,24 @@ CASES = [
 EXACT = ("loss", "advantage_mean", "advantage_abs_mean", "updates")
 
 
+@pytest.fixture(scope="module")
+def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that computes in float64 everywhere: Llama's norms would compute in float32."""
+    folder = tmp_path_factory.mktemp("exact")
+    config = GPTNeoXConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_the_gradient_is_equal_in_float64(ranks: Ranks, model: Path, num_ranks: int) -> None:
-    results = ranks.run(compare_gradients, ranks=num_ranks, model=model, cases=CASES)
+def test_the_gradient_is_equal_in_float64(ranks: Ranks, exact_model: Path, num_ranks: int) -> None:
+    results = ranks.run(compare_gradients, ranks=num_ranks, model=exact_model, cases=CASES)
     for case, result in zip(CASES, results, strict=True):
         assert result["gap"] < 1e-12, case
         for name in EXACT:
@@ -47,16 +63,16 @@ def test_the_gradient_is_equal_in_float64(ranks: Ranks, model: Path, num_ranks: 
         assert result["positions"] < 0.9, case
 
 
-def test_a_row_that_ranks_share_has_the_same_gradient(ranks: Ranks, model: Path) -> None:
+def test_a_row_that_ranks_share_has_the_same_gradient(ranks: Ranks, exact_model: Path) -> None:
     cases = [{"sequence_parallel": 2, "micro_batch_tokens": 60}]
-    (result,) = ranks.run(compare_gradients, ranks=2, model=model, cases=cases)
+    (result,) = ranks.run(compare_gradients, ranks=2, model=exact_model, cases=cases)
     assert result["gap"] < 1e-12
     assert result["positions"] < 0.75
 
 
-def test_spot_checks_estimate_the_metrics_of_all_tokens(ranks: Ranks, model: Path) -> None:
+def test_spot_checks_estimate_the_metrics_of_all_tokens(ranks: Ranks, exact_model: Path) -> None:
     cases = [{"spot_check_every": every} for every in (1, 8)]
-    every_sample, sparse = ranks.run(compare_gradients, model=model, cases=cases)
+    every_sample, sparse = ranks.run(compare_gradients, model=exact_model, cases=cases)
     for name in ("entropy", "parity_mean", "mismatch_kl", "clip_fraction"):
         whole = every_sample["whole metrics"][name]
         assert every_sample["metrics"][name] == pytest.approx(whole, rel=1e-5), name
@@ -67,17 +83,25 @@ def test_spot_checks_estimate_the_metrics_of_all_tokens(ranks: Ranks, model: Pat
     assert every_sample["without log-prob"] == 0 < sparse["without log-prob"]
 
 
-@pytest.mark.parametrize(("num_ranks", "zero_stage"), [(1, 0), (2, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("num_ranks", "settings"),
+    [
+        (1, {"zero_stage": 0}),
+        (2, {"zero_stage": 1, "recompute_activations": True}),
+        (2, {"zero_stage": 3}),
+        (1, {"lora": {"rank": 4}}),
+    ],
+)
 def test_weights_move_alike_under_deepspeed(
-    ranks: Ranks, model: Path, tmp_path: Path, num_ranks: int, zero_stage: int
+    ranks: Ranks, model: Path, tmp_path: Path, num_ranks: int, settings: dict[str, Any]
 ) -> None:
     norms = ranks.run(
         train_both_ways,
         ranks=num_ranks,
         model=model,
         out=tmp_path,
-        zero_stage=zero_stage,
         micro_batch_tokens=60,
+        **settings,
     )
     assert norms[2] == norms[5] == 0
     steps = []

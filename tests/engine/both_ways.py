@@ -1,4 +1,7 @@
-"""Train with and without the samples that have no signal, on as many ranks as call it."""
+"""Train in a lean way and in a whole way, on as many ranks as call it.
+
+The lean way leaves out samples without a signal, and computes a group's prompt once.
+"""
 
 from __future__ import annotations
 
@@ -56,14 +59,16 @@ class PlainEngine:
 
 
 def samples_with_idle_groups(step: int, *, idle_groups: Sequence[int]) -> list[Sample]:
-    """The samples of a step, where whole groups and one sample of another have no signal."""
+    """The samples of a step with a prompt per group, where groups and one more lack a signal."""
     samples = samples_of_step(step)
+    prompts = {sample.group: sample.prompt_ids for sample in samples}
+    samples = [replace(sample, prompt_ids=prompts[sample.group]) for sample in samples]
     idle = [sample.group in idle_groups or index == 1 for index, sample in enumerate(samples)]
     return [replace(s, advantage=0.0) if i else s for s, i in zip(samples, idle, strict=True)]
 
 
 def compare_gradients(model: str, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Compute a step's gradients in float64 with all samples and with those that have a signal."""
+    """Compute a step's gradients in float64 both ways, and compare them."""
     init_ranks()
     results = [_compare(model, case) for case in cases]
     leave_ranks()
@@ -75,8 +80,8 @@ def _compare(model: str, case: dict[str, Any]) -> dict[str, Any]:
     trainer.SPOT_CHECK_EVERY = case.pop("spot_check_every", 8)
     samples = samples_with_idle_groups(0, idle_groups=idle_groups)
     recipe = _recipe(model, **case)
-    engine, measured = _step(recipe, model, samples, needs_all=False)
-    whole_engine, whole = _step(recipe, model, samples, needs_all=True)
+    engine, measured = _step(recipe, model, samples, is_whole=False)
+    whole_engine, whole = _step(recipe, model, samples, is_whole=True)
     gaps = [
         float((lean - full).norm() / full.norm().clamp(min=1e-30))
         for lean, full in zip(engine.gradients, whole_engine.gradients, strict=True)
@@ -106,18 +111,20 @@ def _recipe(model: str, **settings: Any) -> Recipe:
 
 
 def _step(
-    recipe: Recipe, model: str, samples: list[Sample], *, needs_all: bool
+    recipe: Recipe, model: str, samples: list[Sample], *, is_whole: bool
 ) -> tuple[PlainEngine, Measured]:
     models = _PlainModels(recipe, Path(model))
-    lean = Trainer(recipe, cast(Models, models))
-    assert not lean.needs_all
-    lean.needs_all = needs_all
-    return models.policy, lean.train(samples)
+    models.shares_prompts = not is_whole
+    either = Trainer(recipe, cast(Models, models))
+    assert not either.needs_all
+    either.needs_all = is_whole
+    return models.policy, either.train(samples)
 
 
 class _PlainModels:
     critic = None
     reference = None
+    shares_prompts: bool
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.policy_folder = folder
@@ -127,18 +134,20 @@ class _PlainModels:
 
 
 def train_both_ways(model: str, out: str, **settings: Any) -> list[float]:
-    """Train three steps under DeepSpeed, the last without a signal, both ways, and export each.
+    """Train three steps under DeepSpeed both ways, the last without a signal, and export each.
 
     Returns:
         the norms of the gradients of the last step.
     """
     init_ranks()
     norms = []
-    for name, needs_all in (("lean", False), ("whole", True)):
+    for name, is_whole in (("lean", False), ("whole", True)):
         recipe = recipe_of(model, settings)
         models = Models(recipe, Path(model), Path(model))
+        assert models.shares_prompts
+        models.shares_prompts = not is_whole
         either = Trainer(recipe, models)
-        either.needs_all = needs_all
+        either.needs_all = is_whole
         for step, idle_groups in enumerate([(0, 2, 3, 5), (1, 4), range(6)]):
             samples = samples_with_idle_groups(step, idle_groups=idle_groups)
             samples = [replace(s, advantage=0.0) if step == 2 else s for s in samples]
