@@ -65,7 +65,7 @@ def test_gae_and_targets() -> None:
         gamma, actor, critic = (random.choice((1.0, random.random())) for _ in range(3))
         alpha = random.uniform(0.02, 2)
         settings = {"gamma": gamma, "lambda_actor": actor, "lambda_critic": critic}
-        found = [
+        estimates = [
             pick(CRITIC_ADVANTAGES, name, settings | {"length_alpha": alpha})(case.episodes)
             for name in ("gae", "decoupled_gae", "length_adaptive_gae")
         ]
@@ -73,7 +73,7 @@ def test_gae_and_targets() -> None:
             adaptive = reference.length_lambda(len(values), alpha) if values else 0.0
             lambdas = [(actor, actor), (actor, critic), (adaptive, critic)]
             mask = case.episodes.mask[row]
-            for (advantages, targets), (policy, value) in zip(found, lambdas, strict=True):
+            for (advantages, targets), (policy, value) in zip(estimates, lambdas, strict=True):
                 assert_close(advantages[row][mask], reference.gae(rewards, values, gamma, policy))
                 expected = reference.gae(rewards, values, gamma, value)
                 returns = [a + v for a, v in zip(expected, values, strict=True)]

@@ -29,8 +29,8 @@ every_estimate = pytest.mark.parametrize(
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (2, 0)])
 def test_no_token_has_no_advantage(estimate, shape: tuple[int, int]) -> None:
     nothing = torch.zeros(shape)
-    for found in estimate(Episodes(nothing, nothing, nothing.bool())):
-        assert found.shape == shape
+    for result in estimate(Episodes(nothing, nothing, nothing.bool())):
+        assert result.shape == shape
 
 
 @every_estimate
@@ -40,9 +40,8 @@ def test_half_precision_is_computed_in_float32(estimate, dtype: torch.dtype) -> 
     mask = torch.ones(1, 3, dtype=torch.bool)
     half = estimate(Episodes(rewards.to(dtype), values.to(dtype), mask))
     single = estimate(Episodes(rewards, values, mask))
-    for found, expected in zip(half, single, strict=True):
-        assert found.dtype == torch.float32
-        assert torch.equal(found, expected)
+    assert {result.dtype for result in half} == {torch.float32}
+    assert torch.equal(torch.stack(half), torch.stack(single))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -68,14 +67,14 @@ def test_whitening_is_the_same_on_any_number_of_ranks(split: int) -> None:
     values = torch.arange(9, dtype=torch.float64).square()
     whole: list[Tensor] = []
     alone = whitened(values, lambda sums: whole.append(sums) or sums)
-    given, found = [], []
-    for share in (values[:split], values[split:]):
-        answers, mine = iter(whole), []
-        found.append(whitened(share, lambda sums, a=answers, m=mine: m.append(sums) or next(a)))
-        given.append(mine)
-    torch.testing.assert_close(torch.cat(found), alone)
-    for one, other, both in zip(*given, whole, strict=True):
-        torch.testing.assert_close(one + other, both)
+
+    def whiten_share(share: Tensor) -> tuple[Tensor, list[Tensor]]:
+        sums, totals = list[Tensor](), iter(whole)
+        return whitened(share, lambda own: sums.append(own) or next(totals)), sums
+
+    (first, sums), (second, other_sums) = map(whiten_share, (values[:split], values[split:]))
+    torch.testing.assert_close(torch.cat([first, second]), alone)
+    torch.testing.assert_close([a + b for a, b in zip(sums, other_sums, strict=True)], whole)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +91,8 @@ def test_a_value_gains_nothing_from_moving_too_far(
 ) -> None:
     values = double([value]).requires_grad_()
     losses = value_loss(values, double([1.0]), double([target]), value_clip=value_clip)
-    (found,) = torch.autograd.grad(losses.sum(), values)
-    assert (losses.item(), found.item()) == (pytest.approx(loss), pytest.approx(slope))
+    (gradient,) = torch.autograd.grad(losses.sum(), values)
+    assert (losses.item(), gradient.item()) == (pytest.approx(loss), pytest.approx(slope))
     half = values.detach().bfloat16()
     assert value_loss(half, half, half, value_clip=value_clip).dtype == torch.float32
 
