@@ -41,14 +41,13 @@ def test_a_solution_is_learned_after_the_prompt_of_a_rollout_and_up_to_its_end()
 
 
 def test_an_epoch_has_every_solution_once_and_the_next_another_order() -> None:
-    learned = samples(*[TASK | {"id": f"{n}", "solution": "1" * (n + 1)} for n in range(10)])
-    epochs = [
-        [[len(s.token_ids) - 2 for s in batch] for batch in batches(learned, 4, (0, epoch))]
-        for epoch in (0, 1, 0)
-    ]
-    assert [len(batch) for batch in epochs[0]] == [4, 4, 2]
-    orders = [[n for batch in epoch for n in batch] for epoch in epochs]
-    assert sorted(orders[0]) == sorted(orders[1]) == list(range(10))
+    learned = samples(*[TASK | {"id": f"{n}", "solution": "1" * n} for n in range(1, 11)])
+    orders: list[list[int]] = []
+    for epoch in (0, 1, 0):
+        parts = list(batches(learned, 4, (0, epoch)))
+        assert [len(part) for part in parts] == [4, 4, 2]
+        orders.append([len(sample.token_ids) for part in parts for sample in part])
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(2, 12))
     assert orders[0] == orders[2] != orders[1]
 
 

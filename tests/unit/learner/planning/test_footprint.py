@@ -156,7 +156,6 @@ def test_the_critic_and_the_reference_count_when_the_recipe_has_them() -> None:
     critic = learner_footprint(with_critic, SMALL, SMALL, 1)
     # weights, two moments and a copy, all in float32
     assert total(critic.resident) - total(plain.resident) == SMALL.critic_parameters * 16
-    assert learner_footprint(with_critic, SMALL, BILLION, 1).step[0].what.startswith("critic")
 
 
 def test_only_an_adapter_learns() -> None:
@@ -254,7 +253,6 @@ def test_parameters_of_the_built_in_table_are_the_published_ones() -> None:
     ("config", "field"),
     [
         ({"model_type": "mamba"}, "model_type"),
-        ({"model_type": ["qwen2"]}, "model_type"),
         (CONFIG | {"num_attention_heads": 0}, "field num_attention_heads "),
         (CONFIG | {"hidden_size": "128"}, "field hidden_size "),
         (CONFIG | {"num_key_value_heads": 3}, "field num_key_value_heads "),
@@ -268,12 +266,11 @@ def test_a_damaged_config_is_refused_with_its_field(config: Any, field: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("size", "heads", "num_ranks", "words"),
-    [(8, 32, 8, ""), (4, 28, 6, "choose 1 or 2,"), (8, 28, 8, "choose 1 or 2 or 4,")],
+    ("size", "heads", "num_ranks", "remedy"),
+    [(4, 28, 6, "choose 1 or 2,"), (8, 28, 8, "choose 1 or 2 or 4,")],
 )
 def test_ranks_share_samples_where_heads_and_ranks_divide(
-    size: int, heads: int, num_ranks: int, words: str
+    size: int, heads: int, num_ranks: int, remedy: str
 ) -> None:
-    problem = sequence_problem(size, heads, key_value_heads=4, num_ranks=num_ranks)
-    assert words in (problem or "")
-    assert (problem is None) == (words == "")
+    assert sequence_problem(8, 32, key_value_heads=4, num_ranks=8) is None
+    assert remedy in str(sequence_problem(size, heads, key_value_heads=4, num_ranks=num_ranks))
