@@ -15,7 +15,12 @@ from services.learner.training.batching import collate, count_totals, micro_batc
 from services.learner.training.samples import Sample, assign_places
 
 
-def a_sample(prompt: int, response: int, group: int = 0, advantage: float = 0.0) -> Sample:
+def a_sample(
+    prompt: int,
+    response: int,
+    group: int = 0,
+    advantage: float = 0.0,
+) -> Sample:
     return Sample(
         prompt_ids=np.arange(10, 10 + prompt, dtype=np.int32),
         token_ids=np.arange(50, 50 + response, dtype=np.int32),
@@ -35,7 +40,11 @@ def length(*samples: Sample) -> int:
 @st.composite
 def sample_lists(draw: st.DrawFn) -> list[Sample]:
     """Samples whose advantages are their positions."""
-    sizes = st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(0, 5))
+    sizes = st.tuples(
+        st.integers(1, 6),
+        st.integers(0, 12),
+        st.integers(0, 5),
+    )
     shapes = draw(st.lists(sizes, min_size=1, max_size=30))
     return [a_sample(*shape, advantage=float(index)) for index, shape in enumerate(shapes)]
 
@@ -44,7 +53,11 @@ def positions(parts: list[list[Sample]]) -> list[float]:
     return sorted(sample.advantage for part in parts for sample in part)
 
 
-@given(sample_lists(), st.integers(1, 64), st.integers(1, 4))
+@given(
+    sample_lists(),
+    st.integers(1, 64),
+    st.integers(1, 4),
+)
 def test_micro_batches_hold_every_sample_once_and_respect_the_budget(
     samples: list[Sample], max_tokens: int, num_ranks: int
 ) -> None:
@@ -84,7 +97,10 @@ def test_mini_batches_split_along_group_borders(samples: list[Sample], num_updat
 
 
 def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
-    samples = [a_sample(3, 2, advantage=2.0), a_sample(1, 4, advantage=-1.0)]
+    samples = [
+        a_sample(3, 2, advantage=2.0),
+        a_sample(1, 4, advantage=-1.0),
+    ]
     assert count_totals(samples) == Totals(tokens=6, sequences=2, positive_tokens=2)
     batch = collate(samples)
     assert batch.input_ids.tolist() == [10, 11, 12, 50, 51, 10, 50, 51, 52, 53]
@@ -123,7 +139,13 @@ def test_an_empty_micro_batch_has_no_token_and_attends_to_something() -> None:
 
 
 def test_tokens_are_laid_out_by_response_and_back() -> None:
-    batch = collate([a_sample(3, 2), a_sample(2, 0), a_sample(1, 4)])
+    batch = collate(
+        [
+            a_sample(3, 2),
+            a_sample(2, 0),
+            a_sample(1, 4),
+        ]
+    )
     values = torch.arange(1.0, 7.0)
     assert batch.longest == 4
     padded = batch.to_rows(values, 5)

@@ -25,7 +25,13 @@ from tests.builders import a_recipe, a_task
 
 
 def an_attempt(recipe: Recipe) -> Attempt:
-    return Attempt(cast(Exchange, None), "job", 2, recipe, Path("unused"))
+    return Attempt(
+        cast(Exchange, None),
+        "job",
+        2,
+        recipe,
+        Path("unused"),
+    )
 
 
 def test_every_task_is_asked_once_an_epoch_in_a_new_order() -> None:
@@ -38,7 +44,12 @@ def test_every_task_is_asked_once_an_epoch_in_a_new_order() -> None:
 
 
 def test_a_new_attempt_continues_after_the_requests_of_earlier_ones() -> None:
-    feeder = Feeder(an_attempt(a_recipe()), (a_task(),), Purpose.TRAIN, lambda _: False)
+    feeder = Feeder(
+        an_attempt(a_recipe()),
+        (a_task(),),
+        Purpose.TRAIN,
+        lambda _: False,
+    )
     feeder.resume(3, ["train:5", "train:7", "eval:9"])
     assert (feeder.next_number, list(feeder.open_numbers)) == (8, [0, 1, 2])
     feeder.resume(9, ["train:7"])
@@ -46,16 +57,34 @@ def test_a_new_attempt_continues_after_the_requests_of_earlier_ones() -> None:
 
 
 def test_a_request_names_the_step_that_is_expected_and_weights_fresh_enough_for_it() -> None:
-    recipe = a_recipe(training={"steps": 9, "groups_per_step": 2, "max_staleness": 1})
+    recipe = a_recipe(
+        training={
+            "steps": 9,
+            "groups_per_step": 2,
+            "max_staleness": 1,
+        }
+    )
     tasks = [a_task(id=f"task-{index}") for index in range(5)]
-    feeder = Feeder(an_attempt(recipe), tasks, Purpose.TRAIN, lambda _: False)
+    feeder = Feeder(
+        an_attempt(recipe),
+        tasks,
+        Purpose.TRAIN,
+        lambda _: False,
+    )
     requests: list[RolloutRequest] = []
     for step, position, needs, end in (
         (0, 0, (2, 2), 4),
         (4, 3, (2, 2), 7),
         (4, 7, (3, 1), 12),  # the expected step never falls with the number
     ):
-        feeder.admit(Lookahead(step=step, position=position, needs=needs, limit=100))
+        feeder.admit(
+            Lookahead(
+                step=step,
+                position=position,
+                needs=needs,
+                limit=100,
+            )
+        )
         requests += map(feeder.request, range(len(requests), end))
     assert [request.step for request in requests] == [0, 0, 1, 1, 4, *[5] * 7]
     assert [request.min_version for request in requests] == [0, 0, 0, 0, 3, *[4] * 7]
@@ -70,12 +99,30 @@ async def test_a_feeder_asks_once_for_each_number_that_is_not_answered() -> None
         async def ask(self, request: RolloutRequest) -> None:
             requests.append(request.number)
 
-    attempt = Attempt(cast(Exchange, Recorder()), "job", 2, a_recipe(), Path("unused"))
-    feeder = Feeder(attempt, [a_task()], Purpose.TRAIN, lambda number: number == 3)
+    attempt = Attempt(
+        cast(Exchange, Recorder()),
+        "job",
+        2,
+        a_recipe(),
+        Path("unused"),
+    )
+    feeder = Feeder(
+        attempt,
+        [a_task()],
+        Purpose.TRAIN,
+        lambda number: number == 3,
+    )
     feeder.resume(2, [])
     feeding = asyncio.create_task(feeder.feed_forever())
     for position in (2, 4):
-        feeder.admit(Lookahead(step=1, position=position, needs=(4,), limit=100))
+        feeder.admit(
+            Lookahead(
+                step=1,
+                position=position,
+                needs=(4,),
+                limit=100,
+            )
+        )
         while feeder.next_number < position + 4:
             await asyncio.sleep(0)
     feeding.cancel()
@@ -89,7 +136,10 @@ def test_seeds_differ_by_number_and_purpose() -> None:
 
 def test_each_held_out_file_has_an_interval_of_its_own_and_numbers_follow_one_another() -> None:
     """All numbers are known at once, however many there are."""
-    other_files = {"math": {"held_out": "c", "every": 2}, "easy": {"held_out": "d", "every": 9}}
+    other_files = {
+        "math": {"held_out": "c", "every": 2},
+        "easy": {"held_out": "d", "every": 9},
+    }
     assert due_numbers(6, range(7), every=4, others=other_files) == {
         0: {"": range(2), "math": range(2, 5), "easy": range(5, 6)},
         2: {"math": range(6, 9)},
@@ -109,14 +159,17 @@ def test_an_evaluation_has_its_own_sampling_and_version() -> None:
         evaluation={"samples": 32, "every": 2, "sampling": sampling},
         training={"steps": 4},
     )
-    evaluator = Evaluator(an_attempt(recipe), {"": [a_task(id="one"), a_task(id="two")]})
+    evaluator = Evaluator(
+        an_attempt(recipe),
+        {"": [a_task(id="one"), a_task(id="two")]},
+    )
     evaluator.begin(2)
-    requests = [evaluator.request(number) for number in evaluator.open_numbers]
-    for request in requests:
-        assert request.sampling.model_dump(include=set(sampling)) == sampling
-        assert (request.purpose, request.group_size) == (Purpose.EVAL, 32)
-        assert (request.step, request.min_version, request.version) == (2, 2, 2)
-    assert [(request.number, request.task.id) for request in requests] == [(2, "one"), (3, "two")]
+    first, second = map(evaluator.request, evaluator.open_numbers)
+    assert (first.number, first.task.id) == (2, "one")
+    assert (second.number, second.task.id) == (3, "two")
+    assert second.sampling.model_dump(include=set(sampling)) == sampling
+    assert (second.purpose, second.group_size) == (Purpose.EVAL, 32)
+    assert (second.step, second.min_version, second.version) == (2, 2, 2)
 
 
 def due_numbers(steps: int, at: Iterable[int], **evaluation: Any) -> dict[int, dict[str, range]]:
@@ -126,7 +179,11 @@ def due_numbers(steps: int, at: Iterable[int], **evaluation: Any) -> dict[int, d
         tasks={"held_out": "b"},
         evaluation=evaluation,
     )
-    held_out = {"": [a_task()] * 2, "math": [a_task()] * 3, "easy": [a_task()]}
+    held_out = {
+        "": [a_task()] * 2,
+        "math": [a_task()] * 3,
+        "easy": [a_task()],
+    }
     due = {step: due_evaluations(recipe, held_out, step) for step in at}
     return {step: numbers for step, numbers in due.items() if numbers}
 
@@ -159,5 +216,8 @@ async def test_an_account_leaves_out_requests_that_come_meanwhile() -> None:
 
 
 def test_to_json_turns_other_values_into_null_or_text() -> None:
-    values = {"losses": [math.nan, 0.5], 7: (-math.inf, np.float32(0.5), {1})}
+    values = {
+        "losses": [math.nan, 0.5],
+        7: (-math.inf, np.float32(0.5), {1}),
+    }
     assert to_json(values) == {"losses": [None, 0.5], "7": [None, 0.5, "{1}"]}

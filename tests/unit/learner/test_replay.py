@@ -85,7 +85,11 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Job:
     monkeypatch.setenv("WEIR_DATA_DIR", str(tmp_path))
     monkeypatch.delenv("WEIR_JUDGE_URL", raising=False)
     return Job(tmp_path, capsys)
@@ -100,7 +104,12 @@ def fake_grader(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_by_its_own_recipe_nothing_changes(job: Job) -> None:
     request = GROUP.request.model_copy(update={"purpose": Purpose.EVAL})
     evaluated = GROUP.model_copy(update={"request": request})
-    job.write(RECIPE, GRADED, a_graded_group(evaluated, grades=GRADED.grades), a_failed_group(7))
+    job.write(
+        RECIPE,
+        GRADED,
+        a_graded_group(evaluated, grades=GRADED.grades),
+        a_failed_group(7),
+    )
     status, page = job.replay()
     assert status == 0
     assert "3 groups (1 failed" in page
@@ -115,7 +124,10 @@ def test_the_rewards_of_environments_are_those_that_were_kept(job: Job) -> None:
         reward={"process": None},
     )
     group = an_episodes_group(1.0, None, 0.25)
-    job.write(recipe, a_graded_group(group, grades=grades([1, BROKEN, 0.25])))
+    job.write(
+        recipe,
+        a_graded_group(group, grades=grades([1, BROKEN, 0.25])),
+    )
     status, page = job.replay()
     assert status == 0
     assert "nothing changes" in page
@@ -138,7 +150,11 @@ def test_with_another_lambda_the_advantage_moves_by_its_multiple_and_with_a_crit
     difference = result["mean_absolute_difference"]["advantage"]
     assert difference == pytest.approx(np.abs(moved).mean(), abs=1e-12)
     assert [name for name, count in result["changed"].items() if count] == ["advantage"]
-    with_critic = a_recipe(algorithm={"advantage": "gae"}, critic={}, reward={"process": None})
+    with_critic = a_recipe(
+        algorithm={"advantage": "gae"},
+        critic={},
+        reward={"process": None},
+    )
     _, page = job.replay("--json", recipe=with_critic)
     assert not json.loads(page)["has_advantages"]
 

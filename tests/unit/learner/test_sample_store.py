@@ -39,7 +39,11 @@ def a_store(folder: Path, attempt: int = 1, **settings: float) -> SampleStore:
 
 
 def deployment(folder: Path, **settings: float) -> Deployment:
-    variables = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": str(folder), "WEIR_PORT": "0"}
+    variables = {
+        "WEIR_REDIS_URL": "redis://x",
+        "WEIR_DATA_DIR": str(folder),
+        "WEIR_PORT": "0",
+    }
     limits = {"keep_samples_bytes": 10**9, "keep_samples_days": 7}
     return replace(Deployment.from_environment(variables), **limits | settings)
 
@@ -47,7 +51,11 @@ def deployment(folder: Path, **settings: float) -> Deployment:
 async def append(store: SampleStore, *steps: int, purpose: Purpose = Purpose.TRAIN) -> None:
     for step in steps:
         failure = ScoredGroup(a_failed_group(step), SCORING)
-        await store.append(purpose, step, partial(build_rows, [failure], {}))
+        await store.append(
+            purpose,
+            step,
+            partial(build_rows, [failure], {}),
+        )
 
 
 def write(store: SampleStore, *steps: int, purpose: Purpose = Purpose.TRAIN) -> None:
@@ -73,12 +81,34 @@ def test_a_group_is_read_as_it_was_written(tmp_path: Path) -> None:
     groups = [
         graded(1, 0, lengths=[3, 0], number=3),
         a_failed_group(4),
-        a_graded_group(a_group(pair, [3, 2], own=policy_mask, begins_thinking=True), [1, 0]),
-        a_graded_group(an_episodes_group(None, 0.5, number=6), grades=grades([BROKEN, BROKEN])),
+        a_graded_group(
+            a_group(
+                pair,
+                [3, 2],
+                own=policy_mask,
+                begins_thinking=True,
+            ),
+            [1, 0],
+        ),
+        a_graded_group(
+            an_episodes_group(None, 0.5, number=6),
+            grades=grades([BROKEN, BROKEN]),
+        ),
     ]
     scored = [ScoredGroup(group, SCORING) for group in groups]
-    tokens = {"logprobs": np.array([-1.0, np.nan, -3.0, -4, -5, -6], dtype=np.float32)}
-    rows = build_rows(scored, tokens, attempt=1, step=2, created_at=0.5)
+    tokens = {
+        "logprobs": np.array(
+            [-1.0, np.nan, -3.0, -4, -5, -6],
+            dtype=np.float32,
+        )
+    }
+    rows = build_rows(
+        scored,
+        tokens,
+        attempt=1,
+        step=2,
+        created_at=0.5,
+    )
     write_groups(tmp_path / "step.parquet", rows, batch_tokens=1)
     stored = read_groups(tmp_path / "step.parquet")
     assert [encode(parse_graded(rows)) for rows in stored] == [encode(group) for group in groups]
@@ -92,7 +122,11 @@ def test_a_step_has_a_file_and_an_attempt_that_makes_it_again_cuts_what_followed
     tmp_path: Path,
 ) -> None:
     write(a_store(tmp_path, attempt=9), *range(4))
-    write(a_store(tmp_path, attempt=9), 2, purpose=Purpose.EVAL)
+    write(
+        a_store(tmp_path, attempt=9),
+        2,
+        purpose=Purpose.EVAL,
+    )
     write(a_store(tmp_path, attempt=10), 1)
     assert file_names(tmp_path) == [
         "000000-train-000009.parquet",
@@ -119,12 +153,18 @@ def test_the_oldest_steps_are_deleted_if_all_are_too_large(tmp_path: Path) -> No
     folder = tmp_path / "store"
     limit = int(10.5 * size)
     for attempt, last in ((1, 20), (2, 40)):
-        write(a_store(folder, attempt, keep_samples_bytes=limit), *range(last))
+        write(
+            a_store(folder, attempt, keep_samples_bytes=limit),
+            *range(last),
+        )
         assert sum(path.stat().st_size for path in folder.iterdir()) <= limit
         steps = [step for step, _ in stored_steps(folder)]
         assert steps == list(range(steps[0], last))
         assert len(steps) >= 9
-    write(a_store(folder, 3, keep_samples_bytes=size // 2), 50)
+    write(
+        a_store(folder, 3, keep_samples_bytes=size // 2),
+        50,
+    )
     assert [step for step, _ in stored_steps(folder)] == [50]
 
 
@@ -132,7 +172,11 @@ def test_with_no_bytes_nothing_is_written_and_old_files_are_deleted(tmp_path: Pa
     (tmp_path / "model").mkdir()
     (tmp_path / "model/tokenizer.json").write_text("{}")
     write(a_store(tmp_path / "store"), 1)
-    nothing = a_store(tmp_path / "store", attempt=2, keep_samples_bytes=0)
+    nothing = a_store(
+        tmp_path / "store",
+        attempt=2,
+        keep_samples_bytes=0,
+    )
     nothing.write_origin(tmp_path / "model", a_recipe())
     write(nothing, 2)
     assert file_names(tmp_path / "store") == []
@@ -149,7 +193,10 @@ def test_old_steps_of_all_jobs_are_deleted(tmp_path: Path) -> None:
     assert stored_steps(folders[0]) == [(0, 1), (1, 1)]
     remove_old(settings)
     assert [stored_steps(folder) for folder in folders] == [[(1, 1)], [(1, 1)]]
-    os.utime(folders[0] / "000001-train-000001.parquet", (old, old))
+    os.utime(
+        folders[0] / "000001-train-000001.parquet",
+        (old, old),
+    )
     write(SampleStore(folders[0], 2, settings))  # a checkpoint
     assert stored_steps(folders[0]) == []
 

@@ -42,7 +42,13 @@ def scoring(advantage: str, weight: float = 1.0, **reward: Any) -> Scoring:
     algorithm = {"advantage": advantage}
     if "papo" in advantage:
         algorithm |= {"lambda_process": weight}
-    return Scoring.of(a_recipe(algorithm=algorithm, reward=reward, critic=critic))
+    return Scoring.of(
+        a_recipe(
+            algorithm=algorithm,
+            reward=reward,
+            critic=critic,
+        )
+    )
 
 
 grpo = scoring("grpo")
@@ -50,14 +56,25 @@ papo = scoring("papo")
 
 
 def responses_of(*spans: tuple[VersionSpan, ...]) -> list[Response]:
-    return [Response(text="", finish_reason=FinishReason.STOP, spans=each) for each in spans]
+    return [
+        Response(
+            text="",
+            finish_reason=FinishReason.STOP,
+            spans=each,
+        )
+        for each in spans
+    ]
 
 
 def build_samples(
     groups: Sequence[GradedGroup], scoring: Scoring, *, attempt: int = 1, **step_fields: Any
 ) -> tuple[list[Sample], GroupFacts]:
     scored = [ScoredGroup(group, scoring) for group in groups]
-    return samples.build_samples(scored, attempt=attempt, **{"version": 0, **step_fields})
+    return samples.build_samples(
+        scored,
+        attempt=attempt,
+        **{"version": 0, **step_fields},
+    )
 
 
 def advantages(samples: Sequence[Sample]) -> list[float]:
@@ -76,11 +93,22 @@ def test_each_graded_response_becomes_a_sample_with_its_advantage() -> None:
 
 
 def test_a_step_scales_the_advantages_of_all_its_groups_at_once() -> None:
-    groups = [graded(1, 0), graded(1, None, 1, number=1), graded(1, 0, 0, 0, number=2)]
+    groups = [
+        graded(1, 0),
+        graded(1, None, 1, number=1),
+        graded(1, 0, 0, 0, number=2),
+    ]
     batch = scoring("grpo_batch")
     std = statistics.stdev([1, 0, 1, 1, 1, 0, 0, 0]) + 1e-4
     samples, facts = build_samples(groups, batch)
-    expected = [0.5 / std, -0.5 / std, 0, 0, 0.75 / std, *[-0.25 / std] * 3]
+    expected = [
+        0.5 / std,
+        -0.5 / std,
+        0,
+        0,
+        0.75 / std,
+        *[-0.25 / std] * 3,
+    ]
     assert advantages(samples) == pytest.approx(expected)
     assert facts.groups_with_signal == 2
     assert build_samples([], batch)[0] == []
@@ -88,26 +116,50 @@ def test_a_step_scales_the_advantages_of_all_its_groups_at_once() -> None:
 
 
 def test_gdpo_compares_each_check_by_itself_and_normalizes_the_step() -> None:
-    outcome = [{"verifier": "math_answer", "weight": 2.0}, {"verifier": "string_check"}]
-    right = Graded(value=0.5, breakdown={"math_answer": 1, "string_check": 0})
+    outcome = [
+        {"verifier": "math_answer", "weight": 2.0},
+        {"verifier": "string_check"},
+    ]
+    right = Graded(
+        value=0.5,
+        breakdown={"math_answer": 1, "string_check": 0},
+    )
     wrong = Graded(value=0.25, breakdown={"string_check": 1})  # the other check was left out
     group = graded(right, wrong, process=[0.75], lengths=[3, 8])
-    by_check = scoring("gdpo", outcome=outcome, overlong_buffer=4, overlong_factor=0.5)
+    by_check = scoring(
+        "gdpo",
+        outcome=outcome,
+        overlong_buffer=4,
+        overlong_factor=0.5,
+    )
     scores = ScoredGroup(group, by_check).scores
     values, weights = zip(*scores.checks, strict=True)
     assert (weights, scores.penalty_weight) == ((2, 1, 1), 0.5)
-    expected = [[1, math.nan], [0, 1], [0.75, math.nan]]
+    expected = [
+        [1, math.nan],
+        [0, 1],
+        [0.75, math.nan],
+    ]
     assert np.array_equal(np.array(values), expected, equal_nan=True)
     step = advantages(build_samples([group, group], by_check)[0])
     assert (statistics.mean(step), statistics.stdev(step)) == pytest.approx((0, 1), abs=1e-3)
     names = ["math_answer", "string_check"]
-    by_formula = scoring("gdpo", outcome=names, formula="math_answer * string_check")
+    by_formula = scoring(
+        "gdpo",
+        outcome=names,
+        formula="math_answer * string_check",
+    )
     (values, _), _ = ScoredGroup(group, by_formula).scores.checks
     assert values.tolist() == [0.5, 0.25]
 
 
 def test_a_missing_process_score_is_no_zero() -> None:
-    group = graded(1, 1, 1, process=[1, 0.5, Ungradable(reason="timeout")])
+    group = graded(
+        1,
+        1,
+        1,
+        process=[1, 0.5, Ungradable(reason="timeout")],
+    )
     samples, facts = build_samples([group], papo)
     assert advantages(samples) == pytest.approx([HALF, -HALF, 0], abs=1e-5)
     assert (facts.process, facts.ungradable_process) == ([1.0, 0.5], 1)
@@ -118,17 +170,38 @@ def test_only_tokens_of_the_learners_own_version_count_for_parity(
     attempt: int, version: int
 ) -> None:
     group = graded(1, version=4)
-    (sample,), facts = build_samples([group], grpo, attempt=attempt, version=version)
+    (sample,), facts = build_samples(
+        [group],
+        grpo,
+        attempt=attempt,
+        version=version,
+    )
     assert sample.on_version.tolist() == [(attempt, version) == (1, 4)] * 3
     assert facts.staleness_max == facts.means(1)["staleness"] == version - 4
 
 
 def test_after_a_sync_that_kept_the_cache_only_whole_responses_count_for_parity() -> None:
-    interrupted = a_span(1, 3), VersionSpan(attempt=1, version=4, start=1, end=3)
+    interrupted = (
+        a_span(1, 3),
+        VersionSpan(
+            attempt=1,
+            version=4,
+            start=1,
+            end=3,
+        ),
+    )
     responses = responses_of(interrupted, (a_span(3, 4),))
-    group = a_graded_group(a_group(lengths=[3, 3], responses=responses), grades=RIGHT_AND_WRONG)
+    group = a_graded_group(
+        a_group(lengths=[3, 3], responses=responses),
+        grades=RIGHT_AND_WRONG,
+    )
     for kept_kv, expected in ((False, [0, 1, 1]), (True, [0, 0, 0])):
-        (first, second), _ = build_samples([group], grpo, version=4, kept_kv=kept_kv)
+        (first, second), _ = build_samples(
+            [group],
+            grpo,
+            version=4,
+            kept_kv=kept_kv,
+        )
         assert first.on_version.tolist() == expected
         assert second.on_version.tolist() == [1, 1, 1]
 
@@ -149,7 +222,11 @@ def test_a_truncated_response_can_be_left_out_of_the_loss_but_not_of_the_statist
 
 
 def test_a_shaped_reward_does_not_decide_what_is_correct() -> None:
-    shaped = scoring("papo", overlong_buffer=8, values=(-1.0, 1.0))
+    shaped = scoring(
+        "papo",
+        overlong_buffer=8,
+        values=(-1.0, 1.0),
+    )
     samples, facts = build_samples([graded(1, 0, lengths=[8, 1])], shaped)
     assert [(s.correct, s.reward) for s in samples] == [(True, 0.0), (False, -1.125)]
     assert facts.correct == 1
@@ -160,9 +237,21 @@ POLICY_MASK = np.array([1, 1, 0, 0, 1, 0, 0, 1, 1, 0])
 
 def a_turns_group() -> GradedGroup:
     """Responses of 6 and 4 tokens, 3 and 2 of them by the policy, in two versions."""
-    turns = a_span(4, 3), VersionSpan(attempt=1, version=4, start=4, end=6)
+    turns = (
+        a_span(4, 3),
+        VersionSpan(
+            attempt=1,
+            version=4,
+            start=4,
+            end=6,
+        ),
+    )
     responses = responses_of(turns, (a_span(4, 4),))
-    group = a_group(lengths=[6, 4], responses=responses, own=POLICY_MASK)
+    group = a_group(
+        lengths=[6, 4],
+        responses=responses,
+        own=POLICY_MASK,
+    )
     return a_graded_group(group, grades=RIGHT_AND_WRONG)
 
 
@@ -191,7 +280,10 @@ def test_a_broken_episode_takes_no_part_in_its_group() -> None:
     assert facts.dropped_responses == {"episode_failed": 1}
     assert (facts.responses, facts.tokens, facts.means(1)["response_length"]) == (2, 6, 3)
     episodes = an_episodes_group(None, None)
-    only_broken = a_graded_group(episodes, grades=grades([BROKEN, BROKEN]))
+    only_broken = a_graded_group(
+        episodes,
+        grades=grades([BROKEN, BROKEN]),
+    )
     samples, facts = build_samples([only_broken], grpo)
     assert (samples, facts.means(1)["ungradable"], facts.groups_with_signal) == ([], 1, 0)
 
@@ -206,12 +298,27 @@ def test_a_broken_episode_takes_no_part_in_its_group() -> None:
     ],
 )
 def test_the_reward_is_what_the_advantage_compares(advantage: str, expected: list[float]) -> None:
-    shaped = scoring(advantage, process_for="all", overlong_buffer=4, overlong_factor=0.5)
+    shaped = scoring(
+        advantage,
+        process_for="all",
+        overlong_buffer=4,
+        overlong_factor=0.5,
+    )
     # max_tokens is 8
-    group = graded(1, 1, 0, 1, process=[1, 0.25, 0.75], lengths=[8, 1, 1, 1])
+    group = graded(
+        1,
+        1,
+        0,
+        1,
+        process=[1, 0.25, 0.75],
+        lengths=[8, 1, 1, 1],
+    )
     samples, facts = build_samples([group], shaped)
     assert [sample.reward for sample in samples] == pytest.approx(expected, nan_ok=True)
-    stored = np.array(column(rows(group, shaped), "reward"), dtype=float)
+    stored = np.array(
+        column(rows(group, shaped), "reward"),
+        dtype=float,
+    )
     assert stored.tolist() == pytest.approx(expected, nan_ok=True)
     assert facts.means(1)["reward"] == pytest.approx(np.nanmean(expected))
 
@@ -238,7 +345,10 @@ def test_a_judge_that_is_fooled_and_outcomes_that_are_exhausted_show_in_a_step()
 
 @pytest.mark.parametrize("name", CRITIC_ADVANTAGES)
 def test_with_a_critic_a_sample_has_only_its_reward(name: str) -> None:
-    samples, _ = build_samples([graded(1, 0)], scoring(name, values=(-1.0, 1.0)))
+    samples, _ = build_samples(
+        [graded(1, 0)],
+        scoring(name, values=(-1.0, 1.0)),
+    )
     assert advantages(samples) == [0, 0]
     assert [sample.reward for sample in samples] == [1, -1]
 
@@ -267,12 +377,20 @@ def test_a_group_has_a_signal_if_its_advantages_differ_or_a_critic_can_learn(
 
 # ---------------------------------------------------------------------- rows of the store
 
-STEP: dict[str, Any] = {"attempt": 1, "step": 4, "created_at": 12.5}
+STEP: dict[str, Any] = {
+    "attempt": 1,
+    "step": 4,
+    "created_at": 12.5,
+}
 
 
 def rows(group: GradedGroup, scoring: Scoring, **tokens: Sequence[float]) -> list[Row]:
     arrays = {name: np.array(values, dtype=np.float32) for name, values in tokens.items()}
-    (group_rows,) = build_rows([ScoredGroup(group, scoring)], arrays, **STEP)
+    (group_rows,) = build_rows(
+        [ScoredGroup(group, scoring)],
+        arrays,
+        **STEP,
+    )
     return group_rows
 
 
@@ -281,9 +399,21 @@ def column(rows: Sequence[Row], name: str) -> list[Any]:
 
 
 def test_a_response_is_a_row() -> None:
-    group = graded(1, 0, process=[0.5], lengths=[1, 3], truncated=[1], number=7, version=4)
+    group = graded(
+        1,
+        0,
+        process=[0.5],
+        lengths=[1, 3],
+        truncated=[1],
+        number=7,
+        version=4,
+    )
     stored = rows(group, grpo, logprobs=[-2.0, -1.5, -0.5, -0.75])
-    fields = STEP | {"key": "train:7", "fate": USED, "task_id": "sum-1"}
+    fields = STEP | {
+        "key": "train:7",
+        "fate": USED,
+        "task_id": "sum-1",
+    }
     assert all(fields.items() <= row.items() for row in stored)
     # The sampler's log-probs are -2, -1.5, -1 and -0.5.
     expected = {
@@ -306,7 +436,10 @@ def test_a_response_is_a_row() -> None:
 
 @pytest.mark.parametrize("advantage", ["papo", "papo_full_norm"])
 def test_papo_stores_its_two_terms_before_the_weight(advantage: str) -> None:
-    stored = rows(graded(1, 1, 0, 0, process=[1, 0.5]), scoring(advantage, weight=0.25))
+    stored = rows(
+        graded(1, 1, 0, 0, process=[1, 0.5]),
+        scoring(advantage, weight=0.25),
+    )
     outcome = np.array(column(stored, "outcome_advantage"))
     process = np.array(column(stored, "process_advantage"))
     assert np.sign(outcome).tolist() == [1, 1, -1, -1]
@@ -329,8 +462,16 @@ def test_each_token_finds_its_response_though_some_take_no_part() -> None:
     first, dropped, second, failed, third = build_rows(
         scored, {"logprobs": tokens, "entropies": -tokens}, **STEP
     )
-    expected = [[math.nan, math.nan, 0, 1, 2], [math.nan, math.nan, 3], [4, 5]]
-    for group, values in zip((first, second, third), expected, strict=True):
+    expected = [
+        [math.nan, math.nan, 0, 1, 2],
+        [math.nan, math.nan, 3],
+        [4, 5],
+    ]
+    for group, values in zip(
+        (first, second, third),
+        expected,
+        strict=True,
+    ):
         for name, sign in (("logprobs", 1), ("entropies", -1)):
             stored = np.concatenate(column(group, name)) * sign
             assert stored.tolist() == pytest.approx(values, nan_ok=True)
@@ -360,13 +501,24 @@ def test_a_token_that_is_not_the_policys_own_has_no_numbers() -> None:
 
 def test_the_advantage_from_a_critic_is_the_mean_over_tokens() -> None:
     group = graded(1, 0, lengths=[2, 1])
-    stored = rows(group, scoring("gae"), token_advantages=[1.0, 2.0, -4.0])
+    stored = rows(
+        group,
+        scoring("gae"),
+        token_advantages=[1.0, 2.0, -4.0],
+    )
     assert column(stored, "advantage") == [None, None]
     assert column(stored, "token_advantage") == [1.5, -4.0]
 
 
 def test_an_evaluation_pays_nothing() -> None:
-    group = graded(1, None, lengths=[1, 1], truncated=[0], purpose=Purpose.EVAL, version=4)
+    group = graded(
+        1,
+        None,
+        lengths=[1, 1],
+        truncated=[0],
+        purpose=Purpose.EVAL,
+        version=4,
+    )
     untrained = scoring("papo", overlong_filter=True).comparison_only
     stored = rows(group, untrained, logprobs=[-2.5])
     expected = {

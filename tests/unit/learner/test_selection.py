@@ -22,12 +22,22 @@ from tests.unit.learner.groups import graded
 
 
 def a_selection(*, step: int = 0, first: int = 0, **training: Any) -> Selection:
-    defaults = {"steps": 10, "groups_per_step": 4, "max_staleness": 1, "max_oversampling": 3}
+    defaults = {
+        "steps": 10,
+        "groups_per_step": 4,
+        "max_staleness": 1,
+        "max_oversampling": 3,
+    }
     recipe = a_recipe(training=defaults | {"dynamic_sampling": True} | training)
     return Selection(recipe, Scoring.of(recipe), step, first)
 
 
-def a_graded(number: int, *, signal: bool = True, version: int = 0) -> GradedGroup:
+def a_graded(
+    number: int,
+    *,
+    signal: bool = True,
+    version: int = 0,
+) -> GradedGroup:
     return graded(1, not signal, number=number, version=version)
 
 
@@ -62,7 +72,13 @@ def test_a_step_gives_up_at_its_limit_and_takes_what_there_is() -> None:
     assert (a_selection().waste, selection.waste) == (0, 11 / 12)
 
 
-@pytest.mark.parametrize(("dynamic", "kept"), [(False, [0, 1, 3]), (True, [0, 1, 3, 4])])
+@pytest.mark.parametrize(
+    ("dynamic", "kept"),
+    [
+        (False, [0, 1, 3]),
+        (True, [0, 1, 3, 4]),
+    ],
+)
 def test_only_with_dynamic_sampling_a_failed_group_is_replaced(
     dynamic: bool, kept: list[int]
 ) -> None:
@@ -79,7 +95,11 @@ def test_surplus_costs_a_step_nothing_of_what_it_may_judge() -> None:
     """A group that is too old by the time it is looked at is surplus."""
     selection = look_until_complete(
         a_selection(step=5),
-        lambda number: a_graded(number, version=3 + (number >= 20), signal=number != 21),
+        lambda number: a_graded(
+            number,
+            version=3 + (number >= 20),
+            signal=number != 21,
+        ),
     )
     assert numbers(selection.kept) == [20, 22, 23, 24]
     assert (selection.surplus, selection.judged) == (20, 5)
@@ -130,8 +150,19 @@ def train(
     answers: dict[int, GradedGroup],
 ) -> list[tuple[list[int], list[str]]]:
     """Return the groups that six steps keep and drop; ``chance`` orders the answers."""
-    attempt = Attempt(cast(Exchange, None), "job", 1, recipe, Path("unused"))
-    feeder = Feeder(attempt, (a_task(),), Purpose.TRAIN, lambda _: False)
+    attempt = Attempt(
+        cast(Exchange, None),
+        "job",
+        1,
+        recipe,
+        Path("unused"),
+    )
+    feeder = Feeder(
+        attempt,
+        (a_task(),),
+        Purpose.TRAIN,
+        lambda _: False,
+    )
     training = recipe.training
     results = list[tuple[list[int], list[str]]]()
     position = 0

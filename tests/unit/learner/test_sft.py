@@ -21,7 +21,11 @@ from tests.architecture.project import ROOT
 from tests.inline_prompts import InlinePrompts
 
 BASE_MODEL = ROOT / "examples/arithmetic/base-model"
-MODEL = Model(path=str(BASE_MODEL), prompt_template="{prompt}", max_context=32)
+MODEL = Model(
+    path=str(BASE_MODEL),
+    prompt_template="{prompt}",
+    max_context=32,
+)
 TASK = {"id": "a", "prompt": "10+1=?", "answer": "11", "solution": "10+1=11;"}
 
 
@@ -51,7 +55,11 @@ def test_an_epoch_has_every_solution_once_and_the_next_another_order() -> None:
     assert orders[0] == orders[2] != orders[1]
 
 
-def write_recipe(folder: Path, tasks: list[dict[str, Any]], extra: str = "") -> list[str]:
+def write_recipe(
+    folder: Path,
+    tasks: list[dict[str, Any]],
+    extra: str = "",
+) -> list[str]:
     """A recipe over these tasks; returns the arguments of the verb."""
     (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     (folder / "recipe.toml").write_text(
@@ -64,11 +72,21 @@ def write_recipe(folder: Path, tasks: list[dict[str, Any]], extra: str = "") -> 
 @pytest.mark.parametrize(
     ("task", "extra", "named"),
     [
-        pytest.param({"solution": None}, "", ["task 'b'", "solution"], id="none"),
+        pytest.param(
+            {"solution": None},
+            "",
+            ["task 'b'", "solution"],
+            id="none",
+        ),
         pytest.param(
             {"solution": "1" * 40}, "", ["task 'b'", "48", "model.max_context 32"], id="too long"
         ),
-        pytest.param({"id": "a"}, "", ["tasks.train:\nline 2"], id="tasks"),
+        pytest.param(
+            {"id": "a"},
+            "",
+            ["tasks.train:\nline 2"],
+            id="tasks",
+        ),
         pytest.param({}, "held_out = 'no.jsonl'", ["tasks.held_out:\nno.jsonl"], id="no file"),
         pytest.param({}, "[model.lora]\nmerge = true", ["model.lora.merge"], id="idle setting"),
         pytest.param({}, "[model.lora]\ntargets = ['v']", ["model.lora.targets"], id="no layer"),

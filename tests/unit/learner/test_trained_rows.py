@@ -25,8 +25,24 @@ POOL: Any = InlinePool()
 MODEL = ROOT / "examples/arithmetic/base-model"
 UNKNOWN = ("accuracy", "process", "reward", "parity_gap", "truncated")
 # Each row is a datum: trained except for a tool's token; only sampled; two advantages; no loss.
-WEIGHTS = np.array([[0, 2, 0, 2], [0, 0, 0, 0], [0, 0, 3, -1], [0, 0, 0, 0]], np.float32)
-BEHAVIOR = np.array([[0, -1, 0, -3], [0, -1, -1, -1], [0, 0, -1, 0], [0, 0, 0, 0]], np.float32)
+WEIGHTS = np.array(
+    [
+        [0, 2, 0, 2],
+        [0, 0, 0, 0],
+        [0, 0, 3, -1],
+        [0, 0, 0, 0],
+    ],
+    np.float32,
+)
+BEHAVIOR = np.array(
+    [
+        [0, -1, 0, -3],
+        [0, -1, -1, -1],
+        [0, 0, -1, 0],
+        [0, 0, 0, 0],
+    ],
+    np.float32,
+)
 
 
 def a_store(folder: Path, loss: Any) -> Store:
@@ -38,10 +54,21 @@ def a_store(folder: Path, loss: Any) -> Store:
         weights=WEIGHTS.ravel(),
         behavior_logprobs=behavior.ravel(),
     )
-    operation = Operation(number=1, do="forward_backward", loss=loss, data=data)
+    operation = Operation(
+        number=1,
+        do="forward_backward",
+        loss=loss,
+        data=data,
+    )
     rows = [*datum_rows(operation, np.full(16, -0.5, np.float32))]
     texts = [[f"{row[name].tolist()}" for name in ("prompt_ids", "token_ids")] for row in rows]
-    groups = build_data_rows(rows, texts, attempt=1, step=7, created_at=1.0)
+    groups = build_data_rows(
+        rows,
+        texts,
+        attempt=1,
+        step=7,
+        created_at=1.0,
+    )
     write_groups(folder / "000007-train-000001.parquet", groups)
     (folder / TOKENIZER).write_bytes((MODEL / TOKENIZER).read_bytes())
     return Store(folder)
@@ -88,7 +115,10 @@ def test_an_unknown_value_is_null_and_no_filter_finds_it(tmp_path: Path, loss: s
 
 
 def test_supervised_data_has_no_advantages(tmp_path: Path) -> None:
-    rows = list_rows(a_store(tmp_path, "cross_entropy"), order="oldest")
+    rows = list_rows(
+        a_store(tmp_path, "cross_entropy"),
+        order="oldest",
+    )
     assert columns(rows, "advantage", "surprise", "text", "length") == [
         (None, None, "[7, 8, 9]", 2),
         (None, None, "[6, 7, 8, 9]", 0),

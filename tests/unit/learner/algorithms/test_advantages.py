@@ -20,8 +20,17 @@ every_advantage = pytest.mark.parametrize("name", ADVANTAGES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [2, 7, 10, 64])
 def test_equal_scores_teach_exactly_nothing(name: str, dtype: torch.dtype, size: int) -> None:
-    for outcome, process, penalty in ((0.1, 0.3, -0.3), (1.0, 0.7, -0.3), (0.1, 0.1, 0.0)):
-        group = Group([outcome] * size, [True] * size, [process] * size, [penalty] * size)
+    for outcome, process, penalty in (
+        (0.1, 0.3, -0.3),
+        (1.0, 0.7, -0.3),
+        (0.1, 0.1, 0.0),
+    ):
+        group = Group(
+            [outcome] * size,
+            [True] * size,
+            [process] * size,
+            [penalty] * size,
+        )
         assert not ADVANTAGES[name](scores_of(group, dtype)).any()
 
 
@@ -49,13 +58,55 @@ def test_by_default_the_sample_std_is_taken_and_the_process_weighs_as_much_as_th
 @pytest.mark.parametrize(
     ("name", "outcome", "process", "kept"),
     [
-        pytest.param("papo", [1, 1, 0], [1, 1, None], True, id="accuracy varies"),
-        pytest.param("papo", [1, 1, 1], [1, 0.5, 1], True, id="all correct, process differs"),
-        pytest.param("papo", [1, 1, 1], [0.5, None, None], False, id="all correct, one judged"),
-        pytest.param("papo", [0, 0, 0], [1, 0, 0.5], False, id="all wrong, process differs"),
-        pytest.param("process_only", [1, 0, 0], [0.5] * 3, False, id="the process is the same"),
-        pytest.param("multiplicative", [1, 0, 0], [0, None, None], False, id="it earns nothing"),
-        pytest.param("multiplicative", [1, 0, 0], [0.1, None, None], True, id="it earns something"),
+        pytest.param(
+            "papo",
+            [1, 1, 0],
+            [1, 1, None],
+            True,
+            id="accuracy varies",
+        ),
+        pytest.param(
+            "papo",
+            [1, 1, 1],
+            [1, 0.5, 1],
+            True,
+            id="all correct, process differs",
+        ),
+        pytest.param(
+            "papo",
+            [1, 1, 1],
+            [0.5, None, None],
+            False,
+            id="all correct, one judged",
+        ),
+        pytest.param(
+            "papo",
+            [0, 0, 0],
+            [1, 0, 0.5],
+            False,
+            id="all wrong, process differs",
+        ),
+        pytest.param(
+            "process_only",
+            [1, 0, 0],
+            [0.5] * 3,
+            False,
+            id="the process is the same",
+        ),
+        pytest.param(
+            "multiplicative",
+            [1, 0, 0],
+            [0, None, None],
+            False,
+            id="it earns nothing",
+        ),
+        pytest.param(
+            "multiplicative",
+            [1, 0, 0],
+            [0.1, None, None],
+            True,
+            id="it earns something",
+        ),
     ],
 )
 def test_a_group_is_kept_if_its_advantages_without_punishments_differ(
@@ -85,7 +136,10 @@ def test_a_lone_response_teaches_only_what_its_advantage_says(name: str) -> None
 
 def test_outcomes_pay_what_the_recipe_says_and_a_punishment_grows_with_its_factor() -> None:
     assert outcome_rewards(double([0, 0.25, 1]), (0.5, 2.5)).tolist() == [0.5, 1.0, 2.5]
-    for factor, expected in (({}, [0, -0.5, -2]), ({"factor": 2.0}, [0, -1, -4])):
+    for factor, expected in (
+        ({}, [0, -0.5, -2]),
+        ({"factor": 2.0}, [0, -1, -4]),
+    ):
         lengths = torch.tensor([60, 80, 140])
         penalty = unbounded_overlong_penalty(lengths, limit=100, buffer=40, **factor)
         assert penalty.tolist() == expected

@@ -13,7 +13,11 @@ from services.learner.algorithms.loss import CORRECTIONS, DIVERGENCES
 from tests.unit.learner.algorithms.random_cases import double
 
 TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 12, 8, 33, 0.7
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float64: 1e-12}
+TOLERANCE = {
+    torch.float32: 1e-6,
+    torch.bfloat16: 2e-2,
+    torch.float64: 1e-12,
+}
 
 
 def model(dtype: torch.dtype = torch.float32) -> tuple[nn.Linear, Tensor, Tensor]:
@@ -24,10 +28,18 @@ def model(dtype: torch.dtype = torch.float32) -> tuple[nn.Linear, Tensor, Tensor
     return head, hidden, torch.randint(VOCABULARY, (TOKENS,))
 
 
-def loss(logprobs: Tensor, entropies: Tensor, *, of: str = "both") -> Tensor:
+def loss(
+    logprobs: Tensor,
+    entropies: Tensor,
+    *,
+    of: str = "both",
+) -> Tensor:
     """Weighs every token differently, and the entropy too."""
     weights = torch.linspace(-1, 1, len(logprobs), dtype=logprobs.dtype)
-    terms = {"logprobs": weights * logprobs, "entropies": weights.square() * entropies}
+    terms = {
+        "logprobs": weights * logprobs,
+        "entropies": weights.square() * entropies,
+    }
     return torch.stack([t.sum() for name, t in terms.items() if of in (name, "both")]).sum()
 
 
@@ -45,24 +57,49 @@ def test_chunks_have_the_values_and_gradients_of_the_whole(
     for index, tensor in enumerate(tensors):
         tensor.requires_grad_(index in learned)
     num_ids = None if all_rows else int(targets.max()) + 1
-    dense = token_logprobs(head(hidden)[:, :num_ids], targets, TEMPERATURE)
+    dense = token_logprobs(
+        head(hidden)[:, :num_ids],
+        targets,
+        TEMPERATURE,
+    )
     settings = (targets, TEMPERATURE, chunk_tokens)
     chunked = chunked_token_logprobs(*tensors, *settings, num_ids=num_ids)
     expected, gradients = (
-        torch.autograd.grad(loss(*values, of=of), [tensors[index] for index in learned])
+        torch.autograd.grad(
+            loss(*values, of=of),
+            [tensors[index] for index in learned],
+        )
         for values in (dense, chunked)
     )
-    for one, other in zip((*chunked, *gradients), (*dense, *expected), strict=True):
-        torch.testing.assert_close(one, other, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    for one, other in zip(
+        (*chunked, *gradients),
+        (*dense, *expected),
+        strict=True,
+    ):
+        torch.testing.assert_close(
+            one,
+            other,
+            atol=TOLERANCE[dtype],
+            rtol=TOLERANCE[dtype],
+        )
     assert chunked[0].dtype == torch.promote_types(dtype, torch.float32)
 
 
 @pytest.mark.parametrize(
     ("head_learns", "of", "again"),
-    [(True, "logprobs", True), (False, "both", True), (False, "logprobs", False)],
+    [
+        (True, "logprobs", True),
+        (False, "both", True),
+        (False, "logprobs", False),
+    ],
 )
 @pytest.mark.parametrize(
-    ("length", "size", "chunks"), [(12, 5, [5, 5, 2]), (1, 1, [1]), (0, 4, [0])]
+    ("length", "size", "chunks"),
+    [
+        (12, 5, [5, 5, 2]),
+        (1, 1, [1]),
+        (0, 4, [0]),
+    ],
 )
 def test_only_a_chunk_of_logits_exists_and_the_backward_pass_computes_it_again_if_it_must(
     monkeypatch: pytest.MonkeyPatch,
@@ -83,7 +120,14 @@ def test_only_a_chunk_of_logits_exists_and_the_backward_pass_computes_it_again_i
         return linear(part, weight, bias)
 
     monkeypatch.setattr(logprobs, "linear", count_and_multiply)
-    part = (hidden[:length], head.weight, head.bias, targets[:length], TEMPERATURE, size)
+    part = (
+        hidden[:length],
+        head.weight,
+        head.bias,
+        targets[:length],
+        TEMPERATURE,
+        size,
+    )
     values = chunked_token_logprobs(*part)
     assert computed == chunks
     loss(*values, of=of).backward()
@@ -102,7 +146,11 @@ def test_half_precision_logits_are_normalized_in_float32() -> None:
 @pytest.mark.parametrize("name", CORRECTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_weight_is_bounded_and_carries_no_gradient(name: str, dtype: torch.dtype) -> None:
-    old = torch.tensor([-1.0, -1.0, -0.5], dtype=dtype, requires_grad=True)
+    old = torch.tensor(
+        [-1.0, -1.0, -0.5],
+        dtype=dtype,
+        requires_grad=True,
+    )
     sampled, rows = torch.tensor([-1.0, -300.0, -0.5], dtype=dtype), torch.tensor([0, 0, 1])
     correction = pick(CORRECTIONS, name, {"correction_cap": 2.0, "correction_floor": 1.0})
     weights = correction(old, sampled, rows)
@@ -119,10 +167,20 @@ def test_a_weight_is_bounded_and_carries_no_gradient(name: str, dtype: torch.dty
     assert correction(old[:0], sampled[:0], rows[:0]).shape == (0,)
 
 
-@pytest.mark.parametrize(("name", "slope"), [("k1", -0.5), ("k2", -0.5), ("k3", 1 - math.exp(0.5))])
+@pytest.mark.parametrize(
+    ("name", "slope"),
+    [
+        ("k1", -0.5),
+        ("k2", -0.5),
+        ("k3", 1 - math.exp(0.5)),
+    ],
+)
 def test_the_gradient_of_a_divergence(name: str, slope: float) -> None:
     logprobs = double([-1.5]).requires_grad_()
-    (gradient,) = torch.autograd.grad(DIVERGENCES[name](logprobs, double([-1.0])).sum(), logprobs)
+    (gradient,) = torch.autograd.grad(
+        DIVERGENCES[name](logprobs, double([-1.0])).sum(),
+        logprobs,
+    )
     assert gradient.item() == pytest.approx(slope)
 
 
@@ -133,14 +191,20 @@ def test_no_gap_makes_a_divergence_or_a_gradient_that_is_not_finite(
     name: str, gap: float, dtype: torch.dtype
 ) -> None:
     logprobs = torch.tensor([0.0], dtype=dtype, requires_grad=True)
-    divergence = DIVERGENCES[name](logprobs, torch.tensor([gap], dtype=dtype))
+    divergence = DIVERGENCES[name](
+        logprobs,
+        torch.tensor([gap], dtype=dtype),
+    )
     (gradient,) = torch.autograd.grad(divergence.sum(), logprobs)
     assert torch.stack([divergence, gradient]).isfinite().all()
     assert divergence.dtype == torch.float32
 
 
 def test_k3_is_exact_up_to_its_limit() -> None:
-    penalties = DIVERGENCES["k3"](double([0.0] * 4), double([19.9, 20.0, 20.1, -50.0]))
+    penalties = DIVERGENCES["k3"](
+        double([0.0] * 4),
+        double([19.9, 20.0, 20.1, -50.0]),
+    )
     largest = math.exp(20.0) - 21
     assert penalties.tolist() == pytest.approx([math.exp(19.9) - 20.9, largest, largest, 49.0])
 
@@ -151,10 +215,26 @@ def test_a_head_of_bfloat16_computes_in_float32() -> None:
     targets = torch.randint(VOCABULARY, (TOKENS,))
     narrow = [tensor.detach().clone().requires_grad_() for tensor in (hidden, weight)]
     wide = [tensor.float().detach().requires_grad_() for tensor in (hidden, weight)]
-    values = chunked_token_logprobs(narrow[0], narrow[1], None, targets, TEMPERATURE, 5)
+    values = chunked_token_logprobs(
+        narrow[0],
+        narrow[1],
+        None,
+        targets,
+        TEMPERATURE,
+        5,
+    )
     expected = token_logprobs(linear(*wide), targets, TEMPERATURE)
     torch.testing.assert_close(values, expected, atol=1e-4, rtol=1e-5)
     gradients = torch.autograd.grad(loss(*values), narrow)
-    for one, other in zip(gradients, torch.autograd.grad(loss(*expected), wide), strict=True):
+    for one, other in zip(
+        gradients,
+        torch.autograd.grad(loss(*expected), wide),
+        strict=True,
+    ):
         assert one.dtype == torch.bfloat16
-        torch.testing.assert_close(one.float(), other, atol=1e-4, rtol=2**-8)
+        torch.testing.assert_close(
+            one.float(),
+            other,
+            atol=1e-4,
+            rtol=2**-8,
+        )

@@ -17,7 +17,12 @@ Objective = Callable[[TokenBatch], tuple[Tensor, Tensor]]
 Aggregation = Callable[[Tensor, Totals], Tensor]
 
 BOUNDS = {"clip_low": 0.25, "clip_high": 0.5}
-SETTINGS = {**BOUNDS, "dual_clip": 3.0, "tau_positive": 1.0, "tau_negative": 2.0}
+SETTINGS = {
+    **BOUNDS,
+    "dual_clip": 3.0,
+    "tau_positive": 1.0,
+    "tau_negative": 2.0,
+}
 OBJECTIVE = {name: pick(OBJECTIVES, name, SETTINGS) for name in OBJECTIVES}
 WEIGHTS = {name: pick(AGGREGATIONS, name, {"max_tokens": 7}) for name in AGGREGATIONS}
 every_objective = pytest.mark.parametrize("objective", OBJECTIVE.values(), ids=OBJECTIVE)
@@ -31,10 +36,22 @@ def batch(
     dtype: torch.dtype = torch.float64,
 ) -> TokenBatch:
     """Tokens whose old log-prob is -1, each of a response of its own unless ``rows`` tells."""
-    old = torch.full((len(log_ratios),), -1.0, dtype=dtype)
+    old = torch.full(
+        (len(log_ratios),),
+        -1.0,
+        dtype=dtype,
+    )
     logprobs = (old + torch.tensor(log_ratios, dtype=dtype)).requires_grad_()
-    sequence = torch.tensor(range(len(log_ratios)) if rows is None else rows, dtype=torch.int64)
-    return TokenBatch(logprobs, old, torch.tensor(advantages, dtype=dtype), sequence)
+    sequence = torch.tensor(
+        range(len(log_ratios)) if rows is None else rows,
+        dtype=torch.int64,
+    )
+    return TokenBatch(
+        logprobs,
+        old,
+        torch.tensor(advantages, dtype=dtype),
+        sequence,
+    )
 
 
 def gradient(losses: Tensor, tokens: TokenBatch) -> Tensor:
@@ -43,7 +60,13 @@ def gradient(losses: Tensor, tokens: TokenBatch) -> Tensor:
 
 @pytest.mark.parametrize(
     ("ratio", "advantage", "slope"),
-    [(1.4, 2.0, -2.8), (1.6, 2.0, -3.0), (0.7, 2.0, -1.5), (0.7, -2.0, 1.5), (3.1, -2.0, 3.0)],
+    [
+        (1.4, 2.0, -2.8),
+        (1.6, 2.0, -3.0),
+        (0.7, 2.0, -1.5),
+        (0.7, -2.0, 1.5),
+        (3.1, -2.0, 3.0),
+    ],
 )
 def test_cispos_bound_limits_the_gradient_and_never_ends_it(
     ratio: float, advantage: float, slope: float
@@ -69,14 +92,26 @@ def test_the_bound_is_a_flag_without_a_gradient(objective: Objective) -> None:
 
 
 @every_objective
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    ],
+)
 @pytest.mark.parametrize("gap", [-1e4, 88.0, 1e4, math.inf])
 def test_no_ratio_makes_a_loss_or_a_gradient_that_is_not_finite(
     objective: Objective, dtype: torch.dtype, gap: float
 ) -> None:
     old = torch.tensor([-1.0 - gap, -1.0], dtype=dtype)
     for advantage in (1.5, 0.0, -1.5):
-        logprobs = torch.tensor([-1.0, -1.0], dtype=dtype, requires_grad=True)
+        logprobs = torch.tensor(
+            [-1.0, -1.0],
+            dtype=dtype,
+            requires_grad=True,
+        )
         advantages = torch.tensor([advantage, advantage], dtype=dtype)
         tokens = TokenBatch(logprobs, old, advantages, torch.tensor([0, 1]))
         losses, _ = objective(tokens)
@@ -105,15 +140,27 @@ def test_nothing_is_learned_from_no_token(objective: Objective, aggregation: Agg
 
 @every_objective
 def test_half_precision_is_computed_in_float32(objective: Objective) -> None:
-    numbers = ([0.25, -0.5, 0.125], [1.0, -1.0, 0.5], [0, 0, 1])
+    numbers = (
+        [0.25, -0.5, 0.125],
+        [1.0, -1.0, 0.5],
+        [0, 0, 1],
+    )
     half, single = (batch(*numbers, dtype) for dtype in (torch.bfloat16, torch.float32))
-    torch.testing.assert_close(objective(half)[0], objective(single)[0])
+    torch.testing.assert_close(
+        objective(half)[0],
+        objective(single)[0],
+    )
     assert half.ratio.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_lengths_are_counted_exactly_in_any_precision(dtype: torch.dtype) -> None:
-    tokens = batch([0.0] * 3003, [0.0] * 3003, [0] * 3000 + [1] * 3, dtype)
+    tokens = batch(
+        [0.0] * 3003,
+        [0.0] * 3003,
+        [0] * 3000 + [1] * 3,
+        dtype,
+    )
     assert tokens.lengths[[0, 2999, 3000, 3002]].tolist() == [3000, 3000, 3, 3]
 
 
@@ -126,10 +173,17 @@ def test_a_split_into_micro_batches_never_changes_the_loss(
         random = Random(seed)
         tokens = random_responses(random, 6).batch()
         part_of = torch.tensor([random.randrange(3) for _ in range(6)])[tokens.sequence]
-        totals = Totals(len(tokens.logprobs), 6, positive_tokens=0)
+        totals = Totals(
+            len(tokens.logprobs),
+            6,
+            positive_tokens=0,
+        )
         parts = [TokenBatch(*(v[part_of == n] for v in vars(tokens).values())) for n in range(3)]
         whole, *shares = (
             (aggregation(part.lengths, totals) * objective(part)[0]).sum()
             for part in (tokens, *parts)
         )
-        torch.testing.assert_close(torch.stack(shares).sum(), whole)
+        torch.testing.assert_close(
+            torch.stack(shares).sum(),
+            whole,
+        )

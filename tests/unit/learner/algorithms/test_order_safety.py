@@ -20,10 +20,20 @@ from tests.unit.learner.algorithms.reference import Group
 pytestmark = pytest.mark.parametrize("ddof", [0, 1])
 
 
-def margin(group: Group, weight: float, ddof: int, formula: Callable[..., Tensor] = papo) -> float:
+def margin(
+    group: Group,
+    weight: float,
+    ddof: int,
+    formula: Callable[..., Tensor] = papo,
+) -> float:
     """How far the lowest correct response is above the highest wrong one."""
     scores = scores_of(group)
-    advantages = formula(scores, lambda_process=weight, ddof=ddof, denominator="max")
+    advantages = formula(
+        scores,
+        lambda_process=weight,
+        ddof=ddof,
+        denominator="max",
+    )
     return (advantages[scores.correct].min() - advantages[~scores.correct].max()).item()
 
 
@@ -32,11 +42,20 @@ def test_no_group_is_out_of_order_up_to_the_bound(ddof: int) -> None:
         random = Random(seed)
         correct, wrong = random.randint(1, 10), random.randint(2, 10)
         outcome, size = [1.0] * correct + [0.0] * wrong, correct + wrong
-        group = group_of(outcome, random.choices([None, 0.0, 0.2, 0.5, 0.8, 1.0], k=size))
+        group = group_of(
+            outcome,
+            random.choices([None, 0.0, 0.2, 0.5, 0.8, 1.0], k=size),
+        )
         assert margin(group, random.random() * order_safe_lambda(size, ddof=ddof), ddof) >= -1e-9
         whole = random.random() * order_safe_lambda_full_norm(size)
         assert margin(group, whole, ddof, papo_full_norm) >= -1e-9
-        judged = replace(group, process=[*group.process[:correct], *[None] * wrong])
+        judged = replace(
+            group,
+            process=[
+                *group.process[:correct],
+                *[None] * wrong,
+            ],
+        )
         assert margin(judged, 100 * random.random(), ddof, papo_full_norm) >= -1e-9
 
 
@@ -46,7 +65,11 @@ def test_one_outlier_attains_the_bound(size: int, ddof: int) -> None:
     assert list(bounds) == list(range(2, size))
     for correct, bound in bounds.items():
         outcome = [1.0] * correct + [0.0] * (size - correct)
-        process = [0.0, *[1.0] * (correct - 1), *[None] * (size - correct)]
+        process = [
+            0.0,
+            *[1.0] * (correct - 1),
+            *[None] * (size - correct),
+        ]
         group = group_of(outcome, process)
         assert margin(group, bound * 1.001, ddof) < 0 < margin(group, bound * 0.999, ddof)
     assert order_safe_lambda(size, ddof=ddof) == min(bounds.values())

@@ -25,11 +25,20 @@ TABLES: list[Table] = [
     CORRECTIONS,
     DIVERGENCES,
 ]
-CHANGED = {"lambda_process": 0.25, "ddof": 0, "denominator": "max", "gamma": 0.875}
+CHANGED = {
+    "lambda_process": 0.25,
+    "ddof": 0,
+    "denominator": "max",
+    "gamma": 0.875,
+}
 SETTINGS = Algorithm().model_dump() | CHANGED | {"clip_low": 0.125, "max_tokens": 77}
 
 
-def bind_settings(table: Table, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def bind_settings(
+    table: Table,
+    name: str,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
     bound = cast("Any", pick(table, name, settings))
     assert (bound.func, bound.args) == (table[name], ())
     return bound.keywords

@@ -33,14 +33,27 @@ from tests.builders import a_recipe
 
 MACHINE = Machine(divide(2), gpu_bytes=80 * GIB)
 SMALL = ModelShape(8, 2, 4, 2, 2, 16, 100, 512)  # hidden 8, 2 layers, 4 heads, 100 words
-BILLION = replace(SMALL, vocabulary=10**9 // 8, layers=1, tied=True)  # the embedding is all
+BILLION = replace(
+    SMALL,
+    vocabulary=10**9 // 8,
+    layers=1,
+    tied=True,
+)  # the embedding is all
 SEVEN = BUILT_IN["Qwen/Qwen2.5-7B"]  # 7,615,616,512 parameters
 LOADED = 2 * 7_615_616_512
 SUM = "float32 sum of gradients"  # of DeepSpeed's BF16_Optimizer
-EVALUATED: dict[str, Any] = {"tasks": {"held_out": "held_out.jsonl"}, "evaluation": {"samples": 1}}
+EVALUATED: dict[str, Any] = {
+    "tasks": {"held_out": "held_out.jsonl"},
+    "evaluation": {"samples": 1},
+}
 
 
-def zero(stage: int, dtype: str = "bfloat16", offload: str = "none", **tables: Any) -> Recipe:
+def zero(
+    stage: int,
+    dtype: str = "bfloat16",
+    offload: str = "none",
+    **tables: Any,
+) -> Recipe:
     tables = {"training": {"max_staleness": 0}, **tables}
     optimizer = {"zero_stage": stage, "offload": offload}
     return a_recipe(model={"dtype": dtype}, optimizer=optimizer, **tables)
@@ -62,7 +75,17 @@ def bytes_by_name(footprint: LearnerFootprint) -> dict[str, int]:
 )
 def test_activations_match_a_measured_layer(family: str, dtype: str, measured: int) -> None:
     """Bytes per position that autograd saved for a layer of transformers 5.19.0, with SDPA."""
-    shape = ModelShape(256, 1, 4, 2, 64, 768, 128, 256, query_key_norm=family == "qwen3")
+    shape = ModelShape(
+        256,
+        1,
+        4,
+        2,
+        64,
+        768,
+        128,
+        256,
+        query_key_norm=family == "qwen3",
+    )
     recipe = a_recipe(model={"dtype": dtype}, training={"groups_per_step": 1})
     (activations, *_) = learner_footprint(recipe, shape, None, 1).backward
     assert activations.bytes / longest_micro_batch(recipe) == pytest.approx(measured, rel=0.05)
@@ -115,7 +138,12 @@ def test_a_step_and_a_backward_pass_match_measurements_of_deepspeed(
 
 @pytest.mark.parametrize(
     ("stage", "offload", "measured"),
-    [(1, "optimizer", 32), (2, "optimizer", 32), (3, "optimizer", 30), (3, "all", 30)],
+    [
+        (1, "optimizer", 32),
+        (2, "optimizer", 32),
+        (3, "optimizer", 30),
+        (3, "all", 30),
+    ],
 )
 def test_an_offload_matches_measurements_of_deepspeed(
     stage: int, offload: str, measured: int
@@ -125,7 +153,12 @@ def test_an_offload_matches_measurements_of_deepspeed(
     Measured as without an offload. Left out: up to 0.75 for the active layers, gloo's copy at
     stage 3, and the rounding of pinned memory, which a power of two does not show.
     """
-    shape = replace(SMALL, layers=0, vocabulary=2**17 - 1, tied=True)
+    shape = replace(
+        SMALL,
+        layers=0,
+        vocabulary=2**17 - 1,
+        tied=True,
+    )
     assert shape.parameters == 2**20
     footprint = learner_footprint(zero(stage, offload=offload), shape, None, 1)
     whole, published, *host = footprint.host
