@@ -168,18 +168,22 @@ def test_the_oldest_steps_are_deleted_if_all_are_too_large(tmp_path: Path) -> No
     assert [step for step, _ in stored_steps(folder)] == [50]
 
 
-def test_with_no_bytes_nothing_is_written_and_old_files_are_deleted(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/tokenizer.json").write_text("{}")
-    write(a_store(tmp_path / "store"), 1)
-    nothing = a_store(
-        tmp_path / "store",
-        attempt=2,
-        keep_samples_bytes=0,
-    )
-    nothing.write_origin(tmp_path / "model", a_recipe())
+def test_tokenizer_and_recipe_are_next_to_the_steps_and_with_no_bytes_nothing_is(
+    tmp_path: Path,
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    store = a_store(tmp_path / "store")
+    store.write_origin(model, a_recipe())
+    assert file_names(store.folder) == ["recipe.json"]
+    (model / "tokenizer.json").write_text("{}")
+    store.write_origin(model, a_recipe())
+    assert file_names(store.folder) == ["recipe.json", "tokenizer.json"]
+    nothing = a_store(tmp_path / "nothing", keep_samples_bytes=0)
+    write(a_store(nothing.folder), 1)
+    nothing.write_origin(model, a_recipe())
     write(nothing, 2)
-    assert file_names(tmp_path / "store") == []
+    assert file_names(nothing.folder) == []
 
 
 def test_old_steps_of_all_jobs_are_deleted(tmp_path: Path) -> None:
@@ -214,13 +218,3 @@ def test_a_failed_write_is_raised_at_the_next_step_or_checkpoint(
     with pytest.raises(OSError, match="Errno 28"):
         write(a_store(tmp_path, 2), 1)
     assert file_names(tmp_path) == []
-
-
-def test_the_tokenizer_of_the_model_and_the_recipe_are_next_to_the_steps(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    store = a_store(tmp_path / "store")
-    store.write_origin(tmp_path / "model", a_recipe())
-    assert file_names(store.folder) == ["recipe.json"]
-    (tmp_path / "model/tokenizer.json").write_text("{}")
-    store.write_origin(tmp_path / "model", a_recipe())
-    assert file_names(store.folder) == ["recipe.json", "tokenizer.json"]

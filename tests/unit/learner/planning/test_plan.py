@@ -363,24 +363,6 @@ def test_sampling_and_training_overlap_if_samples_may_be_stale(
     assert run == pytest.approx((350 if changes is CRITIC else 300) * step)
 
 
-@pytest.mark.parametrize("line", ["learner=0 rollout=1", "learner=0 rollout=0@0.4"])
-def test_a_run_waits_for_evaluations_beyond_the_idle_time_of_engines(line: str) -> None:
-    easy = {"held_out": "easy.jsonl", "samples": 8, "every": 1}
-    evaluation = {
-        "samples": 8,
-        "tasks": 512,
-        "every": 2,
-        "others": {"easy": easy},
-    }
-    seconds = estimate(line, evaluation=evaluation, tasks={"held_out": "held_out.jsonl"})
-    sampling = seconds["sampling"]
-    step = seconds["a step"]
-    idle = step - sampling - seconds["loading"] if line.endswith("rollout=1") else 0.0
-    assert seconds["evaluating easy"] == sampling
-    waiting = 151 * seconds["evaluating"] + 301 * sampling - 300 * idle
-    assert seconds["the run"] == pytest.approx(300 * step + waiting)
-
-
 # ---------------------------------------------------------------------- warnings, remedies
 
 UNCORRECTED = {"algorithm": {"old_logprobs": "recompute"}}
