@@ -1,5 +1,7 @@
-"""Folders appear whole, checkpoints sort by training, and progress survives them."""
+"""Folders appear whole, progress survives in checkpoints, and damaged uploads are named."""
 
+import io
+import json
 import math
 from pathlib import Path
 from typing import cast
@@ -8,13 +10,11 @@ import pytest
 from protocol.recipe import Purpose
 from protocol.samples import USED
 
+from services.gateway.core.files.store import copy_with_id
 from services.learner.attempt import MachineFault
-from services.learner.durable.checkpoint import (
-    Checkpoints,
-    remove_leftovers,
-    write_whole,
-)
+from services.learner.durable.checkpoint import Checkpoints, remove_leftovers, write_whole
 from services.learner.durable.progress import Progress
+from services.learner.durable.uploads import check_upload
 from services.learner.training.ranks import Team
 from tests.contract.fake_team import FakeTeam
 
@@ -76,13 +76,17 @@ def test_leftovers_of_earlier_attempts_are_removed_and_replaced_folders_restored
     remove_leftovers(tmp_path / "not there", 1)
 
 
-async def nothing() -> None:
+async def refuse_nothing() -> None:
     pass
 
 
 async def save_steps(checkpoints: Checkpoints, *steps: int) -> None:
     for step in steps:
-        await checkpoints.save(cast(Team, FakeTeam()), Progress(step=step), nothing)
+        await checkpoints.save(
+            cast(Team, FakeTeam()),
+            Progress(step=step),
+            refuse_nothing,
+        )
 
 
 @pytest.mark.anyio
@@ -115,7 +119,14 @@ async def test_a_job_without_a_whole_checkpoint_does_not_start_over(tmp_path: Pa
 
 
 def test_names_of_checkpoints_sort_in_the_order_of_training() -> None:
-    moments = [(0, 0), (0, 2), (0, 10), (1, 10), (2, 10), (10, 10)]
+    moments = [
+        (0, 0),
+        (0, 2),
+        (0, 10),
+        (1, 10),
+        (2, 10),
+        (10, 10),
+    ]
     names = [Progress(step=step, pretrained=alone).checkpoint_name for step, alone in moments]
     assert names == sorted(set(names))
 
@@ -124,7 +135,13 @@ def test_progress_comes_back_from_a_checkpoint_as_it_was() -> None:
     progress = Progress(step=3, pretrained=2, keep_rate=0.25)
     progress.note_pretraining({"explained_variance": 0.5})
     progress.note_evaluation({"step": 0})
-    progress.note_update({"updates": 2.0, "parity_max": 1e-5, "parity_tokens": 7.0})
+    progress.note_update(
+        {
+            "updates": 2.0,
+            "parity_max": 1e-5,
+            "parity_tokens": 7.0,
+        }
+    )
     progress.ledgers[Purpose.TRAIN].enter([USED, USED, "no_signal"])
     progress.ledgers[Purpose.PRETRAIN].enter([USED])
     progress.accepted[Purpose.TRAIN] = 7
@@ -132,12 +149,6 @@ def test_progress_comes_back_from_a_checkpoint_as_it_was() -> None:
     again = Progress.model_validate_json(progress.model_dump_json())
     assert again == progress
     assert again.positions == {Purpose.TRAIN: 3, Purpose.PRETRAIN: 1, Purpose.EVAL: 0}
-
-
-def test_an_evaluation_counts_for_the_step_of_its_beginning() -> None:
-    progress = Progress(step=5, pretrained=2, evaluating=4)
-    steps = {purpose: progress.completed_steps(purpose) for purpose in Purpose}
-    assert steps == {Purpose.TRAIN: 5, Purpose.PRETRAIN: 2, Purpose.EVAL: 4}
 
 
 def test_the_first_and_the_newest_evaluations_are_kept_and_all_are_counted() -> None:
@@ -157,14 +168,38 @@ def test_a_gap_that_is_not_finite_spoils_no_checkpoint() -> None:
 
 def test_nothing_was_learned_without_a_group_or_without_an_update() -> None:
     progress = Progress()
-    progress.ledgers[Purpose.TRAIN].drop("failures", 3)
+    ledger = progress.ledgers[Purpose.TRAIN]
+    ledger.drop("failures", 3)
     assert "failures 3" in str(progress.learning_failure())
-    progress.ledgers[Purpose.TRAIN].enter([USED])
+    ledger.enter([USED])
     progress.note_update({"updates": 0.0})
     assert "finite" in str(progress.learning_failure())
     progress.note_update({"updates": 1.0, "grad_norm": 0.0})
-    assert "none of 4 groups was trained (failures 3, no_signal 1)" in str(
-        progress.learning_failure()
-    )
+    assert "no_signal 1" in str(progress.learning_failure())
     progress.note_update({"updates": 1.0, "grad_norm": 0.1})
     assert progress.learning_failure() is None
+
+
+def test_an_upload_whose_content_has_changed_is_named_until_it_is_uploaded_again(
+    tmp_path: Path,
+) -> None:
+    content = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
+    part = tmp_path / "part"
+    file_id = copy_with_id(io.BytesIO(content), "tasks ü.jsonl", part)
+    path = part.rename(tmp_path / f"{file_id}.jsonl")
+    description = tmp_path / f"{file_id}.json"
+    description.write_text(
+        json.dumps(
+            {
+                "id": file_id,
+                "filename": "tasks ü.jsonl",
+            }
+        )
+    )
+    check_upload(path)
+    path.write_bytes(content.replace(b"2", b"3"))
+    with pytest.raises(MachineFault, match=f"{path.name} is damaged; upload the file again"):
+        check_upload(path)
+    for text in ("", "[]", "{}"):  # without a description it is taken as it is
+        description.write_text(text)
+        check_upload(path)

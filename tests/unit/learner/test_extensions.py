@@ -39,8 +39,15 @@ def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_an_advantage_from_outside_is_found_by_its_name() -> None:
     recipe = a_recipe(algorithm={"advantage": "my_lab.squared"})
     check_formulas(recipe)
-    group = a_graded_group(a_group(lengths=[1, 1, 1, 1]), [1, 0, 0, 0])
-    samples, _ = build_samples([ScoredGroup(group, Scoring.of(recipe))], attempt=1, version=0)
+    group = a_graded_group(
+        a_group(lengths=[1, 1, 1, 1]),
+        [1, 0, 0, 0],
+    )
+    samples, _ = build_samples(
+        [ScoredGroup(group, Scoring.of(recipe))],
+        attempt=1,
+        version=0,
+    )
     assert [sample.advantage for sample in samples] == [0.5625] + [-0.0625] * 3
 
 
@@ -54,7 +61,12 @@ def test_a_formula_that_no_table_holds_is_named_with_the_remedy(field: str) -> N
 def test_with_a_critic_the_advantage_is_sought_among_those_that_use_it() -> None:
     check_formulas(a_recipe(algorithm={"advantage": "gae"}, critic={}))
     with pytest.raises(UnknownName, match="decoupled_gae"):
-        check_formulas(a_recipe(algorithm={"advantage": "my_lab.missing"}, critic={}))
+        check_formulas(
+            a_recipe(
+                algorithm={"advantage": "my_lab.missing"},
+                critic={},
+            )
+        )
 
 
 def test_an_entry_that_needs_a_setting_which_no_recipe_has_is_named(
@@ -71,5 +83,9 @@ def test_an_entry_that_needs_a_setting_which_no_recipe_has_is_named(
 def test_the_fixed_length_of_an_episode_is_that_of_all_its_turns() -> None:
     recipe = a_recipe(environment={"url": "http://games", "max_turns": 3})  # of 8 tokens each
     weigh = pick(AGGREGATIONS, "fixed_length", formula_settings(recipe))
-    totals = Totals(tokens=30, sequences=2, positive_tokens=0)
+    totals = Totals(
+        tokens=30,
+        sequences=2,
+        positive_tokens=0,
+    )
     assert weigh(torch.ones(1), totals).tolist() == pytest.approx([1 / (2 * 24)])

@@ -28,38 +28,41 @@ from services.learner.training.ranks import BatchTooLarge, Order, Rank, TeamBrok
 from tests.unit.learner.test_log import file_size_limit
 
 DATA = "/data"
-BY_REMEDY: dict[str, list[Exception]] = {
-    "Redis' disk": [redis.ResponseError("MISCONF Errors writing to the AOF file: No space left")],
-    "primary": [redis.ReadOnlyError("You can't write against a read only replica.")],
-    "replicas": [redis.ResponseError("NOREPLICAS Not enough good replicas to write.")],
-    "cluster": [redis.ResponseError("CLUSTERDOWN The cluster is down")],
-    "ACL": [redis.ResponseError("NOPERM this user has no permissions"), NoPermissionError("no")],
-    "password": [redis.AuthenticationError("invalid username-password pair")],
-    "pids_limit": [RuntimeError("can't start new thread")],
-    "/dev/shm": [
-        RuntimeError("unable to write to file </torch_123>: No space left on device (28)"),
-        RuntimeError(
-            "NCCL error in: NCCLUtils.cpp:94, unhandled system error, NCCL version 2.27.3"
-        ),
-    ],
-    "driver": [
-        ImportError("libcuda.so.1: cannot open shared object file: No such file or directory"),
-        ImportError("libtorch_cuda.so: undefined symbol: ncclCommInitRankConfig"),
-        RuntimeError("The NVIDIA driver on your system is too old (found version 11040)"),
-    ],
-    "nvidia-smi": [
-        RuntimeError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
-        RuntimeError("No CUDA GPUs are available"),
-        TeamBroken("rank 3: CUDA error: uncorrectable ECC error encountered"),
-    ],
-    "compiler": [
-        CalledProcessError(1, ["/usr/bin/gcc", "/tmp/tmpj2a/main.c", "-O3"]),
-        RuntimeError("Error building extension 'cpu_adam'"),
-        RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
-    ],
+ERRORS = {
+    error.__name__: error
+    for error in (
+        RuntimeError,
+        ImportError,
+        TeamBroken,
+        NoPermissionError,
+        redis.ResponseError,
+        redis.ReadOnlyError,
+        redis.AuthenticationError,
+    )
 }
+# A word of the remedy, the type of an error, and its text.
+BY_TEXT = """
+Redis' disk | ResponseError | MISCONF Errors writing to the AOF file: No space left
+primary | ReadOnlyError | You can't write against a read only replica.
+replicas | ResponseError | NOREPLICAS Not enough good replicas to write.
+cluster | ResponseError | CLUSTERDOWN The cluster is down
+ACL | ResponseError | NOPERM this user has no permissions
+ACL | NoPermissionError | no
+password | AuthenticationError | invalid username-password pair
+pids_limit | RuntimeError | can't start new thread
+/dev/shm | RuntimeError | unable to write to file </torch_123>: No space left on device (28)
+/dev/shm | RuntimeError | NCCL error in: NCCLUtils.cpp:94, unhandled system error, NCCL 2.27.3
+driver | ImportError | libcuda.so.1: cannot open shared object file: No such file or directory
+driver | ImportError | libtorch_cuda.so: undefined symbol: ncclCommInitRankConfig
+driver | RuntimeError | The NVIDIA driver on your system is too old (found version 11040)
+nvidia-smi | RuntimeError | CUDA error: an illegal memory access was encountered
+nvidia-smi | RuntimeError | CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(`
+nvidia-smi | RuntimeError | cuDNN error: CUDNN_STATUS_EXECUTION_FAILED
+nvidia-smi | RuntimeError | No CUDA GPUs are available
+nvidia-smi | TeamBroken | rank 3: CUDA error: uncorrectable ECC error encountered
+compiler | RuntimeError | Error building extension 'cpu_adam'
+compiler | RuntimeError | Failed to find C compiler. Please specify via CC environment variable
+"""
 UNKNOWN_FAULTS: list[Exception] = [
     RuntimeError("CUDA error: device-side assert triggered"),  # an index beyond its table
     RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm(`"),
@@ -83,17 +86,19 @@ UNKNOWN_FAULTS: list[Exception] = [
         (FrameError("move it away"), ["move it away"]),
         (WeightsGone("/memory/1.0: gone"), ["/memory/1.0: gone"]),
         (OSError("libcudart.so.12: cannot open shared object file"), ["driver"]),
-        *(
-            (error, [str(error), remedy])
-            for remedy, errors in BY_REMEDY.items()
-            for error in errors
-        ),
+        (CalledProcessError(1, ["/usr/bin/gcc", "/tmp/tmpj2a/main.c", "-O3"]), ["compiler"]),
     ],
 )
 def test_a_fault_of_the_machine_has_a_remedy(error: Exception, parts: list[str]) -> None:
     assert classify_fault(error) is Fault.MACHINE
     problem = describe_fault(error, DATA)
     assert [part for part in parts if part not in problem] == []
+
+
+@pytest.mark.parametrize("row", BY_TEXT.strip().splitlines())
+def test_the_text_of_an_error_shows_a_fault_of_the_machine(row: str) -> None:
+    remedy, kind, text = row.split(" | ")
+    test_a_fault_of_the_machine_has_a_remedy(ERRORS[kind](text), [text, remedy])
 
 
 @pytest.mark.parametrize(
@@ -142,10 +147,6 @@ def allocate(_: Path) -> None:
     torch.empty(10**15)
 
 
-def fail_otherwise(_: Path) -> None:
-    raise RuntimeError("shapes differ")
-
-
 @pytest.mark.parametrize(
     ("save", "raised", "cause"),
     [
@@ -153,7 +154,6 @@ def fail_otherwise(_: Path) -> None:
         (export_tensors, OSError, "EFBIG"),
         (export_beyond_the_disk, OSError, "ENOSPC"),
         (allocate, MemoryError, None),
-        (fail_otherwise, RuntimeError, None),
     ],
 )
 def test_the_machines_errors_are_known_whichever_library_meets_them(
@@ -164,7 +164,7 @@ def test_the_machines_errors_are_known_whichever_library_meets_them(
     with file_size_limit(100_000), pytest.raises(raised) as caught:
         rank.carry_out(Order(do="save", folder=str(tmp_path)))
     assert caught.type is raised
-    assert (classify_fault(caught.value) is Fault.UNKNOWN) == (raised is RuntimeError)
+    assert classify_fault(caught.value) is Fault.MACHINE
     if cause is not None:
         assert fault_key(caught.value) == cause
         assert str(tmp_path) in str(caught.value)

@@ -30,7 +30,17 @@ def compute_advantages(recipe: Recipe, responses: Sequence[Response]) -> list[fl
 
 
 @pytest.mark.parametrize("process_for", ["correct", "all"])
-@pytest.mark.parametrize("values", [(0, 1), (-1, 1), (0.5, 1), (-1, 0), (-1, 0.5), (-2, -1)])
+@pytest.mark.parametrize(
+    "values",
+    [
+        (0, 1),
+        (-1, 1),
+        (0.5, 1),
+        (-1, 0),
+        (-1, 0.5),
+        (-2, -1),
+    ],
+)
 def test_a_product_is_warned_of_exactly_where_some_group_is_out_of_order(
     values: tuple[float, float], process_for: str
 ) -> None:
@@ -57,5 +67,9 @@ def test_a_weight_is_warned_of_above_the_bound_of_its_advantage(
     algorithm: dict[str, Any], process_for: str, warned: int
 ) -> None:
     where = {"process_for": process_for}
-    recipe = a_recipe(algorithm=algorithm, rollout={"group_size": 8}, reward=where)
+    recipe = a_recipe(
+        algorithm=algorithm,
+        rollout={"group_size": 8},
+        reward=where,
+    )
     assert len(order_warnings(recipe)) == warned

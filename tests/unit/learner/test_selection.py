@@ -15,26 +15,30 @@ from protocol.recipe import Purpose, Recipe
 
 from services.learner.attempt import Attempt
 from services.learner.supply.feeder import Feeder
-from services.learner.supply.selection import (
-    NO_SIGNAL,
-    SURPLUS,
-    Lookahead,
-    Selection,
-    oldest_version,
-)
+from services.learner.supply.selection import NO_SIGNAL, Selection, oldest_version
 from services.learner.training.scoring import ScoredGroup, Scoring
-from tests.builders import a_failed_group, a_graded_group, a_group, a_recipe, a_request, a_task
+from tests.builders import a_failed_group, a_graded_group, a_group, a_recipe, a_task
+from tests.unit.learner.groups import graded
 
 
 def a_selection(*, step: int = 0, first: int = 0, **training: Any) -> Selection:
-    defaults = {"steps": 10, "groups_per_step": 4, "max_staleness": 1, "max_oversampling": 3}
+    defaults = {
+        "steps": 10,
+        "groups_per_step": 4,
+        "max_staleness": 1,
+        "max_oversampling": 3,
+    }
     recipe = a_recipe(training=defaults | {"dynamic_sampling": True} | training)
     return Selection(recipe, Scoring.of(recipe), step, first)
 
 
-def a_graded(number: int, *, signal: bool = True, version: int = 0) -> GradedGroup:
-    group = a_group(a_request(number=number), version=version)
-    return a_graded_group(group, [1, 0] if signal else [1, 1])
+def a_graded(
+    number: int,
+    *,
+    signal: bool = True,
+    version: int = 0,
+) -> GradedGroup:
+    return graded(1, not signal, number=number, version=version)
 
 
 def look_until_complete(
@@ -55,8 +59,7 @@ def test_groups_without_a_signal_are_dropped_and_replaced_by_the_next() -> None:
     )
     assert numbers(selection.kept) == [8, 10, 12, 14]
     assert selection.dropped == [NO_SIGNAL] * 3
-    assert selection.next_number == 15
-    assert selection.waste == 3 / 7
+    assert (selection.next_number, selection.waste) == (15, 3 / 7)
     assert not selection.is_undersampled
 
 
@@ -69,34 +72,34 @@ def test_a_step_gives_up_at_its_limit_and_takes_what_there_is() -> None:
     assert (a_selection().waste, selection.waste) == (0, 11 / 12)
 
 
-def test_without_dynamic_sampling_every_group_is_kept_and_a_failed_one_not_replaced() -> None:
+@pytest.mark.parametrize(
+    ("dynamic", "kept"),
+    [
+        (False, [0, 1, 3]),
+        (True, [0, 1, 3, 4]),
+    ],
+)
+def test_only_with_dynamic_sampling_a_failed_group_is_replaced(
+    dynamic: bool, kept: list[int]
+) -> None:
     selection = look_until_complete(
-        a_selection(dynamic_sampling=False),
-        lambda number: a_failed_group(number) if number == 2 else a_graded(number, signal=False),
+        a_selection(dynamic_sampling=dynamic),
+        lambda number: a_failed_group(number) if number == 2 else a_graded(number, signal=dynamic),
     )
-    assert numbers(selection.kept) == [0, 1, 3]
+    assert numbers(selection.kept) == kept
     assert selection.dropped == ["deaths"]
     assert not selection.is_undersampled
-    replaced = look_until_complete(
-        a_selection(), lambda number: a_failed_group(number) if number == 2 else a_graded(number)
-    )
-    assert numbers(replaced.kept) == [0, 1, 3, 4]
-
-
-@pytest.mark.parametrize(("version", "dropped"), [(4, []), (3, [SURPLUS])])
-def test_a_group_that_is_too_old_by_the_time_it_is_looked_at_is_surplus(
-    version: int, dropped: list[str]
-) -> None:
-    selection = a_selection(step=5)
-    selection.look(a_graded(0, version=version))
-    assert selection.dropped == dropped
-    assert oldest_version(selection.looked_at[0].graded, 5) == version
 
 
 def test_surplus_costs_a_step_nothing_of_what_it_may_judge() -> None:
+    """A group that is too old by the time it is looked at is surplus."""
     selection = look_until_complete(
         a_selection(step=5),
-        lambda number: a_graded(number, version=0 if number < 20 else 5, signal=number != 21),
+        lambda number: a_graded(
+            number,
+            version=3 + (number >= 20),
+            signal=number != 21,
+        ),
     )
     assert numbers(selection.kept) == [20, 22, 23, 24]
     assert (selection.surplus, selection.judged) == (20, 5)
@@ -125,14 +128,9 @@ def test_no_more_is_requested_than_may_be_in_flight() -> None:
     assert sum(selection.lookahead.needs) > 64
     assert selection.lookahead.admitted == selection.recipe.groups_in_flight == 64
     # Nor beyond the last step.
+    assert a_selection(step=10, first=40).lookahead.expected_step(42) == 10
     assert a_selection(step=9, max_staleness=5).lookahead.admitted == 4
     assert a_selection(step=10, first=40).lookahead.admitted == 40
-
-
-def test_a_number_beyond_all_needs_is_expected_by_the_last_step_that_has_some() -> None:
-    lookahead = Lookahead(step=3, position=10, needs=(2, 4), limit=100)
-    assert [lookahead.expected_step(n) for n in range(10, 18)] == [3, 3, 4, 4, 4, 4, 4, 4]
-    assert Lookahead(step=3, position=10).expected_step(12) == 3
 
 
 def test_a_checked_window_is_never_smaller_than_a_step() -> None:
@@ -152,8 +150,19 @@ def train(
     answers: dict[int, GradedGroup],
 ) -> list[tuple[list[int], list[str]]]:
     """Return the groups that six steps keep and drop; ``chance`` orders the answers."""
-    attempt = Attempt(cast(Exchange, None), "job", 1, recipe, Path("unused"))
-    feeder = Feeder(attempt, (a_task(),), Purpose.TRAIN, lambda _: False)
+    attempt = Attempt(
+        cast(Exchange, None),
+        "job",
+        1,
+        recipe,
+        Path("unused"),
+    )
+    feeder = Feeder(
+        attempt,
+        (a_task(),),
+        Purpose.TRAIN,
+        lambda _: False,
+    )
     training = recipe.training
     results = list[tuple[list[int], list[str]]]()
     position = 0

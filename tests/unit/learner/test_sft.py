@@ -21,7 +21,11 @@ from tests.architecture.project import ROOT
 from tests.inline_prompts import InlinePrompts
 
 BASE_MODEL = ROOT / "examples/arithmetic/base-model"
-MODEL = Model(path=str(BASE_MODEL), prompt_template="{prompt}", max_context=32)
+MODEL = Model(
+    path=str(BASE_MODEL),
+    prompt_template="{prompt}",
+    max_context=32,
+)
 TASK = {"id": "a", "prompt": "10+1=?", "answer": "11", "solution": "10+1=11;"}
 
 
@@ -41,18 +45,21 @@ def test_a_solution_is_learned_after_the_prompt_of_a_rollout_and_up_to_its_end()
 
 
 def test_an_epoch_has_every_solution_once_and_the_next_another_order() -> None:
-    learned = samples(*[TASK | {"id": f"{n}", "solution": "1" * (n + 1)} for n in range(10)])
-    epochs = [
-        [[len(s.token_ids) - 2 for s in batch] for batch in batches(learned, 4, (0, epoch))]
-        for epoch in (0, 1, 0)
-    ]
-    assert [len(batch) for batch in epochs[0]] == [4, 4, 2]
-    orders = [[n for batch in epoch for n in batch] for epoch in epochs]
-    assert sorted(orders[0]) == sorted(orders[1]) == list(range(10))
+    learned = samples(*[TASK | {"id": f"{n}", "solution": "1" * n} for n in range(1, 11)])
+    orders: list[list[int]] = []
+    for epoch in (0, 1, 0):
+        parts = list(batches(learned, 4, (0, epoch)))
+        assert [len(part) for part in parts] == [4, 4, 2]
+        orders.append([len(sample.token_ids) for part in parts for sample in part])
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(2, 12))
     assert orders[0] == orders[2] != orders[1]
 
 
-def write_recipe(folder: Path, tasks: list[dict[str, Any]], extra: str = "") -> list[str]:
+def write_recipe(
+    folder: Path,
+    tasks: list[dict[str, Any]],
+    extra: str = "",
+) -> list[str]:
     """A recipe over these tasks; returns the arguments of the verb."""
     (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     (folder / "recipe.toml").write_text(
@@ -65,11 +72,21 @@ def write_recipe(folder: Path, tasks: list[dict[str, Any]], extra: str = "") -> 
 @pytest.mark.parametrize(
     ("task", "extra", "named"),
     [
-        pytest.param({"solution": None}, "", ["task 'b'", "solution"], id="none"),
+        pytest.param(
+            {"solution": None},
+            "",
+            ["task 'b'", "solution"],
+            id="none",
+        ),
         pytest.param(
             {"solution": "1" * 40}, "", ["task 'b'", "48", "model.max_context 32"], id="too long"
         ),
-        pytest.param({"id": "a"}, "", ["tasks.train:\nline 2"], id="tasks"),
+        pytest.param(
+            {"id": "a"},
+            "",
+            ["tasks.train:\nline 2"],
+            id="tasks",
+        ),
         pytest.param({}, "held_out = 'no.jsonl'", ["tasks.held_out:\nno.jsonl"], id="no file"),
         pytest.param({}, "[model.lora]\nmerge = true", ["model.lora.merge"], id="idle setting"),
         pytest.param({}, "[model.lora]\ntargets = ['v']", ["model.lora.targets"], id="no layer"),

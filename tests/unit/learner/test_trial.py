@@ -2,17 +2,42 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from protocol.placement import PlacementError, parse
+from protocol.recipe import Lora
 from safetensors.numpy import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from services.learner.training.model_check import UnsupportedModel
+from services.chassis.renderer import Vocabulary
+from services.learner.training.model_check import (
+    UnsupportedModel,
+    check_split,
+    check_targets,
+    check_vocabulary,
+)
 from services.learner.training.trial import try_models
-from tests.unit.learner.conftest import BASE_MODEL, Changed
+from tests.architecture.project import ROOT
+
+BASE_MODEL = ROOT / "examples/arithmetic/base-model"
+Changed = Callable[..., Path]
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Changed:
+    """The demo's model with another config."""
+
+    def change_config(**settings: Any) -> Path:
+        folder = shutil.copytree(BASE_MODEL, tmp_path / "changed", dirs_exist_ok=True)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | settings))
+        return folder
+
+    return change_config
 
 
 @pytest.fixture
@@ -38,10 +63,6 @@ def make_model(tmp_path: Path) -> Changed:
         return folder
 
     return save_model
-
-
-def test_the_demos_model_may_be_policy_and_critic() -> None:
-    assert try_models(BASE_MODEL, BASE_MODEL, 256) == []
 
 
 @pytest.mark.parametrize(
@@ -167,3 +188,34 @@ def test_a_reward_model_may_be_the_critic_and_a_classifier_not(changed: Changed)
     try_models(BASE_MODEL, labelled(1), 96)
     with pytest.raises(UnsupportedModel, match=r"critic\.path: .* 3 labels"):
         try_models(BASE_MODEL, labelled(3), 96)
+
+
+def test_an_adapter_is_for_linear_layers_that_the_policy_has() -> None:
+    check_targets(BASE_MODEL, None)
+    check_targets(BASE_MODEL, Lora())
+    check_targets(BASE_MODEL, Lora(targets=("q_proj", "down_proj")))
+    for target in ("lm_head", "query"):  # the head's weight is used without the head
+        with pytest.raises(UnsupportedModel, match=rf"model\.lora\.targets: .* {target};"):
+            check_targets(BASE_MODEL, Lora(targets=("q_proj", target)))
+
+
+def test_a_critic_must_read_what_the_policy_writes(changed: Changed) -> None:
+    one_more = Vocabulary(digest="own", max_id=96, end_id=2)  # than rows, as Gemma 3
+    check_vocabulary(BASE_MODEL, BASE_MODEL, one_more, one_more)
+    vocabulary = one_more._replace(max_id=95)
+    for rows in (96, 128):
+        check_vocabulary(BASE_MODEL, changed(vocab_size=rows), vocabulary, vocabulary)
+    with pytest.raises(UnsupportedModel, match=r"critic\.path: .* 95 tokens"):
+        check_vocabulary(BASE_MODEL, changed(vocab_size=95), vocabulary, vocabulary)
+    with pytest.raises(UnsupportedModel, match=r"critic\.path: .* vocabulary"):
+        check_vocabulary(BASE_MODEL, BASE_MODEL, vocabulary, vocabulary._replace(digest="other"))
+
+
+def test_an_engine_that_the_heads_cannot_be_split_over_is_refused(changed: Changed) -> None:
+    check_split(BASE_MODEL, None)  # of one GPU each, or on CPUs
+    check_split(BASE_MODEL, parse("learner=0 rollout=1,2 rollout=3"))
+    with pytest.raises(PlacementError, match=r"model\.path: .* rollout=1-3: .*WEIR_GPUS"):
+        check_split(BASE_MODEL, parse("learner=0 rollout=1-3"))
+    ungrouped = changed(num_attention_heads=6, num_key_value_heads=None)
+    with pytest.raises(PlacementError, match="6 attention"):
+        check_split(ungrouped, parse("learner=0 rollout=1-4"))

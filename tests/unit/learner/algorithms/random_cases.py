@@ -15,7 +15,11 @@ from services.learner.algorithms.gae import Episodes
 from services.learner.algorithms.loss import TokenBatch
 from tests.unit.learner.algorithms.reference import Group
 
-TIERS = ((0.0, 0.5, 1.0), (0.0, 0.2, 0.8, 1.0), (0.3,))
+TIERS = (
+    (0.0, 0.5, 1.0),
+    (0.0, 0.2, 0.8, 1.0),
+    (0.3,),
+)
 
 
 def double(values: object) -> Tensor:
@@ -41,7 +45,11 @@ def random_group(random: Random) -> Group:
         correct=correct,
         process=[score(is_correct) for is_correct in correct],
         penalty=[-random.random() if punished else 0.0 for _ in correct],
-        weights=(random.random(), random.random(), random.random()),
+        weights=(
+            random.random(),
+            random.random(),
+            random.random(),
+        ),
     )
 
 
@@ -54,7 +62,10 @@ def scores_of(group: Group, dtype: torch.dtype = torch.float64) -> GroupScores:
         correct=torch.tensor(group.correct, dtype=torch.bool),
         process=process,
         penalty=torch.tensor(group.penalty, dtype=dtype),
-        checks=((outcome, group.weights[0]), (process, group.weights[1])),
+        checks=(
+            (outcome, group.weights[0]),
+            (process, group.weights[1]),
+        ),
         penalty_weight=group.weights[2],
     )
 
@@ -107,7 +118,11 @@ def flat(responses: list[list[float]]) -> Tensor:
 def random_responses(random: Random, num_responses: int) -> Responses:
     """Responses of 1 to 40 tokens whose probabilities moved by up to a factor of 10."""
 
-    def drawn(lengths: list[int], low: float, high: float) -> list[list[float]]:
+    def drawn(
+        lengths: list[int],
+        low: float,
+        high: float,
+    ) -> list[list[float]]:
         return [[random.uniform(low, high) for _ in range(length)] for length in lengths]
 
     lengths = [random.randint(1, 40) for _ in range(num_responses)]
@@ -137,7 +152,11 @@ def random_episodes(random: Random, num_responses: int) -> RandomEpisodes:
     mask = [[t < end and random.random() < density for t in range(width)] for end in ends]
     rewards, kept_rewards = _grid(random, mask, 1.0)
     values, kept_values = _grid(random, mask, 2.0)
-    episodes = Episodes(double(rewards), double(values), torch.tensor(mask))
+    episodes = Episodes(
+        double(rewards),
+        double(values),
+        torch.tensor(mask),
+    )
     return RandomEpisodes(episodes, kept_rewards, kept_values)
 
 

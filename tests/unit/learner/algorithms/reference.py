@@ -42,7 +42,12 @@ def deviation(values: Numbers, ddof: int) -> float:
     return math.sqrt(total / (len(values) - ddof))
 
 
-def standardize(values: Numbers, ddof: int, denominator: str, eps: float) -> list[float]:
+def standardize(
+    values: Numbers,
+    ddof: int,
+    denominator: str,
+    eps: float,
+) -> list[float]:
     """(v - mean) / (std + eps), gated; or / max(std, eps); or / 1. A lone value becomes 0."""
     if len(values) < 2:
         return [0.0 for _ in values]
@@ -79,7 +84,12 @@ def over_those_with(
     return [0.0 if value is None else next(there) for value in values]
 
 
-def grpo(group: Group, ddof: int, denominator: str, std_eps: float) -> list[float]:
+def grpo(
+    group: Group,
+    ddof: int,
+    denominator: str,
+    std_eps: float,
+) -> list[float]:
     return standardize(group.rewards, ddof, denominator, std_eps)
 
 
@@ -140,9 +150,16 @@ def papo(
 ) -> list[float]:
     """A_out over the group, A_proc over C = {correct, with a process score}."""
     scores: list[float | None] = []
-    for right, score in zip(group.correct, group.process, strict=True):
+    for right, score in zip(
+        group.correct,
+        group.process,
+        strict=True,
+    ):
         scores.append(score if right else None)
-    process = over_those_with(scores, lambda v: standardize(v, ddof, denominator, std_eps))
+    process = over_those_with(
+        scores,
+        lambda v: standardize(v, ddof, denominator, std_eps),
+    )
     outcome = standardize(group.rewards, ddof, denominator, std_eps)
     return [a + lambda_process * b for a, b in zip(outcome, process, strict=True)]
 
@@ -151,7 +168,10 @@ def papo_full_norm(
     group: Group, lambda_process: float, ddof: int, denominator: str, std_eps: float
 ) -> list[float]:
     scores = process_where_wrong_is_0(group)
-    process = over_those_with(scores, lambda v: standardize(v, ddof, denominator, std_eps))
+    process = over_those_with(
+        scores,
+        lambda v: standardize(v, ddof, denominator, std_eps),
+    )
     outcome = standardize(group.rewards, ddof, denominator, std_eps)
     return [a + lambda_process * b for a, b in zip(outcome, process, strict=True)]
 
@@ -159,14 +179,23 @@ def papo_full_norm(
 def multiplicative(group: Group) -> list[float]:
     rewards: list[float | None] = []
     scores = process_where_wrong_is_0(group)
-    for outcome, score, penalty in zip(group.outcome, scores, group.penalty, strict=True):
+    for outcome, score, penalty in zip(
+        group.outcome,
+        scores,
+        group.penalty,
+        strict=True,
+    ):
         rewards.append(None if score is None else outcome * score + penalty)
     return over_the_judged(rewards)
 
 
 def process_only(group: Group) -> list[float]:
     rewards: list[float | None] = []
-    for score, penalty in zip(group.process, group.penalty, strict=True):
+    for score, penalty in zip(
+        group.process,
+        group.penalty,
+        strict=True,
+    ):
         rewards.append(None if score is None else score + penalty)
     return over_the_judged(rewards)
 
@@ -186,7 +215,12 @@ def process_where_wrong_is_0(group: Group) -> list[float | None]:
     return scores
 
 
-def clipped(ratio: float, advantage: float, low: float, high: float) -> tuple[float, int]:
+def clipped(
+    ratio: float,
+    advantage: float,
+    low: float,
+    high: float,
+) -> tuple[float, int]:
     """The negative of min(r A, clip(r) A), and the bound that held it."""
     if advantage > 0 and ratio > 1 + high:
         return -(1 + high) * advantage, 1
@@ -227,7 +261,13 @@ def dppo(
     return -ratio * advantage, 0
 
 
-def ipo(logprob: float, old: float, advantage: float, low: float, high: float) -> tuple[float, int]:
+def ipo(
+    logprob: float,
+    old: float,
+    advantage: float,
+    low: float,
+    high: float,
+) -> tuple[float, int]:
     """keep r A, negated, with keep = -low <= pi - mu <= high."""
     policy, sampler = math.exp(logprob), math.exp(old)
     if -low <= policy - sampler <= high:
@@ -235,7 +275,12 @@ def ipo(logprob: float, old: float, advantage: float, low: float, high: float) -
     return 0.0, 1 if policy > sampler else -1
 
 
-def sapo(ratio: float, advantage: float, positive: float, negative: float) -> tuple[float, int]:
+def sapo(
+    ratio: float,
+    advantage: float,
+    positive: float,
+    negative: float,
+) -> tuple[float, int]:
     """f(x) = sigma(tau (x - 1)) 4 / tau."""
     tau = positive if advantage > 0 else negative
     return -4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage, 0
@@ -290,13 +335,23 @@ def importance(old: Numbers, behavior: Numbers, cap: float) -> float:
     return min(ratio, cap)
 
 
-def importance_in_band(old: Numbers, behavior: Numbers, floor: float, cap: float) -> float:
+def importance_in_band(
+    old: Numbers,
+    behavior: Numbers,
+    floor: float,
+    cap: float,
+) -> float:
     """M(k) of IcePop: k if it is in [alpha, beta], else 0."""
     ratio = importance(old, behavior, math.inf)
     return ratio if floor <= ratio <= cap else 0.0
 
 
-def gae(rewards: Numbers, values: Numbers, gamma: float, lambda_: float) -> list[float]:
+def gae(
+    rewards: Numbers,
+    values: Numbers,
+    gamma: float,
+    lambda_: float,
+) -> list[float]:
     """A_t = sum over l of (gamma lambda)^l delta_(t+l), written out."""
     steps, result = len(rewards), []
     for t in range(steps):

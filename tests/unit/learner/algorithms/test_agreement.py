@@ -50,13 +50,23 @@ def test_advantages() -> None:
             "denominator": random.choice(("add", "max", "none")),
             "std_eps": random.choice((1e-6, 1e-6, 0.2137)),
         }
-        with_process = {"lambda_process": random.uniform(0, 2), **normalizing}
-        settings = {"grpo": normalizing, "papo": with_process, "papo_full_norm": with_process}
+        with_process = {
+            "lambda_process": random.uniform(0, 2),
+            **normalizing,
+        }
+        settings = {
+            "grpo": normalizing,
+            "papo": with_process,
+            "papo_full_norm": with_process,
+        }
         scores = scores_of(group)
         for name in ADVANTAGES:
             own = settings.get(name, {})
             expected = getattr(reference, name)(group, **own)
-            assert_close(pick(ADVANTAGES, name, own)(scores), expected)
+            assert_close(
+                pick(ADVANTAGES, name, own)(scores),
+                expected,
+            )
 
 
 def test_gae_and_targets() -> None:
@@ -64,17 +74,32 @@ def test_gae_and_targets() -> None:
         case = random_episodes(random, AT_ONCE)
         gamma, actor, critic = (random.choice((1.0, random.random())) for _ in range(3))
         alpha = random.uniform(0.02, 2)
-        settings = {"gamma": gamma, "lambda_actor": actor, "lambda_critic": critic}
-        found = [
-            pick(CRITIC_ADVANTAGES, name, settings | {"length_alpha": alpha})(case.episodes)
+        settings = {
+            "gamma": gamma,
+            "lambda_actor": actor,
+            "lambda_critic": critic,
+        }
+        estimates = [
+            pick(
+                CRITIC_ADVANTAGES,
+                name,
+                settings | {"length_alpha": alpha},
+            )(case.episodes)
             for name in ("gae", "decoupled_gae", "length_adaptive_gae")
         ]
         for row, (rewards, values) in enumerate(zip(case.rewards, case.values, strict=True)):
             adaptive = reference.length_lambda(len(values), alpha) if values else 0.0
-            lambdas = [(actor, actor), (actor, critic), (adaptive, critic)]
+            lambdas = [
+                (actor, actor),
+                (actor, critic),
+                (adaptive, critic),
+            ]
             mask = case.episodes.mask[row]
-            for (advantages, targets), (policy, value) in zip(found, lambdas, strict=True):
-                assert_close(advantages[row][mask], reference.gae(rewards, values, gamma, policy))
+            for (advantages, targets), (policy, value) in zip(estimates, lambdas, strict=True):
+                assert_close(
+                    advantages[row][mask],
+                    reference.gae(rewards, values, gamma, policy),
+                )
                 expected = reference.gae(rewards, values, gamma, value)
                 returns = [a + v for a, v in zip(expected, values, strict=True)]
                 assert_close(targets[row][mask], returns)
@@ -109,7 +134,13 @@ def expected_losses(
         return [reference.clipped(ratio, a, low, high) for a in response[2]]
     of_token = OF_TOKENS[objective]
     return [
-        of_token(lp, old, a, math.exp(lp) / math.exp(old), settings)
+        of_token(
+            lp,
+            old,
+            a,
+            math.exp(lp) / math.exp(old),
+            settings,
+        )
         for lp, old, a in zip(*response, strict=True)
     ]
 
@@ -123,7 +154,12 @@ def test_objectives(objective: str) -> None:
         settings |= {name: random.uniform(0.5, 3) for name in ("tau_positive", "tau_negative")}
         losses, bound = pick(OBJECTIVES, objective, settings)(responses.batch())
         expected: Losses = []
-        for response in zip(responses.logprobs, responses.old, responses.advantages, strict=True):
+        for response in zip(
+            responses.logprobs,
+            responses.old,
+            responses.advantages,
+            strict=True,
+        ):
             expected += expected_losses(objective, response, settings)
         assert_close(losses, [loss for loss, _ in expected])
         assert bound.tolist() == [held for _, held in expected]
@@ -134,15 +170,25 @@ def test_aggregations() -> None:
         responses = random_responses(random, AT_ONCE)
         losses, longest = responses.advantages, random.randint(40, 99)
         tokens = responses.batch()
-        totals = Totals(len(tokens.logprobs), AT_ONCE, positive_tokens=0)
+        totals = Totals(
+            len(tokens.logprobs),
+            AT_ONCE,
+            positive_tokens=0,
+        )
         expected = {
             "token_mean": reference.token_mean(losses),
             "sequence_mean": reference.sequence_mean(losses),
             "fixed_length": reference.fixed_length(losses, longest),
         }
         for name in AGGREGATIONS:
-            weights = pick(AGGREGATIONS, name, {"max_tokens": longest})(tokens.lengths, totals)
-            assert_close((weights * flat(losses)).sum().unsqueeze(0), [expected[name]])
+            weights = pick(AGGREGATIONS, name, {"max_tokens": longest})(
+                tokens.lengths,
+                totals,
+            )
+            assert_close(
+                (weights * flat(losses)).sum().unsqueeze(0),
+                [expected[name]],
+            )
 
 
 def test_corrections() -> None:
@@ -164,4 +210,11 @@ def test_corrections() -> None:
         for name in CORRECTIONS:
             settings = {"correction_cap": cap, "correction_floor": floor}
             correction = pick(CORRECTIONS, name, settings)
-            assert_close(correction(flat(old), flat(sampled), responses.rows), expected[name])
+            assert_close(
+                correction(
+                    flat(old),
+                    flat(sampled),
+                    responses.rows,
+                ),
+                expected[name],
+            )

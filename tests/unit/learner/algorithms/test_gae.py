@@ -17,7 +17,12 @@ from services.learner.algorithms.gae import (
 from services.learner.algorithms.loss import positive_nll
 from tests.unit.learner.algorithms.random_cases import double
 
-SETTINGS = {"gamma": 0.9, "lambda_actor": 0.8, "lambda_critic": 0.95, "length_alpha": 0.3}
+SETTINGS = {
+    "gamma": 0.9,
+    "lambda_actor": 0.8,
+    "lambda_critic": 0.95,
+    "length_alpha": 0.3,
+}
 every_estimate = pytest.mark.parametrize(
     "estimate",
     [pick(CRITIC_ADVANTAGES, name, SETTINGS) for name in CRITIC_ADVANTAGES],
@@ -29,8 +34,8 @@ every_estimate = pytest.mark.parametrize(
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (2, 0)])
 def test_no_token_has_no_advantage(estimate, shape: tuple[int, int]) -> None:
     nothing = torch.zeros(shape)
-    for found in estimate(Episodes(nothing, nothing, nothing.bool())):
-        assert found.shape == shape
+    for result in estimate(Episodes(nothing, nothing, nothing.bool())):
+        assert result.shape == shape
 
 
 @every_estimate
@@ -38,11 +43,16 @@ def test_no_token_has_no_advantage(estimate, shape: tuple[int, int]) -> None:
 def test_half_precision_is_computed_in_float32(estimate, dtype: torch.dtype) -> None:
     rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.25, 0.5, 0.375]])
     mask = torch.ones(1, 3, dtype=torch.bool)
-    half = estimate(Episodes(rewards.to(dtype), values.to(dtype), mask))
+    half = estimate(
+        Episodes(
+            rewards.to(dtype),
+            values.to(dtype),
+            mask,
+        )
+    )
     single = estimate(Episodes(rewards, values, mask))
-    for found, expected in zip(half, single, strict=True):
-        assert found.dtype == torch.float32
-        assert torch.equal(found, expected)
+    assert {result.dtype for result in half} == {torch.float32}
+    assert torch.equal(torch.stack(half), torch.stack(single))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -59,7 +69,10 @@ def test_the_variance_is_never_0_and_one_token_is_left_as_it_is() -> None:
     assert white.tolist() == pytest.approx([-1e-4 / math.sqrt(3e-8), 1e-4 / math.sqrt(3e-8)])
     for values in ([], [0.7]):
         assert whitened(double(values), lambda sums: sums).tolist() == values
-    half = whitened(torch.tensor([0.5], dtype=torch.bfloat16), lambda sums: sums)
+    half = whitened(
+        torch.tensor([0.5], dtype=torch.bfloat16),
+        lambda sums: sums,
+    )
     assert half.dtype == torch.float32
 
 
@@ -67,33 +80,45 @@ def test_the_variance_is_never_0_and_one_token_is_left_as_it_is() -> None:
 def test_whitening_is_the_same_on_any_number_of_ranks(split: int) -> None:
     values = torch.arange(9, dtype=torch.float64).square()
     whole: list[Tensor] = []
-    alone = whitened(values, lambda sums: whole.append(sums) or sums)
-    given, found = [], []
-    for share in (values[:split], values[split:]):
-        answers, mine = iter(whole), []
-        found.append(whitened(share, lambda sums, a=answers, m=mine: m.append(sums) or next(a)))
-        given.append(mine)
-    torch.testing.assert_close(torch.cat(found), alone)
-    for one, other, both in zip(*given, whole, strict=True):
-        torch.testing.assert_close(one + other, both)
+    alone = whitened(
+        values,
+        lambda sums: whole.append(sums) or sums,
+    )
+
+    def whiten_share(share: Tensor) -> tuple[Tensor, list[Tensor]]:
+        sums, totals = list[Tensor](), iter(whole)
+        return whitened(
+            share,
+            lambda own: sums.append(own) or next(totals),
+        ), sums
+
+    (first, sums), (second, other_sums) = map(whiten_share, (values[:split], values[split:]))
+    torch.testing.assert_close(
+        torch.cat([first, second]),
+        alone,
+    )
+    torch.testing.assert_close(
+        [a + b for a, b in zip(sums, other_sums, strict=True)],
+        whole,
+    )
 
 
 @pytest.mark.parametrize(
-    ("value", "target", "value_clip", "loss", "slope"),
+    ("value_clip", "expected", "slopes"),
     [
-        (1.5, 1.0, None, 0.125, 0.5),
-        (1.5, 1.0, 0.25, 0.125, 0.5),
-        (1.5, 2.0, 0.25, 0.28125, 0.0),
-        (0.5, 0.0, 0.25, 0.28125, 0.0),
+        (None, [0.125, 0.125, 0.125], [0.5, -0.5, 0.5]),
+        (0.25, [0.125, 0.28125, 0.28125], [0.5, 0.0, 0.0]),
     ],
 )
 def test_a_value_gains_nothing_from_moving_too_far(
-    value: float, target: float, value_clip: float | None, loss: float, slope: float
+    value_clip: float | None, expected: list[float], slopes: list[float]
 ) -> None:
-    values = double([value]).requires_grad_()
-    losses = value_loss(values, double([1.0]), double([target]), value_clip=value_clip)
-    (found,) = torch.autograd.grad(losses.sum(), values)
-    assert (losses.item(), found.item()) == (pytest.approx(loss), pytest.approx(slope))
+    values = double([1.5, 1.5, 0.5]).requires_grad_()
+    targets = double([1.0, 2.0, 0.0])
+    losses = value_loss(values, double([1.0] * 3), targets, value_clip=value_clip)
+    (gradient,) = torch.autograd.grad(losses.sum(), values)
+    assert losses.tolist() == pytest.approx(expected)
+    assert gradient.tolist() == pytest.approx(slopes)
     half = values.detach().bfloat16()
     assert value_loss(half, half, half, value_clip=value_clip).dtype == torch.float32
 
@@ -101,7 +126,13 @@ def test_a_value_gains_nothing_from_moving_too_far(
 def test_the_moments_of_ranks_add_up_and_are_exact_in_half_precision() -> None:
     returns, values = double([0.5, -1.0, 2.0, 0.25]), double([1.0, 0.5, -0.5, 2.0])
     parts = [Moments.of(returns[part], values[part]) for part in (slice(0, 1), slice(1, 4))]
-    sums = [a + b for a, b in zip(*(vars(part).values() for part in parts), strict=True)]
+    sums = [
+        a + b
+        for a, b in zip(
+            *(vars(part).values() for part in parts),
+            strict=True,
+        )
+    ]
     assert Moments(*sums) == Moments.of(returns, values)
     ones = torch.ones(3000, dtype=torch.bfloat16)
     assert Moments.of(ones, ones) == Moments(3000.0, 3000.0, 3000.0, 0.0, 0.0)
@@ -109,20 +140,33 @@ def test_the_moments_of_ranks_add_up_and_are_exact_in_half_precision() -> None:
 
 def test_where_nothing_varies_there_is_nothing_to_explain() -> None:
     for returns in ([], [1.0], [0.1] * 7, [0.0, 2e-6]):
-        moments = Moments.of(double(returns), double([0.5] * len(returns)))
+        moments = Moments.of(
+            double(returns),
+            double([0.5] * len(returns)),
+        )
         assert math.isnan(moments.explained_variance())
-    barely = Moments.of(double([0.0, 2.1e-6]), double([0.0, 2.1e-6]))
+    barely = Moments.of(
+        double([0.0, 2.1e-6]),
+        double([0.0, 2.1e-6]),
+    )
     assert barely.explained_variance() == pytest.approx(1)
 
 
 def test_only_right_answers_are_imitated_and_all_of_the_mini_batch_counts() -> None:
-    logprobs = torch.tensor([-1.0, -math.inf, -3.0, -2.0], requires_grad=True)
+    logprobs = torch.tensor(
+        [-1.0, -math.inf, -3.0, -2.0],
+        requires_grad=True,
+    )
     correct = torch.tensor([True, False, True, False])
     nll = positive_nll(logprobs, correct, num_positive_tokens=8)
     nll.backward()
     assert nll.item() == 0.5
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [-0.125, 0.0, -0.125, 0.0]
-    nothing = positive_nll(logprobs.bfloat16(), correct & ~correct, num_positive_tokens=0)
+    nothing = positive_nll(
+        logprobs.bfloat16(),
+        correct & ~correct,
+        num_positive_tokens=0,
+    )
     assert (nothing.item(), nothing.dtype) == (0, torch.float32)
     assert positive_nll(logprobs[:1], correct[:1], num_positive_tokens=0).item() == 1
