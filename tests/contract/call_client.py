@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.calls import Call, CallSampling, Piece, Pieces, Served, Token
+from protocol.calls import Call, CallSampling, Piece, Pieces, Refusal, Served, Token
 from protocol.exchange import Exchange
 from protocol.recipe import Model
 
@@ -63,3 +63,11 @@ class CallClient:
     async def answered(self, call: Call) -> list[Piece]:
         await self.ask(call)
         return await self.until_over(call)
+
+    async def refusal(self, call: Call) -> Refusal:
+        """Why a call, which may have been sent before, is not answered."""
+        if call.id not in self.waiting and not self.pieces[call.id]:
+            await self.ask(call)
+        *_, last = await self.until_over(call)
+        assert last.refusal is not None
+        return last.refusal

@@ -9,34 +9,34 @@ from typing import Any
 import pytest
 from protocol import streams
 from protocol.exchange import Delivery, Exchange, Fenced, UnreadableRecord
-from protocol.messages import ActiveJob, Fault, JobState, Requested
+from protocol.messages import Fault, JobState, Requested
 from protocol.streams import EVENTS, GRADED, JOBS
 
-from tests.builders import a_job_record, a_policy, a_recipe, a_request, an_event
+from tests.builders import a_job_record, a_policy, a_request, an_event
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import begin, record_of, taken_up
+from tests.contract.exchange_steps import (
+    activate,
+    an_active_job,
+    begin,
+    is_blocked,
+    record_of,
+    taken_up,
+)
 from tests.contract.valkey_server import Server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
-GRADED_ONE = Delivery(GRADED, "job", "1-0", "train:0", {})
 
-
-def active(job_id: str = "job", attempt: int = 1) -> ActiveJob:
-    return ActiveJob(job_id=job_id, attempt=attempt, recipe=a_recipe())
-
-
-async def close(exchange: Exchange, attempt: int) -> None:
-    await exchange.close_job(await taken_up(exchange), attempt, state="failed")
+async def close(exchange: Exchange) -> None:
+    await exchange.close_job(await taken_up(exchange), 1, state="failed")
 
 
 WRITES_OF_AN_ATTEMPT: dict[str, Callable[[Exchange], Awaitable[object]]] = {
     "ask": lambda exchange: exchange.ask(a_request(number=9)),
-    "take in": lambda exchange: exchange.ingest(GRADED_ONE, 1),
+    "take in": lambda exchange: exchange.ingest(Delivery(GRADED, "job", "1-0", "train:0", {}), 1),
     "announce": lambda exchange: exchange.announce(a_policy(3)),
     "update": lambda exchange: exchange.update_job("job", 1, step=5),
-    "activate": lambda exchange: exchange.activate(active()),
+    "activate": lambda exchange: exchange.activate(an_active_job()),
     "pause": lambda exchange: exchange.pause_job("job", 1, "full", Fault.MACHINE),
-    "close": lambda exchange: close(exchange, 1),
+    "close": close,
 }
 
 
@@ -46,7 +46,7 @@ async def test_an_attempt_that_was_superseded_writes_nothing(
 ) -> None:
     await begin(exchange)
     await exchange.begin_attempt("job")
-    await exchange.activate(active(attempt=2))
+    await exchange.activate(an_active_job(attempt=2))
     with server.client() as client:
         before = {key: client.dump(key) for key in client.scan_iter()}
         with pytest.raises(Fenced, match="attempt 1"):
@@ -76,11 +76,8 @@ async def test_a_job_that_no_worker_could_read_does_not_become_active(exchange: 
     for _ in range(195):  # the record itself can still be read
         nested = [nested]
     outcome = {"verifier": "my.oracle", "settings": {"a": nested}}
-    await exchange.submit(a_job_record(recipe=a_recipe(reward={"outcome": outcome})))
-    record = await record_of(exchange)
-    attempt = await exchange.begin_attempt("job")
     with pytest.raises(ValueError, match="recursion limit"):
-        await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=record.recipe))
+        await activate(exchange, reward={"outcome": outcome})
     assert await exchange.active() is None
 
 
@@ -90,7 +87,7 @@ async def test_a_submitted_record_is_stored_whole_and_once_and_wakes_the_learner
     record = a_job_record(request={"model": "models/tiny", "seed": 3, "note": 'é "quoted"'})
     async with open_exchange("learner-2") as learner:
         waiting = asyncio.create_task(learner.next_job(wait_s=60))
-        await asyncio.sleep(0.05)
+        await is_blocked(exchange)
         assert await exchange.submit(record)
         delivery = await waiting
     assert delivery is not None
@@ -159,8 +156,7 @@ async def test_a_running_job_keeps_its_state_until_the_learner_obeys(exchange: E
 async def test_a_closed_job_leaves_its_record_and_its_events(
     exchange: Exchange, server: Server
 ) -> None:
-    attempt = await begin(exchange)
-    await exchange.activate(active())
+    attempt = await activate(exchange)
     await exchange.ask(a_request())
     await exchange.announce(a_policy())
     await exchange.record_event(an_event())
@@ -197,6 +193,6 @@ async def test_a_failed_job_is_queued_again_once_and_begins_with_fresh_streams(
     assert (await exchange.backlog(JOBS)).entries == 1
     assert await exchange.begin_attempt("job") == 2
     assert await exchange.ask(a_request(attempt=2))
-    await exchange.activate(active(attempt=2))
+    await exchange.activate(an_active_job(attempt=2))
     await exchange.close_job(delivery, 2, state="failed")
-    assert await exchange.active() == active(attempt=2)
+    assert await exchange.active() == an_active_job(attempt=2)

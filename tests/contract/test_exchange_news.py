@@ -11,10 +11,8 @@ from protocol.streams import EVENTS
 
 from tests.builders import a_policy, an_event
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import begin
+from tests.contract.exchange_steps import begin, is_blocked
 from tests.contract.valkey_server import Server
-
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
 
 def leave_unreadable(server: Server, number: int) -> None:
@@ -43,12 +41,11 @@ async def test_many_readers_wait_for_the_next_event_on_a_bounded_number_of_conne
 ) -> None:
     async with open_exchange("gateway") as gateway, asyncio.timeout(60):
         waiting = [asyncio.create_task(gateway.events("job", wait_s=20)) for _ in range(150)]
-        while (await exchange.writer.info("clients"))["blocked_clients"] < 64:
-            await asyncio.sleep(0.01)
+        await is_blocked(exchange, 64)
         assert (await exchange.writer.info("clients"))["connected_clients"] < 80
         await exchange.record_event(an_event())
-        found = await asyncio.gather(*waiting)
-    assert all([event for _, event in events] == [an_event()] for events in found)
+        for task in waiting:
+            assert [event for _, event in await task] == [an_event()]
 
 
 async def test_events_are_read_from_any_place_whatever_between_them_cannot_be_read(

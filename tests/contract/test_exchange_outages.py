@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 import redis
 from protocol.exchange import Backlog, Delivery, Exchange, connect, connection
-from protocol.messages import ActiveJob, FailureKind, Message, Requested
+from protocol.messages import Requested
 from protocol.streams import EVENTS, GRADED, JOBS, POLICY, REQUESTS, ROLLOUTS, Stream
 
 from tests.builders import (
@@ -19,20 +19,26 @@ from tests.builders import (
     a_group,
     a_job_record,
     a_policy,
-    a_recipe,
     a_request,
     a_task,
     an_event,
 )
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import begin, record_of, taken_up
+from tests.contract.exchange_steps import (
+    an_active_job,
+    begin,
+    claim,
+    claim_one,
+    fail,
+    reclaim,
+    record_of,
+    taken_up,
+    until,
+)
 from tests.contract.lossy_proxy import lossy_proxy
 from tests.contract.valkey_server import Server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 T = TypeVar("T")
-M = TypeVar("M", bound=Message)
-ACTIVE = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
 
 
 async def drain(exchange: Exchange, count: int) -> set[str]:
@@ -40,18 +46,15 @@ async def drain(exchange: Exchange, count: int) -> set[str]:
     taken_in = set[str]()
     while len(taken_in) < count:
         for asked in await claim_any(exchange, REQUESTS):
-            await exchange.hand_off(
-                asked, GRADED, asked.as_failed(FailureKind.DEATHS, "no matter why")
-            )
+            await fail(exchange, asked)
         for graded in await claim_any(exchange, GRADED):
             await exchange.ingest(graded, 1)
             taken_in.add(graded.key)
     return taken_in
 
 
-async def claim_any(exchange: Exchange, stream: Stream[M]) -> list[Delivery[M]]:
-    held = await exchange.reclaim(stream, "job", count=4)
-    return held + await exchange.claim([stream], "job", count=4, wait_s=0.02)
+async def claim_any(exchange: Exchange, stream: Stream) -> list[Delivery]:
+    return await reclaim(exchange, stream) + await claim(exchange, stream, count=4)
 
 
 async def test_a_server_killed_in_the_middle_of_traffic_loses_nothing(own_server: Server) -> None:
@@ -86,7 +89,7 @@ async def test_a_cancelled_command_is_always_cancelled(
 
     async def work_forever(worker: Exchange) -> None:
         while True:
-            await worker.claim([REQUESTS], "job", count=1, wait_s=0)
+            await claim(worker)
             await worker.ping()
 
     async with open_exchange("worker") as worker:
@@ -205,21 +208,19 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Serv
         assert (await observer.backlog(JOBS)).entries == 1
         job = await again(taken_up(worker))
         assert await again(worker.begin_attempt("job")) == 1
-        await again(worker.activate(ACTIVE))
+        await again(worker.activate(an_active_job()))
         await again(worker.announce(a_policy()))
         await again(worker.record_event(an_event()))
         await again(worker.ask(a_request()))
-        (asked,) = await worker.claim([REQUESTS], "job", count=9, wait_s=0)
+        asked = await claim_one(worker)
         await again(worker.hand_off(asked, ROLLOUTS, a_group()))
-        (rolled_out,) = await worker.claim([ROLLOUTS], "job", count=9, wait_s=0)
-        await again(worker.release(rolled_out, "failures"))
-        (held,) = await again(worker.reclaim(ROLLOUTS, "job", count=9))
+        await again(worker.release(await claim_one(worker, ROLLOUTS), "failures"))
+        (held,) = await again(reclaim(worker, ROLLOUTS))
         assert (held.failures, held.deaths) == ((worker.me,), ())
         assert not (await again(worker.heartbeat("grader", [ROLLOUTS], "job", leases=[held]))).lost
         assert await again(worker.expire_worker("grader", "nobody", 0, [ROLLOUTS], "job")) == 0
         await worker.hand_off(held, GRADED, a_graded_group())
-        (graded,) = await worker.claim([GRADED], "job", count=9, wait_s=0)
-        await again(worker.ingest(graded, 1))
+        await again(worker.ingest(await claim_one(worker, GRADED), 1))
         assert proxy.lost == 13
         record = await record_of(observer)
         assert (record.attempt, record.attempts_since_checkpoint) == (1, 1)
@@ -235,8 +236,7 @@ async def test_full_memory_makes_producers_wait(exchange: Exchange, server: Serv
     server.exhaust_memory()
     async with asyncio.timeout(60):
         asking = asyncio.create_task(exchange.ask(a_request()))
-        while not exchange.waiting_for_memory:
-            await asyncio.sleep(0.02)
+        await until(lambda: exchange.waiting_for_memory)
         assert await exchange.record_event(an_event())  # that there is no room can be told
         assert await exchange.pending_keys("job") == set()
         server.free_memory()
@@ -247,22 +247,21 @@ async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
     exchange: Exchange, open_exchange: OpenExchange, server: Server
 ) -> None:
     """Only the learner frees what lies graded, so whatever it does before that must work."""
-    attempt = await begin(exchange)
+    await begin(exchange)
     await exchange.ask(a_request())
-    (asked,) = await exchange.claim([REQUESTS], "job", count=1, wait_s=0)
+    asked = await claim_one(exchange)
     server.exhaust_memory()
-    await exchange.hand_off(asked, GRADED, asked.as_failed(FailureKind.DEATHS, "no matter why"))
-    async with open_exchange("learner-2") as learner:
-        async with asyncio.timeout(60):
-            job = await taken_up(learner)
-            assert await learner.begin_attempt("job") == attempt + 1
-            await learner.update_job("job", attempt + 1, state="running")
-            await learner.activate(ActiveJob(job_id="job", attempt=2, recipe=a_recipe()))
-            await learner.announce(a_policy(attempt=2))
-            (graded,) = await learner.claim([GRADED], "job", count=1, wait_s=0)
-            (graded,) = await learner.adopt(GRADED, "job", count=1)
-            assert (await learner.heartbeat("rollout")).beats
-            assert await learner.ingest(graded, attempt + 1)
-            await learner.request_state("job", Requested.CANCEL)
-            await learner.close_job(job, attempt + 1, state="cancelled")
+    await fail(exchange, asked)
+    async with open_exchange("learner-2") as learner, asyncio.timeout(60):
+        job = await taken_up(learner)
+        assert await learner.begin_attempt("job") == 2
+        await learner.update_job("job", 2, state="running")
+        await learner.activate(an_active_job(attempt=2))
+        await learner.announce(a_policy(attempt=2))
+        await claim_one(learner, GRADED)
+        (graded,) = await learner.adopt(GRADED, "job", count=1)
+        assert (await learner.heartbeat("rollout")).beats
+        assert await learner.ingest(graded, 2)
+        await learner.request_state("job", Requested.CANCEL)
+        await learner.close_job(job, 2, state="cancelled")
         assert learner.backpressure_seconds == 0

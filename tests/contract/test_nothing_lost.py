@@ -108,7 +108,6 @@ EVENTS = st.sampled_from(["step", "step", "step", "step", "fail", "die"])
 SCHEDULES = st.lists(st.tuples(st.integers(0, len(ROLES) - 1), EVENTS), max_size=70)
 
 
-@pytest.mark.redis
 @given(schedule=SCHEDULES)
 @settings(
     max_examples=60,
