@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from protocol.messages import (
     JobState,
     Requested,
     RolloutRequest,
+    Task,
 )
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
@@ -114,11 +115,7 @@ class Learner:
         self, job_id: str = "job", tables: Mapping[str, Any] | None = None, **training: Any
     ) -> None:
         """Queue a job with a task file of its own; ``tables`` are further ones of its recipe."""
-        files = self.data_dir / "files"
-        files.mkdir(parents=True, exist_ok=True)
-        tasks = [a_task(id=f"task-{number}") for number in range(5)]
-        lines = (json.dumps(task.model_dump(exclude_none=True)) + "\n" for task in tasks)
-        (files / "train.jsonl").write_text("".join(lines))
+        write_tasks(self.data_dir / "files", (a_task(id=f"task-{number}") for number in range(5)))
         settings = {"steps": 6, "checkpoint_every": 2, "groups_per_step": 2} | training
         recipe = a_recipe(
             **{
@@ -209,6 +206,13 @@ class Learner:
                 await exchange.hand_off(delivery, GRADED, answer)
 
 
+def write_tasks(folder: Path, tasks: Iterable[Task], name: str = "train") -> None:
+    """With a blank line before the tasks, so the first one is in line 2."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(task.model_dump(exclude_none=True)) + "\n" for task in tasks)
+    (folder / f"{name}.jsonl").write_text("\n" + "".join(lines))
+
+
 async def _find_version(exchange: Exchange, request: RolloutRequest) -> int | None:
     """The version of an evaluation, or the newest; None if the job has ended before."""
     while await exchange.active() is not None:
@@ -222,5 +226,9 @@ async def _find_version(exchange: Exchange, request: RolloutRequest) -> int | No
 def an_answer(request: RolloutRequest, version: int) -> GradedGroup:
     """The same for the same request, but for the version."""
     num_others = request.group_size - 1
-    group = a_group(request, [1 + request.number % 3, *[2] * num_others], version=version)
+    group = a_group(
+        request,
+        [1 + request.number % 3, *[2] * num_others],
+        version=version,
+    )
     return a_graded_group(group, [float(request.number % 2), *[1.0] * num_others])

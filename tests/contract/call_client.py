@@ -14,7 +14,12 @@ from protocol.recipe import Model
 JOB = Served(name="job", job_id="job", model=Model(path="p"))
 
 
-def a_call(call_id: str = "call-0", *, served: Served = JOB, **changes: Any) -> Call:
+def a_call(
+    call_id: str = "call-0",
+    *,
+    served: Served = JOB,
+    **changes: Any,
+) -> Call:
     values = {"id": call_id, "gateway": "gateway-1", "served": served}
     if not changes.keys() & {"messages", "token_ids"}:
         values["text"] = "1+1="

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from protocol.exchange import Exchange, connect
+from redis import Redis
 
 from tests.builders import a_job_record
 from tests.contract.exchange_steps import an_active_job
@@ -33,6 +34,13 @@ def server(session_server: Server) -> Server:
     """The session's server, empty."""
     session_server.flush()
     return session_server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Redis]:
+    """One who may do everything on the session's server."""
+    with server.client() as client:
+        yield client
 
 
 @pytest.fixture
@@ -77,6 +85,13 @@ async def services(server: Server) -> AsyncIterator[Services]:
         await services.learner.begin_attempt("job")
         await services.learner.activate(an_active_job())
         yield services
+
+
+@pytest.fixture
+async def worker(server: Server) -> AsyncIterator[Exchange]:
+    """An exchange under the name "worker"."""
+    async with connect(server.url, me="worker", patience_s=5) as exchange:
+        yield exchange
 
 
 @pytest.fixture

@@ -38,7 +38,11 @@ async def until(condition: Callable[[], object], within_s: float = PATIENCE_S) -
             await asyncio.sleep(0.01)
 
 
-def an_active_job(job_id: str = "job", attempt: int = 1, **tables: Any) -> ActiveJob:
+def an_active_job(
+    job_id: str = "job",
+    attempt: int = 1,
+    **tables: Any,
+) -> ActiveJob:
     return ActiveJob(job_id=job_id, attempt=attempt, recipe=a_recipe(**tables))
 
 
@@ -68,8 +72,17 @@ async def taken_up(exchange: Exchange) -> Delivery[JobRef]:
     return delivery
 
 
-async def claim(exchange: Exchange, *inputs: Stream, count: int = 100) -> list[Delivery]:
-    return await exchange.claim(inputs or (REQUESTS,), "job", count=count, wait_s=0.01)
+async def claim(
+    exchange: Exchange,
+    *inputs: Stream,
+    count: int = 100,
+) -> list[Delivery]:
+    return await exchange.claim(
+        inputs or (REQUESTS,),
+        "job",
+        count=count,
+        wait_s=0.01,
+    )
 
 
 async def claim_one(exchange: Exchange, *inputs: Stream) -> Delivery:
@@ -78,7 +91,11 @@ async def claim_one(exchange: Exchange, *inputs: Stream) -> Delivery:
     return delivery
 
 
-async def reclaim(exchange: Exchange, stream: Stream = REQUESTS, **options: Any) -> list[Delivery]:
+async def reclaim(
+    exchange: Exchange,
+    stream: Stream = REQUESTS,
+    **options: Any,
+) -> list[Delivery]:
     return await exchange.reclaim(stream, "job", count=9, **options)
 
 
@@ -88,7 +105,14 @@ async def fail(exchange: Exchange, delivery: Delivery) -> bool:
 
 
 async def lost(exchange: Exchange, *held: Delivery) -> Set[Place]:
-    return (await exchange.heartbeat("rollout", (REQUESTS,), "job", leases=held)).lost
+    return (
+        await exchange.heartbeat(
+            "rollout",
+            (REQUESTS,),
+            "job",
+            leases=held,
+        )
+    ).lost
 
 
 async def is_blocked(exchange: Exchange, clients: int = 1) -> None:
@@ -100,7 +124,11 @@ async def is_blocked(exchange: Exchange, clients: int = 1) -> None:
     await until(look)
 
 
-async def take_over(exchange: Exchange, *inputs: Stream, job_id: str = "job") -> list[Delivery]:
+async def take_over(
+    exchange: Exchange,
+    *inputs: Stream,
+    job_id: str = "job",
+) -> list[Delivery]:
     """Bury all other workers without any patience, and claim what is free."""
     inputs = inputs or (REQUESTS,)
     group = str(inputs[0].group)

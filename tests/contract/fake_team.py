@@ -36,7 +36,12 @@ class FakeTeam:
     def turn(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
+    async def open(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        critic_folder: Path | None = None,
+    ) -> None:
         self.digest = ""
 
     async def train(self, samples: Sequence[Sample]) -> Measured:

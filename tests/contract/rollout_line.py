@@ -49,7 +49,13 @@ class Sampler:
         self.fault: Exception | None = None
         self.load_s = 0.0  # that a load is said to take
 
-    async def load(self, folder: Path, label: str, *, keep_kv: bool) -> dict[str, float]:
+    async def load(
+        self,
+        folder: Path,
+        label: str,
+        *,
+        keep_kv: bool,
+    ) -> dict[str, float]:
         self.is_loading = True
         await self.may_load.wait()
         self.is_loading = False
@@ -58,7 +64,11 @@ class Sampler:
         self.loaded.append(folder.name)
         return {"load": self.load_s}
 
-    async def score(self, prompt: object, seconds: dict[str, float]) -> list[float]:
+    async def score(
+        self,
+        prompt: object,
+        seconds: dict[str, float],
+    ) -> list[float]:
         return [-1.0]
 
     async def sleep(self) -> None:
@@ -67,12 +77,29 @@ class Sampler:
     async def wake_up(self) -> None:
         self.sleeps = False
 
-    async def answer(self, call: Call, ids: list[int], max_tokens: int) -> AsyncIterator[Piece]:
+    async def answer(
+        self,
+        call: Call,
+        ids: list[int],
+        max_tokens: int,
+    ) -> AsyncIterator[Piece]:
         self.under_way.append(call.id)
         own: dict[str, Any] = {"call_id": call.id, "tries": call.tries}
         try:
-            tokens = tuple(Token(id=each, text=str(each), logprob=-1.0) for each in ids)
-            yield Piece(**own, tokens=tokens, text=self.loaded[-1], prompt_ids=tuple(ids))
+            tokens = tuple(
+                Token(
+                    id=each,
+                    text=str(each),
+                    logprob=-1.0,
+                )
+                for each in ids
+            )
+            yield Piece(
+                **own,
+                tokens=tokens,
+                text=self.loaded[-1],
+                prompt_ids=tuple(ids),
+            )
             await self.ends.wait()
             yield Piece(**own, finish_reason=FinishReason.STOP)
         finally:
@@ -92,6 +119,9 @@ def probes_of(logprob: float) -> Probes:
 
 @dataclass
 class Line:
+    """The rollout and the gateway are users of the server of their own."""
+
+    exchange: Exchange  # for what the learner does
     service: Service
     door: CallClient
     engine: Sampler
@@ -100,17 +130,23 @@ class Line:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
-    def exchange(self) -> Exchange:
-        return self.door.exchange
-
-    @property
     def weights_dir(self) -> Path:
         return self.service.deployment.weights_dir
 
-    def call(self, call_id: str, model: str = "", **changes: Any) -> Call:
+    def call(
+        self,
+        call_id: str,
+        model: str = "",
+        **changes: Any,
+    ) -> Call:
         """For a folder with a model that is the size of its name's, or the newest weights."""
         folder = str(self.model(model)) if model else ""
-        served = Served(name=model, job_id="job", folder=folder, model=a_recipe().model)
+        served = Served(
+            name=model,
+            job_id="job",
+            folder=folder,
+            model=a_recipe().model,
+        )
         return a_call(call_id, served=served, token_ids=(1, 2), **changes)
 
     def model(self, name: str) -> Path:
@@ -163,12 +199,13 @@ async def open_line(server: Server, folder: Path) -> AsyncIterator[Line]:
         return cast("Engine", engine)
 
     async with (
-        connect(server.url, me="rollout-1", patience_s=5) as own,
-        connect(server.url, me="gateway-1", patience_s=5) as gateway,
+        connect(server.url, me="learner-1", patience_s=5) as exchange,
+        connect(server.url_of("rollout"), me="rollout-1", patience_s=5) as own,
+        connect(server.url_of("gateway"), me="gateway-1", patience_s=5) as gateway,
     ):
         service = Service("rollout", a_deployment(folder), own)
         follower = PolicyFollower(service, start)
-        line = Line(service, CallClient(gateway), engine, follower, CallServer(follower))
+        line = Line(exchange, service, CallClient(gateway), engine, follower, CallServer(follower))
         line.tasks = [
             asyncio.create_task(line.answering.answer_forever()),
             asyncio.create_task(follower.follow_policy_forever()),

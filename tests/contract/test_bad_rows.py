@@ -14,6 +14,7 @@ from protocol.exchange import Backlog
 from protocol.frames import encode
 from protocol.messages import Trial, TrialResult
 from protocol.streams import EVENTS, GRADED, REQUESTS, ROLLOUTS
+from redis import Redis
 
 from tests.builders import (
     a_group,
@@ -29,7 +30,17 @@ from tests.contract.exchange_steps import claim, claim_one, reclaim
 from tests.contract.valkey_server import Server
 
 DEEP = b"[" * 5000 + b"]" * 5000
-GARBAGE = [b"", b"\xff", b"{", b"null", b"[]", b'"x"', b"1" * 5000, b'{"id": NaN}', DEEP]
+GARBAGE = [
+    b"",
+    b"\xff",
+    b"{",
+    b"null",
+    b"[]",
+    b'"x"',
+    b"1" * 5000,
+    b'{"id": NaN}',
+    DEEP,
+]
 
 
 def frame(message: Any, **body: Any) -> dict[bytes, bytes]:
@@ -54,19 +65,22 @@ async def test_statuses(server: Server, services: Services) -> None:
             ("nan", {"for_s": float("nan")}),
             ("inf", {"holds": {"train:0": float("inf")}}),
         ):
-            client.hset(streams.STATUS, name, json.dumps(other | {"replica": name} | change))
+            client.hset(
+                streams.STATUS,
+                name,
+                json.dumps(other | {"replica": name} | change),
+            )
         for exchange in vars(services).values():
             assert await exchange.statuses() == {status.replica: status}
         # What another release may have written stays.
         assert set(client.hgetall(streams.STATUS)) == {b"grader-0", b"nan", b"inf"}
 
 
-async def test_starts(server: Server, services: Services) -> None:
+async def test_starts(client: Redis, services: Services) -> None:
     await services.grader.count_start("grader")
-    with server.client() as client:
-        for number, value in enumerate(GARBAGE):
-            client.hset(streams.STARTS, f"x{number}", value)
-        client.hset(streams.STARTS, b"\xff", "1")
+    for number, value in enumerate(GARBAGE):
+        client.hset(streams.STARTS, f"x{number}", value)
+    client.hset(streams.STARTS, b"\xff", "1")
     assert await services.gateway.starts() == {"grader": 1}
 
 
@@ -74,7 +88,15 @@ async def test_events(server: Server, services: Services) -> None:
     gateway = services.gateway
     await gateway.record_event(an_event("first"))
     bodies: list[dict[str, Any]] = [
-        *({"created_at": value} for value in (float("inf"), float("nan"), -1e300, 10**400)),
+        *(
+            {"created_at": value}
+            for value in (
+                float("inf"),
+                float("nan"),
+                -1e300,
+                10**400,
+            )
+        ),
         {"data": {"kind": "step", "step": 1, "x": float("nan")}},
         {"data": {"kind": "step", "step": "x"}},
         {"data": {"kind": "evaluation", "step": 1, "evaluation": 1}},
@@ -119,7 +141,16 @@ async def test_heartbeats(server: Server, services: Services) -> None:
 async def test_entries(server: Server, services: Services) -> None:
     """Entries of no group go; those of one whose frame cannot be read fail that group alone."""
     rollout, grader = services.rollout, services.grader
-    keys = [b"\xff", b"", b"x", b"train", b"train:", b"train:-1", b"train:" + b"9" * 30, b"x:1"]
+    keys = [
+        b"\xff",
+        b"",
+        b"x",
+        b"train",
+        b"train:",
+        b"train:-1",
+        b"train:" + b"9" * 30,
+        b"x:1",
+    ]
     with server.client("rollout") as client:
         for key in keys:
             client.xadd(ROLLOUTS.key("job"), {b"key": key, b"header": b"{}"})
@@ -146,12 +177,16 @@ async def test_entries(server: Server, services: Services) -> None:
     assert await claim(services.learner, GRADED) == []
 
 
-async def test_trials(server: Server, services: Services) -> None:
+async def test_trials(client: Redis, services: Services) -> None:
     gateway, grader = services.gateway, services.grader
-    trial = Trial(id="t", reward=a_recipe().reward, task=a_task(), text="")
-    with server.client() as client:
-        client.rpush(streams.TRIALS, *GARBAGE)
-        client.rpush(streams.trial_key("t"), *GARBAGE)
+    trial = Trial(
+        id="t",
+        reward=a_recipe().reward,
+        task=a_task(),
+        text="",
+    )
+    client.rpush(streams.TRIALS, *GARBAGE)
+    client.rpush(streams.trial_key("t"), *GARBAGE)
     assert await gateway.ask_trial(trial, 50)
     await grader.answer_trial(trial, TrialResult())
     for _ in GARBAGE:
@@ -161,18 +196,26 @@ async def test_trials(server: Server, services: Services) -> None:
     assert await gateway.trial_result("t", 1) == TrialResult()
 
 
-async def test_calls_and_their_answers(server: Server, services: Services) -> None:
+async def test_calls_and_their_answers(client: Redis, services: Services) -> None:
     gateway, rollout = services.gateway, services.rollout
     call = a_call(gateway=gateway.me)
-    with server.client() as client:
-        client.rpush(streams.CALLS, *GARBAGE, '["a", 1, 2]', '[1, "a", 2]', '["a", "b", "c"]')
-        for number, value in enumerate(GARBAGE):
-            client.hset(streams.CALL_BODIES, f"bad-{number}", value)
-            client.rpush(streams.CALLS, json.dumps([call.key, f"bad-{number}", 1]))
-        assert await gateway.ask_call(call, limit=100)
-        assert (await rollout.waiting_calls())[call.key] == len(GARBAGE) + 1
-        assert await rollout.take_calls(call.key, 100) == [call]
-        assert client.llen(streams.CALLS) == 0
-        client.rpush(streams.answers_key(gateway.me), *GARBAGE)
+    client.rpush(streams.CALLS, *GARBAGE, '["a", 1, 2]', '[1, "a", 2]', '["a", "b", "c"]')
+    for number, value in enumerate(GARBAGE):
+        client.hset(streams.CALL_BODIES, f"bad-{number}", value)
+        client.rpush(
+            streams.CALLS,
+            json.dumps(
+                [
+                    call.key,
+                    f"bad-{number}",
+                    1,
+                ]
+            ),
+        )
+    assert await gateway.ask_call(call, limit=100)
+    assert (await rollout.waiting_calls())[call.key] == len(GARBAGE) + 1
+    assert await rollout.take_calls(call.key, 100) == [call]
+    assert client.llen(streams.CALLS) == 0
+    client.rpush(streams.answers_key(gateway.me), *GARBAGE)
     await rollout.send_pieces(gateway.me, Pieces(rollout="rollout-1"))
     assert await gateway.pieces(1) == [Pieces(rollout="rollout-1")]

@@ -148,7 +148,12 @@ async def test_what_is_asked_beyond_the_end_of_an_evaluation_is_taken_from_who_h
     async with connect(server.url, me="rollout-9.1") as rollout, learner.attempting():
         await until(is_asked)
         await rollout.ask(a_request(number=9, purpose=Purpose.EVAL, version=0))
-        *answered, surplus = await rollout.claim([EVAL_REQUESTS], "job", count=6, wait_s=1)
+        *answered, surplus = await rollout.claim(
+            [EVAL_REQUESTS],
+            "job",
+            count=6,
+            wait_s=1,
+        )
         for delivery in answered:
             await rollout.hand_off(delivery, GRADED, an_answer(delivery.message(), 0))
         learner.answers_training = learner.answers_evaluations = True
@@ -163,7 +168,13 @@ async def test_a_new_attempt_takes_back_what_an_earlier_one_has_left_of_an_evalu
     await learner.submit(tables=EVALUATION, steps=12, checkpoint_every=4)
     await learner.killed_at(5)
     assert await learner.events("evaluation:")
-    await learner.exchange.ask(a_request(number=1, purpose=Purpose.EVAL, version=0))
+    await learner.exchange.ask(
+        a_request(
+            number=1,
+            purpose=Purpose.EVAL,
+            version=0,
+        )
+    )
     learner.answers_evaluations = False
     async with learner.attempting():
         await learner.reach(8)
@@ -189,7 +200,14 @@ async def test_the_next_evaluation_begins_when_the_last_one_has_ended(
 async def test_held_out_files_have_names_samples_and_intervals_of_their_own(
     learner: Learner,
 ) -> None:
-    others = {"easy": {"held_out": "train", "samples": 1, "tasks": 2, "every": 2}}
+    others = {
+        "easy": {
+            "held_out": "train",
+            "samples": 1,
+            "tasks": 2,
+            "every": 2,
+        }
+    }
     await learner.submit(tables={"evaluation": {"samples": 2, "others": others}}, steps=3)
     await learner.attempt()
     names = [event.id.removeprefix("evaluation:") for event in await learner.events("evaluation:")]

@@ -59,8 +59,20 @@ class Client:
 
     def ask_steps(self, count: int) -> int:
         for _ in range(count):
-            self.log.add(Operation(number=self.log.last + 1, do="forward_backward", data=DATA))
-            self.log.add(Operation(number=self.log.last + 1, do="optim_step", adam=ADAM))
+            self.log.add(
+                Operation(
+                    number=self.log.last + 1,
+                    do="forward_backward",
+                    data=DATA,
+                )
+            )
+            self.log.add(
+                Operation(
+                    number=self.log.last + 1,
+                    do="optim_step",
+                    adam=ADAM,
+                )
+            )
         return self.log.last
 
     async def until_done(self, number: int) -> list[Result]:
@@ -116,7 +128,12 @@ def same(results: list[Result], later_results: list[Result]) -> bool:
 
 @pytest.mark.parametrize(
     ("checkpoint_every", "saved", "number"),
-    [(100, [], 1), (2, [2, 4], 6), (2, [2, 4], 7), (3, [3], 2)],
+    [
+        (100, [], 1),
+        (2, [2, 4], 6),
+        (2, [2, 4], 7),
+        (3, [3], 2),
+    ],
 )
 async def test_a_result_that_was_damaged_is_made_again_to_the_same_bits(
     client: Client, checkpoint_every: int, saved: list[int], number: int

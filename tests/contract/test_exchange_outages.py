@@ -13,6 +13,7 @@ import redis
 from protocol.exchange import Backlog, Delivery, Exchange, connect, connection
 from protocol.messages import Requested
 from protocol.streams import EVENTS, GRADED, JOBS, POLICY, REQUESTS, ROLLOUTS, Stream
+from redis import Redis
 
 from tests.builders import (
     a_graded_group,
@@ -82,31 +83,35 @@ async def test_a_server_killed_in_the_middle_of_traffic_loses_nothing(own_server
             assert await learner.backlog(stream, "job") == Backlog(0, 0)
 
 
-async def test_a_cancelled_command_is_always_cancelled(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
+async def test_a_cancelled_command_is_always_cancelled(exchange: Exchange) -> None:
     await begin(exchange)
 
-    async def work_forever(worker: Exchange) -> None:
+    async def work_forever() -> None:
         while True:
-            await claim(worker)
-            await worker.ping()
+            await exchange.claim([REQUESTS], "job", count=1, wait_s=0)
+            await exchange.ping()
 
-    async with open_exchange("worker") as worker:
-        for turns in range(120):
-            working = asyncio.create_task(work_forever(worker))
-            for _ in range(turns % 60):
-                await asyncio.sleep(0)
-            working.cancel()
-            done, _ = await asyncio.wait({working}, timeout=60)
-            assert done, turns
+    for turns in range(120):
+        working = asyncio.create_task(work_forever())
+        for _ in range(turns % 60):
+            await asyncio.sleep(0)
+        working.cancel()
+        done, _ = await asyncio.wait({working}, timeout=60)
+        assert done, turns
 
 
 async def test_a_server_that_hangs_is_named(
     own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_LIMIT_S", 0.3)
-    async with connect(own_server.url, me="worker", patience_s=0) as worker, asyncio.timeout(60):
+    async with (
+        connect(
+            own_server.url,
+            me="worker",
+            patience_s=0,
+        ) as worker,
+        asyncio.timeout(60),
+    ):
         await worker.ping()
         own_server.suspend()
         with pytest.raises(redis.TimeoutError, match="did not answer"):
@@ -134,20 +139,32 @@ async def test_a_heartbeat_waits_for_no_large_write(server: Server) -> None:
 
 
 async def test_a_process_holds_few_connections_however_much_it_does_at_once(
-    exchange: Exchange, server: Server, open_exchange: OpenExchange
+    exchange: Exchange, worker: Exchange, client: Redis
 ) -> None:
     await begin(exchange)
-    with server.client() as client:
-        before = client.info("clients")["connected_clients"]
-        async with open_exchange("worker") as worker:
-            reading = asyncio.create_task(worker.claim([REQUESTS], "job", count=1, wait_s=20))
-            await asyncio.gather(
-                *(worker.record_event(an_event(f"event-{number}")) for number in range(100)),
-                *(worker.heartbeat("rollout", (REQUESTS,), "job") for _ in range(100)),
+    before = client.info("clients")["connected_clients"]
+    reading = asyncio.create_task(
+        worker.claim(
+            [REQUESTS],
+            "job",
+            count=1,
+            wait_s=20,
+        )
+    )
+    await asyncio.gather(
+        *(worker.record_event(an_event(f"event-{number}")) for number in range(100)),
+        *(
+            worker.heartbeat(
+                "rollout",
+                (REQUESTS,),
+                "job",
             )
-            assert client.info("clients")["connected_clients"] - before <= 5
-            await exchange.ask(a_request())
-            assert len(await reading) == 1
+            for _ in range(100)
+        ),
+    )
+    assert client.info("clients")["connected_clients"] - before <= 5
+    await exchange.ask(a_request())
+    assert len(await reading) == 1
 
 
 async def test_patience_has_an_end_and_who_is_told_to_hurry_has_less(own_server: Server) -> None:
@@ -191,7 +208,9 @@ async def test_a_wrong_password_is_reported_at_once(server: Server) -> None:
             await worker.ping()
 
 
-async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Server) -> None:
+async def test_every_write_may_be_sent_again_when_its_reply_is_lost(
+    server: Server, client: Redis
+) -> None:
     async with (
         lossy_proxy(server) as proxy,
         connect(proxy.url, me="worker", patience_s=5) as worker,
@@ -225,8 +244,7 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Serv
         record = await record_of(observer)
         assert (record.attempt, record.attempts_since_checkpoint) == (1, 1)
         assert await observer.pending_keys("job") == set()
-        with server.client() as client:
-            assert client.xlen(POLICY.key("job")) == client.xlen(EVENTS.key("job")) == 1
+        assert client.xlen(POLICY.key("job")) == client.xlen(EVENTS.key("job")) == 1
         await again(worker.close_job(job, 1, state="succeeded"))
         assert await observer.active() is None
 

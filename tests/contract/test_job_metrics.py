@@ -11,12 +11,12 @@ from protocol.exchange import Exchange
 from protocol.exchange.jobs import AnyRecord
 from protocol.messages import JobState, Requested
 from protocol.streams import REQUESTS
+from redis import Redis
 
 from services.gateway.core.watch.fleet import MAX_EXPORTED_JOBS, Fleet
 from tests.builders import a_job_record, a_request
 from tests.contract.attempts import Learner
-from tests.contract.exchange_steps import a_deployment, begin
-from tests.contract.valkey_server import Server
+from tests.contract.exchange_steps import a_deployment, begin, record_of
 
 EVALUATION = {"evaluation": {"samples": 2, "every": 2}}
 Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
@@ -68,7 +68,14 @@ async def test_a_job_is_told_of_after_its_learner_has_gone_its_last_evaluation_t
 async def test_old_jobs_that_have_ended_go_and_those_that_have_begun_stay(
     exchange: Exchange, tmp_path: Path
 ) -> None:
-    await exchange.submit(a_job_record("waiting", created_at=0.0, state=JobState.PAUSED, attempt=1))
+    await exchange.submit(
+        a_job_record(
+            "waiting",
+            created_at=0.0,
+            state=JobState.PAUSED,
+            attempt=1,
+        )
+    )
     for number in range(1, MAX_EXPORTED_JOBS + 3):
         ended = a_job_record(f"job-{number}", created_at=number, state=JobState.CANCELLED)
         await exchange.submit(ended)
@@ -80,32 +87,29 @@ async def test_old_jobs_that_have_ended_go_and_those_that_have_begun_stay(
 async def test_a_record_is_read_again_when_it_has_changed_and_only_then(
     exchange: Exchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, records = list[str](), exchange.records
+    read = list[str]()
+    records = exchange.records
+    fleet = Fleet(exchange, a_deployment(tmp_path))
 
-    async def noted(job_ids: Sequence[str]) -> list[AnyRecord]:
+    async def note(job_ids: Sequence[str]) -> list[AnyRecord]:
         read.extend(job_ids)
         return await records(job_ids)
 
-    monkeypatch.setattr(exchange, "records", noted)
-    fleet = Fleet(exchange, a_deployment(tmp_path))
-
-    async def look(*expected: str) -> dict[str, tuple[int, JobState]]:
+    async def look() -> list[str]:
         read.clear()
         await fleet.measure()
-        assert sorted(read) == [*expected]
-        jobs = [history.record for history in fleet.histories.values()]
-        return {job.id: (job.step, job.state) for job in jobs}
+        return sorted(read)
 
+    monkeypatch.setattr(exchange, "records", note)
     await exchange.submit(a_job_record("ended", state=JobState.FAILED, attempt=1))
-    await exchange.submit(a_job_record("running", created_at=2000.0))
-    jobs = {"ended": (0, JobState.FAILED), "running": (0, JobState.QUEUED)}
-    assert await look("ended", "running") == jobs
-    assert await look() == jobs
-    attempt = await exchange.begin_attempt("running")
-    await exchange.update_job("running", attempt, state="running", step=3)
-    assert await look("running") == jobs | {"running": (3, JobState.RUNNING)}
-    await exchange.request_state("running", Requested.CANCEL)
-    await look("running")
+    attempt = await begin(exchange)
+    assert await look() == ["ended", "job"]
+    assert await look() == []
+    await exchange.update_job("job", attempt, state="running", step=3)
+    assert await look() == ["job"]
+    assert fleet.histories["job"].record == await record_of(exchange)
+    await exchange.request_state("job", Requested.CANCEL)
+    assert await look() == ["job"]
 
 
 async def test_starts_are_counted_for_every_service_and_begin_at_zero(
@@ -122,11 +126,10 @@ async def test_starts_are_counted_for_every_service_and_begin_at_zero(
     assert counted == {"gateway": 0, "learner": 0, "rollout": 2, "environment": 0, "grader": 1}
 
 
-async def test_the_oldest_entry_of_a_stream_has_an_age(exchange: Exchange, server: Server) -> None:
+async def test_the_oldest_entry_of_a_stream_has_an_age(exchange: Exchange, client: Redis) -> None:
     await begin(exchange)
     assert (await exchange.backlog(REQUESTS, "job")).oldest_s == 0
-    with server.client() as client:
-        seconds, _ = client.time()
-        client.xadd(REQUESTS.key("job"), {"key": "train:0"}, id=f"{(seconds - 100) * 1000}-0")
+    seconds, _ = client.time()
+    client.xadd(REQUESTS.key("job"), {"key": "train:0"}, id=f"{(seconds - 100) * 1000}-0")
     await exchange.ask(a_request(number=1))
     assert 99 < (await exchange.backlog(REQUESTS, "job")).oldest_s < 200

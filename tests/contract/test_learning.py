@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from protocol.messages import FailureKind, JobState
+from protocol.messages import Failure, FailureKind, JobRecord, JobState, Requested, Status
 from protocol.streams import REQUESTS
+from redis import Redis
 
 from services.learner.training.samples import Measured, Sample
-from tests.builders import as_dict
+from tests.builders import a_status, as_dict
 from tests.contract.attempts import Learner, until
-from tests.contract.fake_team import FakeTeam
-from tests.contract.valkey_server import Server
+from tests.contract.fake_team import FakeTeam, Stalling
 
 CRITIC = {"algorithm": {"advantage": "gae"}, "critic": {"pretrain_steps": 2}}
 EVALUATION = {"evaluation": {"samples": 2}}
@@ -127,17 +127,29 @@ async def test_a_job_that_has_learned_something_pauses_for_what_nobody_can_work_
 
 
 async def test_pretraining_ends_once_the_critic_explains_enough_and_what_was_asked_is_dropped(
-    learner: Learner, server: Server
+    learner: Learner, client: Redis
 ) -> None:
     """Over a kill between its steps, too, for which a checkpoint has what the critic explained."""
     critic = {"pretrain_steps": 9, "pretrain_until": 0.5}
-    team = Explaining(iter({"explained_variance": share} for share in (0.3, 0.9, 0.4)))
+    team = Explaining(
+        iter(
+            {"explained_variance": share}
+            for share in (
+                0.3,
+                0.9,
+                0.4,
+            )
+        )
+    )
     learner.make_team = lambda: team
-    await learner.submit(tables=CRITIC | {"critic": critic}, steps=2, max_staleness=1)
+    await learner.submit(
+        tables=CRITIC | {"critic": critic},
+        steps=2,
+        max_staleness=1,
+    )
 
     def has_asked_ahead() -> bool:
-        with server.client() as client:
-            stream: Any = client.xinfo_stream(REQUESTS.key("job"))
+        stream: Any = client.xinfo_stream(REQUESTS.key("job"))
         return stream["entries-added"] > 6
 
     async with learner.attempting():
@@ -171,7 +183,14 @@ async def test_a_job_without_a_single_group_to_train_on_fails_and_says_why(
 async def test_a_step_with_a_number_that_is_not_finite_is_told_and_the_job_goes_on(
     learner: Learner,
 ) -> None:
-    metrics = {"grad_norm": 1.0}, {"loss": math.nan, "grad_norm": math.inf, "updates": 0.0}
+    metrics = (
+        {"grad_norm": 1.0},
+        {
+            "loss": math.nan,
+            "grad_norm": math.inf,
+            "updates": 0.0,
+        },
+    )
     learner.make_team = lambda: Measuring(iter(metrics))
     await learner.submit(steps=3)
     record = await learner.attempt()
@@ -195,3 +214,70 @@ async def test_a_job_may_pause_for_a_number_that_is_not_finite(
     record = await learner.attempt()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
     assert (await learner.warning()).startswith(f"{moment} not finite: {name};")
+
+
+# ---------------------------------------- a job for which no rollout can start an engine
+# Which starts count is a table of `tests/unit/learner/test_limits.py`.
+
+WORDS = "whatever the engine says"
+
+
+def a_rollout(starts: int, job: str = "job") -> Status:
+    """A rollout in so many lives in a row that were never ready."""
+    failure = Failure(words=WORDS, job_id=job) if starts > 1 else None
+    return a_status(
+        "rollout", "starts_its_engine", ready=starts == 0, starts=starts, failure=failure
+    )
+
+
+async def attempted(learner: Learner, starts: int) -> JobRecord:
+    """The record after one more attempt, during which the rollout fails on and on."""
+
+    async def is_announced() -> bool:
+        return await learner.exchange.newest_policy("job") != last
+
+    last = await learner.exchange.newest_policy("job")
+    learner.answers_training = False
+    async with learner.attempting() as attempt:
+        await until(is_announced)
+        while not attempt.done():
+            await learner.exchange.show_status(a_rollout(starts := starts + 1))
+            await asyncio.wait({attempt}, timeout=0.05)
+    return await learner.record()
+
+
+async def test_a_job_for_which_no_engine_starts_fails_with_the_words_of_vllm(
+    learner: Learner,
+) -> None:
+    await learner.exchange.show_status(a_rollout(0))
+    await learner.submit()
+    record = await attempted(learner, starts=0)
+    assert record.state is JobState.FAILED
+    assert WORDS in str(record.error)
+    assert not (await learner.exchange.queue()).first
+
+
+async def test_a_job_waits_aside_if_the_engines_failed_before_it_came(learner: Learner) -> None:
+    await learner.exchange.show_status(a_rollout(5, job="another"))
+    await learner.submit()
+    for starts in (5, 20):  # in its next attempt, it has failed for this job, too
+        record = await attempted(learner, starts)
+        assert (record.state, record.requested) == (JobState.PAUSED, Requested.RUN)
+        assert WORDS in str(record.error)
+        await learner.exchange.show_status(a_rollout(20))
+
+
+async def test_a_job_that_was_served_in_an_earlier_attempt_waits_for_an_engine(
+    learner: Learner,
+) -> None:
+    learner.make_team = lambda: Stalling(0)
+    await learner.submit()
+    await learner.killed_at(0)
+    await learner.exchange.show_status(a_rollout(1))
+    learner.answers_training = False
+    async with learner.attempting() as attempt:
+        for starts in range(2, 8):
+            await learner.exchange.show_status(a_rollout(starts))
+            await asyncio.wait({attempt}, timeout=0.05)
+        assert not attempt.done()
+    assert (await learner.record()).state is JobState.RUNNING

@@ -24,7 +24,14 @@ async def learners(
 ) -> AsyncIterator[tuple[Learner, Learner]]:
     """Two of one stack."""
     async with open_exchange("first") as first, open_exchange("second") as second:
-        yield Learner(first, tmp_path, url=server.url), Learner(second, tmp_path, url=server.url)
+        yield (
+            Learner(
+                first,
+                tmp_path,
+                url=server.url,
+            ),
+            Learner(second, tmp_path, url=server.url),
+        )
 
 
 def is_waiting(learner: Learner) -> bool:

@@ -81,7 +81,12 @@ class Opening(FakeTeam):
 
     opens: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
+    async def open(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        critic_folder: Path | None = None,
+    ) -> None:
         self.opens.set()
         await asyncio.Event().wait()
 

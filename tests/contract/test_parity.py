@@ -43,7 +43,11 @@ class Moving(FakeTeam):
 
 
 def logprobs_at(version: int) -> np.ndarray:
-    return np.linspace(-3.0, -0.5, 200) + 0.01 * version * np.sin(np.arange(200))
+    return np.linspace(
+        -3.0,
+        -0.5,
+        200,
+    ) + 0.01 * version * np.sin(np.arange(200))
 
 
 async def probed(learner: Learner, version: int) -> tuple[int, Probes]:
@@ -118,7 +122,13 @@ async def test_the_job_pauses_and_says_what_the_rollout_holds(
     async with learner.attempting() as attempt:
         number, probes = await probed(learner, 5)
         logprobs = logprobs_at(number if version is None else version) + offset
-        await report(learner, number, probes, logprobs[: len(probes.logprobs)], **changes)
+        await report(
+            learner,
+            number,
+            probes,
+            logprobs[: len(probes.logprobs)],
+            **changes,
+        )
         await attempt
     record = await learner.record()
     assert (record.state, record.requested) == (JobState.PAUSED, Requested.PAUSE)
@@ -128,10 +138,23 @@ async def test_the_job_pauses_and_says_what_the_rollout_holds(
 
 
 def test_an_adapter_that_no_engine_loaded_is_named(tmp_path: Path) -> None:
-    attempt = Attempt(cast(Any, None), "job", 1, a_recipe(model={"lora": {}}), tmp_path)
+    attempt = Attempt(
+        cast(Any, None),
+        "job",
+        1,
+        a_recipe(model={"lora": {}}),
+        tmp_path,
+    )
     parity = Parity(attempt, Progress(), cast(Any, None))
     report = ParityReport(
-        **REPORT | {"version": 17, "mean": 0.1, "max": 0.2, "most": 1e-3, "holds": 0}
+        **REPORT
+        | {
+            "version": 17,
+            "mean": 0.1,
+            "max": 0.2,
+            "most": 1e-3,
+            "holds": 0,
+        }
     )
     words = "rollout-1 answers as version 0; the learner is at 17; the adapter is not loaded"
     assert parity._explain(report) == words

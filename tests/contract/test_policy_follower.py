@@ -132,7 +132,13 @@ async def test_an_engine_sleeps_in_the_learners_turn_and_loads_nothing_meanwhile
 async def test_a_version_that_cannot_be_copied_is_left_for_the_next(serving: Line) -> None:
     """As where memory is full; here a folder is where a file should be."""
     (serving.weights_dir / "job/1.2.link/model").mkdir(parents=True)
-    version = {"job_id": "job", "attempt": 1, "number": 2, "folder": "job/1.2", "digest": "?"}
+    version = {
+        "job_id": "job",
+        "attempt": 1,
+        "number": 2,
+        "folder": "job/1.2",
+        "digest": "?",
+    }
     async with failing("damaged"):
         await serving.exchange.announce(PolicyVersion(**version, links=("job/1.2.link",)))
         waiting = asyncio.create_task(serving.sample(min_version=2))
@@ -161,7 +167,13 @@ async def test_links_of_an_adapter_stay_where_its_base_is_damaged(serving: Line)
     shutil.rmtree(root / "job/1.2")
     base_digest = weights.write(root, "job/1.base", write_folder)
     (root / "job/1.base/tokenizer.json").write_text("damaged")
-    version = {"job_id": "job", "attempt": 1, "number": 2, "folder": "job/1.2", "digest": digest}
+    version = {
+        "job_id": "job",
+        "attempt": 1,
+        "number": 2,
+        "folder": "job/1.2",
+        "digest": digest,
+    }
     base = {"links": ("job/1.2.link",), "base": "job/1.base", "base_digest": base_digest}
     follower = PolicyFollower(serving.service, serving.follower.start_engine)
     async with failing("damaged"):

@@ -9,12 +9,12 @@ from protocol import streams
 from protocol.exchange import Exchange, Fenced
 from protocol.messages import ActiveJob, Fault, JobState, Requested
 from protocol.streams import JOBS
+from redis import Redis
 
 from tests.builders import a_job_record, a_recipe, a_request
 from tests.contract.attempts import Learner, until
 from tests.contract.conftest import OpenExchange
 from tests.contract.exchange_steps import activate, an_active_job, record_of, taken_up
-from tests.contract.valkey_server import Server
 
 
 @dataclass
@@ -81,15 +81,14 @@ async def test_a_job_that_is_paused_while_queued_is_passed_over_and_keeps_its_pl
 
 
 async def test_a_resumed_job_waits_for_the_one_that_runs_and_comes_before_those_behind_it(
-    queue: Queue, server: Server
+    queue: Queue, client: Redis
 ) -> None:
     attempt = await queue.work()
     await queue.exchange.ask(a_request(job_id="first"))
     await queue.request(Requested.PAUSE)
     assert await queue.pause(attempt)
     assert await queue.exchange.active() is None
-    with server.client() as client:
-        assert client.keys("weir:*first*") == [b"weir:job:first"]  # the others need the memory
+    assert client.keys("weir:*first*") == [b"weir:job:first"]  # the others need the memory
     record = await record_of(queue.exchange, "first")
     assert (record.state, str(record.error)) == (JobState.PAUSED, "80% failed")
     assert await queue.next() == "second"
@@ -150,7 +149,7 @@ async def test_jobs_that_are_all_held_up_are_tried_in_turn(queue: Queue) -> None
 
 
 async def test_a_paused_job_is_cancelled_at_once_and_nothing_but_its_record_is_left(
-    queue: Queue, server: Server
+    queue: Queue, client: Redis
 ) -> None:
     attempt = await queue.work()
     await queue.exchange.ask(a_request(job_id="first"))
@@ -160,8 +159,7 @@ async def test_a_paused_job_is_cancelled_at_once_and_nothing_but_its_record_is_l
     assert await queue.first() == (JobState.CANCELLED, Requested.CANCEL)
     assert await queue.next() == "second"
     assert (await queue.exchange.backlog(JOBS)).entries == 2
-    with server.client() as client:
-        assert client.keys("weir:*first*") == [b"weir:job:first"]
+    assert client.keys("weir:*first*") == [b"weir:job:first"]
     with pytest.raises(Fenced, match="ended"):
         await queue.pause(attempt)
 
@@ -179,11 +177,6 @@ async def test_a_learner_that_has_lost_its_role_makes_no_other_job_active(
     assert await queue.exchange.active() == an_active_job("second")
 
 
-def put(server: Server, **values: str) -> None:
-    with server.client() as client:
-        client.hset(streams.job_key("job"), mapping=values)
-
-
 async def work_until_the_queue_is_empty(learner: Learner) -> None:
     async def is_empty() -> bool:
         return not (await learner.exchange.backlog(JOBS)).entries
@@ -195,16 +188,15 @@ async def work_until_the_queue_is_empty(learner: Learner) -> None:
 
 
 async def test_a_job_that_cannot_be_read_makes_way_and_can_be_read_later(
-    exchange: Exchange, server: Server, learner: Learner
+    exchange: Exchange, client: Redis, learner: Learner
 ) -> None:
     await activate(exchange)
     await exchange.ask(a_request())
-    put(server, new_field="1")
+    client.hset(streams.job_key("job"), "new_field", "1")
     await work_until_the_queue_is_empty(learner)
     assert await exchange.active() is None
-    with server.client() as client:
-        assert client.keys("weir:*job*:*") == [b"weir:job:job"]
-        client.hdel(streams.job_key("job"), "new_field")
+    assert client.keys("weir:*job*:*") == [b"weir:job:job"]
+    client.hdel(streams.job_key("job"), "new_field")
     record = await record_of(exchange)
     assert (record.state, record.recipe) == (JobState.FAILED, a_recipe())
     assert "new_field: unknown key" in str(record.error)
@@ -212,9 +204,9 @@ async def test_a_job_that_cannot_be_read_makes_way_and_can_be_read_later(
 
 @pytest.mark.parametrize("damage", [{"attempt": '"many"'}, {"state": '"succeeded"'}])
 async def test_a_job_that_cannot_even_be_ended_makes_way_too(
-    exchange: Exchange, server: Server, learner: Learner, damage: dict[str, str]
+    exchange: Exchange, client: Redis, learner: Learner, damage: dict[str, str]
 ) -> None:
     await exchange.submit(a_job_record())
-    put(server, new_field="1", **damage)
+    client.hset(streams.job_key("job"), mapping={"new_field": "1", **damage})
     await work_until_the_queue_is_empty(learner)
     assert await exchange.next_job(wait_s=0.01) is None

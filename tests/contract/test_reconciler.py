@@ -13,6 +13,7 @@ from protocol.exchange import Exchange, Fenced, connect
 from protocol.messages import JobState, RolloutRequest
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, Stream
+from redis import Redis
 
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
@@ -51,7 +52,14 @@ async def parts(exchange: Exchange, tmp_path: Path) -> Reconciler:
     intake, tasks = Intake(attempt), [a_task(id="a"), a_task(id="b")]
     feeder = Feeder(attempt, tasks, Purpose.TRAIN, lambda _: False)
     async with running(feeder.feed_forever()):
-        feeder.admit(Lookahead(step=0, position=0, needs=(4,), limit=4))
+        feeder.admit(
+            Lookahead(
+                step=0,
+                position=0,
+                needs=(4,),
+                limit=4,
+            )
+        )
         await until(lambda: feeder.next_number == 4)
     evaluator = Evaluator(attempt, {"": tasks})
     evaluator.begin(0)
@@ -59,12 +67,22 @@ async def parts(exchange: Exchange, tmp_path: Path) -> Reconciler:
     publisher = Publisher(attempt, tmp_path, tmp_path, by_delta=False)
     publisher.newest = a_policy(3)
     await exchange.announce(publisher.newest)
-    return Reconciler(attempt, {Purpose.TRAIN: feeder, Purpose.EVAL: evaluator}, intake, publisher)
+    return Reconciler(
+        attempt,
+        {Purpose.TRAIN: feeder, Purpose.EVAL: evaluator},
+        intake,
+        publisher,
+    )
 
 
 async def claim(exchange: Exchange) -> dict[str, RolloutRequest]:
     """The requests that nobody has claimed yet, by their keys."""
-    claimed = await exchange.claim([EVAL_REQUESTS, REQUESTS], "job", count=9, wait_s=0.01)
+    claimed = await exchange.claim(
+        [EVAL_REQUESTS, REQUESTS],
+        "job",
+        count=9,
+        wait_s=0.01,
+    )
     return {delivery.key: delivery.message() for delivery in claimed}
 
 
@@ -72,30 +90,39 @@ async def take_in(exchange: Exchange, intake: Intake, stream: Stream) -> None:
     """The first group of a stream whose requests are claimed."""
     delivery, *_ = await exchange.reclaim(stream, "job", count=9)
     await exchange.hand_off(delivery, GRADED, a_graded_group(a_group(delivery.message())))
-    await intake.ingest(await exchange.claim([GRADED], "job", count=1, wait_s=1))
+    await intake.ingest(
+        await exchange.claim(
+            [GRADED],
+            "job",
+            count=1,
+            wait_s=1,
+        )
+    )
 
 
-async def test_nothing_is_written_where_nothing_is_lost(server: Server, parts: Reconciler) -> None:
-    with server.client() as client:
-        before = {key: client.dump(key) for key in client.scan_iter()}
-        await parts.reconcile()
-        assert {key: client.dump(key) for key in client.scan_iter()} == before
+async def test_nothing_is_written_where_nothing_is_lost(client: Redis, parts: Reconciler) -> None:
+    before = {key: client.dump(key) for key in client.scan_iter()}
+    await parts.reconcile()
+    assert {key: client.dump(key) for key in client.scan_iter()} == before
 
 
 async def test_what_is_lost_is_asked_again_and_nothing_else(
-    exchange: Exchange, server: Server, parts: Reconciler
+    exchange: Exchange, client: Redis, parts: Reconciler
 ) -> None:
     first = await claim(exchange)
     assert set(first) == {"eval:0", "eval:1", "train:0", "train:1", "train:2", "train:3"}
     await take_in(exchange, parts.intake, REQUESTS)
     lost = ("train:1", "train:3", "eval:1")
-    with server.client() as client:
-        client.srem(streams.pending_key("job"), *lost)
+    client.srem(streams.pending_key("job"), *lost)
     for _ in range(2):
         await parts.reconcile()
     assert await claim(exchange) == {key: first[key] for key in lost}
     parts.intake.finish(Purpose.TRAIN, range(1))  # what has been looked at is not asked again
+    await take_in(exchange, parts.intake, EVAL_REQUESTS)  # nor is what an evaluation has
     await parts.reconcile()
+    evaluator = parts.requesters[Purpose.EVAL]
+    assert isinstance(evaluator, Evaluator)
+    await evaluator.ask(parts.intake)
     assert await claim(exchange) == {}
 
 
@@ -113,22 +140,10 @@ async def test_a_link_that_a_rollout_has_removed_is_written_again(
     assert (tmp_path / link).exists()
 
 
-async def test_what_an_evaluation_has_already_is_not_asked_again(
-    exchange: Exchange, parts: Reconciler
-) -> None:
-    await claim(exchange)
-    await take_in(exchange, parts.intake, EVAL_REQUESTS)
-    evaluator = parts.requesters[Purpose.EVAL]
-    assert isinstance(evaluator, Evaluator)
-    await evaluator.ask(parts.intake)
-    assert await claim(exchange) == {}
-
-
 async def test_a_lost_policy_and_a_lost_active_job_are_announced_again(
-    exchange: Exchange, server: Server, parts: Reconciler
+    exchange: Exchange, client: Redis, parts: Reconciler
 ) -> None:
-    with server.client() as client:
-        client.delete(streams.POLICY.key("job"), streams.ACTIVE)
+    client.delete(streams.POLICY.key("job"), streams.ACTIVE)
     await parts.reconcile()
     assert await exchange.newest_policy("job") == a_policy(3)
     assert await exchange.active() == ACTIVE
@@ -139,11 +154,10 @@ async def test_a_lost_policy_and_a_lost_active_job_are_announced_again(
 
 
 async def test_a_learner_that_redis_has_forgotten_is_fenced(
-    server: Server, parts: Reconciler
+    client: Redis, parts: Reconciler
 ) -> None:
-    with server.client() as client:
-        client.hset(streams.job_key("job"), "attempt", "0")
-        client.delete(streams.pending_key("job"))
+    client.hset(streams.job_key("job"), "attempt", "0")
+    client.delete(streams.pending_key("job"))
     parts.interval_s = 0.01
     with pytest.raises(Fenced):
         await parts.reconcile_until(asyncio.sleep(60))

@@ -20,11 +20,21 @@ from tests.contract.rollout_line import PLACES, Line, probes_of
 
 
 def terms_of(**changes: Any) -> Terms:
-    values = {"job_id": "job", "purpose": "train", "sampling": {"max_tokens": 8}, "seed": 1}
+    values = {
+        "job_id": "job",
+        "purpose": "train",
+        "sampling": {"max_tokens": 8},
+        "seed": 1,
+    }
     return Terms.model_validate(values | changes)
 
 
-async def begun(line: Line, call_id: str, model: str = "", **changes: Any) -> Call:
+async def begun(
+    line: Line,
+    call_id: str,
+    model: str = "",
+    **changes: Any,
+) -> Call:
     """A call that is under way."""
     call = line.call(call_id, model, **changes)
     await line.door.ask(call)
@@ -208,5 +218,11 @@ async def test_a_rollout_that_stops_gives_back_what_it_holds(line: Line) -> None
 
 async def test_a_call_that_fits_not_is_refused_by_name(line: Line) -> None:
     line.engine.ends.set()
-    refusal = await line.door.refusal(line.call("long", "aaaa", sampling={"max_tokens": 63}))
+    refusal = await line.door.refusal(
+        line.call(
+            "long",
+            "aaaa",
+            sampling={"max_tokens": 63},
+        )
+    )
     assert (refusal.status, refusal.code) == (400, "context_length_exceeded")

@@ -61,7 +61,13 @@ async def test_a_server_that_refuses_to_tell_is_not_taken_for_safe(
 ) -> None:
     with own_server.client() as client:
         commands = ["+@all", f"-{forbidden}"]
-        client.acl_setuser("weir", enabled=True, passwords=["+w"], keys=["*"], commands=commands)
+        client.acl_setuser(
+            "weir",
+            enabled=True,
+            passwords=["+w"],
+            keys=["*"],
+            commands=commands,
+        )
     url = f"redis://weir:w@127.0.0.1:{own_server.port}/0"
     async with connect(url, me="gateway-1", patience_s=5) as exchange:
         problems = await server_problems(exchange)

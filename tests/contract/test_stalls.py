@@ -96,7 +96,14 @@ async def test_a_grader_that_claims_and_releases_and_fails_each_time_is_a_stall_
     await exchange.update_job("job", await activate(exchange), state="running")
     await exchange.ask(a_request())
     await exchange.hand_off(await claim_one(exchange), ROLLOUTS, a_group())
-    stage = Consumer((ROLLOUTS,), GRADED, GRADED, fail, limit_in_flight(4), doing=Doing.GRADES)
+    stage = Consumer(
+        (ROLLOUTS,),
+        GRADED,
+        GRADED,
+        fail,
+        limit_in_flight(4),
+        doing=Doing.GRADES,
+    )
     async with open_exchange("grader-host-1.1") as own:
         learner = Service("learner", DEPLOYMENT, exchange)
         grader = Service("grader", DEPLOYMENT, own)

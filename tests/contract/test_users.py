@@ -1,4 +1,7 @@
-"""Each service, as its own user of the server, can do what it does and not what others do."""
+"""Each service, as its own user of the server, can do what it does and not what others do.
+
+The tests of calls, at `rollout_line.py`, run as the users of a rollout and of a gateway, too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from pathlib import Path
 import pytest
 import redis
 from protocol import streams
-from protocol.calls import Pieces
 from protocol.exchange import Exchange
 from protocol.exchange.jobs import JobQuery
 from protocol.exchange.server import server_problems
@@ -41,7 +43,6 @@ from tests.builders import (
     a_task,
     an_event,
 )
-from tests.contract.call_client import a_call
 from tests.contract.conftest import Services
 from tests.contract.exchange_steps import claim, claim_one, reclaim, taken_up
 from tests.contract.valkey_server import Server
@@ -80,7 +81,18 @@ LOOK_AT_CALLS = ("LRANGE", streams.CALLS, "0", "-1")
     ("service", "command"),
     [
         *(
-            (service, ("XADD", stream.key("one"), "*", "key", "train:0", "header", "{}"))
+            (
+                service,
+                (
+                    "XADD",
+                    stream.key("one"),
+                    "*",
+                    "key",
+                    "train:0",
+                    "header",
+                    "{}",
+                ),
+            )
             for service, others in WRITTEN_BY_OTHERS.items()
             for stream in sorted(others, key=str)
         ),
@@ -206,7 +218,12 @@ async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) 
     assert set(await gateway.forget_oldest(0)) == {"other", "job"}
     assert not await server_problems(gateway)
     assert (await gateway.memory()).used > 0
-    trial = Trial(id="t", reward=a_recipe().reward, task=a_task(), text="")
+    trial = Trial(
+        id="t",
+        reward=a_recipe().reward,
+        task=a_task(),
+        text="",
+    )
     for asks in (gateway, learner):
         assert await asks.ask_trial(trial, 5)
         assert await services.grader.take_trial(1) == trial
@@ -215,25 +232,16 @@ async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) 
         assert not await asks.withdraw_trial(trial)
 
 
-async def test_a_call_goes_to_a_rollout_and_its_answer_back(services: Services) -> None:
-    gateway, rollout = services.gateway, services.rollout
-    call = a_call(gateway=gateway.me)
-    assert await gateway.ask_call(call, limit=1)
-    assert await gateway.keep_calls({call.id: 0}) == {call.id}
-    assert await rollout.waiting_calls() == {call.served.key: 1}
-    assert await rollout.take_calls(call.served.key, 1) == [call]
-    assert await rollout.wanted_calls(gateway.me, [call]) == {call.id}
-    await rollout.send_pieces(gateway.me, Pieces(rollout="rollout-1"))
-    assert await gateway.pieces(1) == [Pieces(rollout="rollout-1")]
-    await gateway.withdraw_call(call.id)
-
-
 async def test_grades_that_a_rollout_made_up_are_a_failed_group(
     services: Services, tmp_path: Path
 ) -> None:
     await services.learner.ask(a_request())
     asked = await claim_one(services.rollout)
-    await services.rollout.hand_off(asked, FAILED, a_graded_group(a_group(asked.message())))
+    await services.rollout.hand_off(
+        asked,
+        FAILED,
+        a_graded_group(a_group(asked.message())),
+    )
     intake = Intake(Attempt(services.learner, "job", 1, a_recipe(), tmp_path))
     await intake.ingest(await claim(services.learner, FAILED))
     assert [str(group.failure)[:10] for group in intake.waiting.values()] == ["unreadable"]

@@ -15,6 +15,7 @@ from protocol.exchange import Exchange, connect
 from protocol.exchange.connection import Refused
 from protocol.messages import ActiveJob, Doing, GradedGroup, RolloutRequest
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
+from redis import Redis
 
 from services.chassis.consumer import Consumer, limit_in_flight, work_forever
 from services.chassis.faults import UnsupportedEntry, Unworkable, WorkerBroken, WorkerFault
@@ -74,7 +75,11 @@ def working(open_exchange: OpenExchange) -> Open:
     """Runs a worker under a name."""
 
     @asynccontextmanager
-    async def open_worker(name: str, *args: Any, **settings: Any) -> AsyncIterator[Service]:
+    async def open_worker(
+        name: str,
+        *args: Any,
+        **settings: Any,
+    ) -> AsyncIterator[Service]:
         async with open_exchange(name) as exchange, work(exchange, *args, **settings) as service:
             yield service
 
@@ -113,18 +118,17 @@ async def heartbeats(exchange: Exchange, worker: str, count: int = 1) -> int:
 
 @pytest.mark.parametrize("wish", ["pause", "archive"])  # of another release
 async def test_a_job_that_is_to_rest_is_left_alone_until_it_is_to_run(
-    exchange: Exchange, server: Server, working: Open, wish: str
+    exchange: Exchange, client: Redis, working: Open, wish: str
 ) -> None:
     await ask(exchange, 0)
-    with server.client() as client:
-        client.hset(streams.job_key("job"), "requested", f'"{wish}"')
-        async with working("worker") as service:
-            await until(lambda: service.activity.now.doing is Doing.JOB_IS_PAUSED)
-            await exchange.ask(a_request())
-            await asyncio.sleep(5 * DEPLOYMENT.heartbeat_s)
-            assert (await exchange.backlog(REQUESTS, "job")).waiting == 1
-            client.hset(streams.job_key("job"), "requested", '"run"')
-            assert await all_are_done(exchange, 1)
+    client.hset(streams.job_key("job"), "requested", f'"{wish}"')
+    async with working("worker") as service:
+        await until(lambda: service.activity.now.doing is Doing.JOB_IS_PAUSED)
+        await exchange.ask(a_request())
+        await asyncio.sleep(5 * DEPLOYMENT.heartbeat_s)
+        assert (await exchange.backlog(REQUESTS, "job")).waiting == 1
+        client.hset(streams.job_key("job"), "requested", '"run"')
+        assert await all_are_done(exchange, 1)
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
@@ -160,7 +164,7 @@ async def test_a_worker_claims_its_share_at_once_however_much_room_it_has(
 
 async def test_a_worker_outlives_a_job_that_ends_while_it_counts_its_share(
     exchange: Exchange,
-    server: Server,
+    client: Redis,
     open_exchange: OpenExchange,
     working: Open,
     monkeypatch: pytest.MonkeyPatch,
@@ -182,8 +186,7 @@ async def test_a_worker_outlives_a_job_that_ends_while_it_counts_its_share(
         monkeypatch.setattr(first, "queued", slowly)
         async with work(first):
             await counts.wait()
-            with server.client() as client:
-                client.delete(streams.ACTIVE)
+            client.delete(streams.ACTIVE)
             await asyncio.sleep(6 * DEPLOYMENT.heartbeat_s)
 
 
@@ -274,7 +277,7 @@ async def test_a_server_that_hangs_is_nobodys_death(own_server: Server) -> None:
 
 
 async def test_a_stop_in_good_order_leaves_nothing_claimed(
-    exchange: Exchange, open_exchange: OpenExchange, server: Server
+    exchange: Exchange, open_exchange: OpenExchange, client: Redis
 ) -> None:
     """Whatever the worker is at when it is told to stop: claiming, taking over, or neither."""
 
@@ -289,8 +292,7 @@ async def test_a_stop_in_good_order_leaves_nothing_claimed(
             await asyncio.sleep(0.03 * life)
             service.stop()
             await task
-        with server.client() as client:
-            owners = client.xpending_range(REQUESTS.key("job"), "rollout", "-", "+", 99)
+        owners = client.xpending_range(REQUESTS.key("job"), "rollout", "-", "+", 99)
         assert {row["consumer"] for row in owners} <= {b"released"}
     again = await exchange.reclaim(REQUESTS, "job", count=99)
     again += await claim(exchange)
@@ -298,23 +300,22 @@ async def test_a_stop_in_good_order_leaves_nothing_claimed(
 
 
 async def test_a_worker_that_cannot_let_an_entry_go_ends_and_another_gets_it(
-    exchange: Exchange, open_exchange: OpenExchange, working: Open, server: Server
+    exchange: Exchange, open_exchange: OpenExchange, working: Open, client: Redis
 ) -> None:
-    with server.client() as client:
 
-        def permit(*commands: str) -> None:
-            client.execute_command("ACL", "SETUSER", "default", *commands)
+    def permit(*commands: str) -> None:
+        client.execute_command("ACL", "SETUSER", "default", *commands)
 
-        async def refuse(_: RolloutRequest) -> None:
-            permit("-xack", "-xclaim")  # as a replica refuses writes during a failover
+    async def refuse(_: RolloutRequest) -> None:
+        permit("-xack", "-xclaim")  # as a replica refuses writes during a failover
 
-        await ask(exchange, 1)
-        try:
-            async with open_exchange("one") as first, asyncio.timeout(60):
-                with pytest.raises(Refused):
-                    await work_forever(Service("worker", DEPLOYMENT, first), a_stage(refuse))
-        finally:
-            permit("+@all")
+    await ask(exchange, 1)
+    try:
+        async with open_exchange("one") as first, asyncio.timeout(60):
+            with pytest.raises(Refused):
+                await work_forever(Service("worker", DEPLOYMENT, first), a_stage(refuse))
+    finally:
+        permit("+@all")
     async with working("other"):
         assert await all_are_done(exchange, 1)
 

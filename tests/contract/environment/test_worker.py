@@ -60,7 +60,13 @@ def find_naps() -> list[int]:
 
 def test_the_tasks_that_a_taskset_brings_can_be_read(tmp_path: Path) -> None:
     command = [PYTHON, "-m", "services.environment", "tasks", TASKSET]
-    (tmp_path / "tasks.jsonl").write_bytes(subprocess.check_output(command, cwd=ROOT, timeout=120))
+    (tmp_path / "tasks.jsonl").write_bytes(
+        subprocess.check_output(
+            command,
+            cwd=ROOT,
+            timeout=120,
+        )
+    )
     (task,) = read_tasks(tmp_path / "tasks.jsonl")
     assert (task.id, task.problem) == ("first", "Count.")
     assert task.metadata["task"] == {"idx": 0, "name": "first", "prompt": "Count."}
@@ -80,13 +86,22 @@ async def test_an_agent_asks_twice_and_says_the_reward(player: Player) -> None:
     reply = [COUNTED + number for number in range(5)]
     assert group.prompt_ids.tolist() == [*b"ab"]
     assert group.token_ids.tolist() == 2 * [*reply, *b"cd", *reply]
-    mask = 2 * [*[1] * 5, 0, 0, *[1] * 5]
-    assert group.own is not None
-    assert group.own.tolist() == mask
-    assert group.behavior_logprobs.tolist() == [-0.5 * is_policy for is_policy in mask]
-    conversation = [("user", "ab"), ("assistant", COUNTS), ("user", "cd"), ("assistant", COUNTS)]
+    assert group.policy_mask.tolist() == 2 * [*[1] * 5, 0, 0, *[1] * 5]
+    conversation = [
+        ("user", "ab"),
+        ("assistant", COUNTS),
+        ("user", "cd"),
+        ("assistant", COUNTS),
+    ]
     for response, episode in zip(group.responses, list_episodes(group), strict=True):
-        spans = [(span.version, span.start, span.end) for span in response.spans]
+        spans = [
+            (
+                span.version,
+                span.start,
+                span.end,
+            )
+            for span in response.spans
+        ]
         assert spans == [(7, 0, 5), (7, 5, 12)]
         assert response.text == f"{COUNTS}\n\n{COUNTS}"
         assert (episode.reward, episode.turns, episode.problem) == (0.5, 2, "")
@@ -170,7 +185,12 @@ async def test_a_hung_episode_ends_at_its_deadline_and_the_others_of_its_group_c
         f"is_first and os.system('sleep {_NAP_S}')",
         "print(1)",
     )
-    group = await player.group(size=2, command=agent, episode_timeout_s=10, concurrency=1)
+    group = await player.group(
+        size=2,
+        command=agent,
+        episode_timeout_s=10,
+        concurrency=1,
+    )
     episodes = [(episode.problem, episode.reward) for episode in list_episodes(group)]
     assert episodes == [("episode_timeout", None), ("", 1)]
     metrics = httpx.get(f"http://127.0.0.1:{player.port}/metrics").text
@@ -185,7 +205,11 @@ def counting(**fields: Any) -> dict[str, Any]:
 
 
 async def test_a_taskset_is_played_by_its_own_agent(player: Player) -> None:
-    group = await player.group(taskset=TASKSET, task=counting(answer=COUNTS.strip()), max_turns=2)
+    group = await player.group(
+        taskset=TASKSET,
+        task=counting(answer=COUNTS.strip()),
+        max_turns=2,
+    )
     (episode,) = list_episodes(group)
     assert (episode.reward, episode.turns) == (1, 2)
     assert group.prompt_ids.tolist() == [*b"Count."]
@@ -198,7 +222,11 @@ async def test_a_taskset_keeps_no_connection_of_an_episode_that_has_ended(
     player: Player,
 ) -> None:
     settings = {"taskset": TASKSET, "max_turns": 2, "concurrency": 1}
-    job_id = await player.ask(groups=3, task=counting(ends="alone"), **settings)
+    job_id = await player.ask(
+        groups=3,
+        task=counting(ends="alone"),
+        **settings,
+    )
     groups = await player.receive(job_id, 3)
     assert [episode.reward for episode in list_episodes(*groups)] == [1, 1, 1]
 
@@ -228,7 +256,13 @@ async def test_64_episodes_wait_at_the_same_time_in_one_thread(player: Player) -
     worker = player.start()
     task = {"prompt": "Count.", "metadata": {"crowd": 64}}
     settings = {"concurrency": 64, "retries": 0, "episode_timeout_s": 120}
-    job_id = await player.ask(taskset=TASKSET, groups=16, size=8, task=task, **settings)
+    job_id = await player.ask(
+        taskset=TASKSET,
+        groups=16,
+        size=8,
+        task=task,
+        **settings,
+    )
     groups = await player.receive(job_id, 16, within_s=240)
     assert {episode.problem for episode in list_episodes(*groups)} == {""}
     status = Path(f"/proc/{worker.pid}/status").read_text()
@@ -239,7 +273,12 @@ async def test_64_episodes_wait_at_the_same_time_in_one_thread(player: Player) -
 def game(stack: Stack) -> Iterator[str]:
     """The address of an OpenEnv server with a place for one."""
     port = next(free_ports())
-    command = [sys.executable, str(Path(__file__).with_name("openenv_server.py")), f"{port}", "1"]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("openenv_server.py")),
+        f"{port}",
+        "1",
+    ]
     with subprocess.Popen(command) as process:
         yield f"http://127.0.0.1:{port}"
         process.kill()
@@ -265,7 +304,12 @@ async def test_the_rewards_of_a_game_are_added_until_it_or_the_turns_end(
 ) -> None:
     """The two of a group wait for the server's only place."""
     settings = {"settings": {"level": 2}, "max_turns": 3, "retries": 0}
-    group = await player.group(url=game, task=a_game(ends), size=2, **settings)
+    group = await player.group(
+        url=game,
+        task=a_game(ends),
+        size=2,
+        **settings,
+    )
     for episode in list_episodes(group):
         outcome = (episode.reward, episode.problem, episode.turns)
         assert outcome == (reward, problem, turns), episode.words
@@ -306,7 +350,11 @@ async def test_tasksets_and_games_end_with_what_they_have_where_the_context_is_f
 ) -> None:
     player.rollout.refuse = full_behind_a_reply
     taskset = await player.group(taskset=TASKSET, task=counting())
-    played = await player.group(url=game, task=a_game("never"), settings={"level": 2})
+    played = await player.group(
+        url=game,
+        task=a_game("never"),
+        settings={"level": 2},
+    )
     assert [episode.reward for episode in list_episodes(taskset, played)] == [0.0, 0.25]
     for group in (taskset, played):
         assert group.responses[0].finish_reason == "length"
@@ -322,7 +370,12 @@ async def test_a_worker_that_is_killed_amid_episodes_is_replaced_and_nothing_com
     worker = player.start(PYTHONPATH=path)
     nap = f"os.path.exists('{folder}/go') or os.system('sleep {_NAP_S}')"
     agent = an_agent("ask('a')", nap, "print(1)")
-    job_id = await player.ask(groups=3, size=2, command=agent, retries=0)
+    job_id = await player.ask(
+        groups=3,
+        size=2,
+        command=agent,
+        retries=0,
+    )
 
     async def six_are_shown() -> bool:
         statuses = await player.exchange.statuses()
@@ -387,7 +440,12 @@ print(sorted(_TEXTS))
 
 def test_of_the_library_only_texts_pass_without_commands() -> None:
     """A field that a release adds to a taskset of its own is refused, too."""
-    out = subprocess.run([PYTHON, "-c", _PASSING], cwd=ROOT, capture_output=True, timeout=120)
+    out = subprocess.run(
+        [PYTHON, "-c", _PASSING],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=120,
+    )
     *rows, texts = out.stdout.decode().splitlines()
     assert {row.split()[0] for row in rows} >= {"harbor", "openenv"}, out.stderr
     assert all(row.endswith(" []") for row in rows)
@@ -397,7 +455,11 @@ def test_of_the_library_only_texts_pass_without_commands() -> None:
 @pytest.mark.parametrize(
     ("taskset", "name", "metadata"),
     [
-        ("harbor", "collect", {"task": {"prompt": "Hi.", "collect": [{"command": "true"}]}}),
+        (
+            "harbor",
+            "collect",
+            {"task": {"prompt": "Hi.", "collect": [{"command": "true"}]}},
+        ),
         ("harbor", "collect", {"collect": [{"command": "true"}]}),
         ("harbor", "task_dir", {"task_dir": "/etc"}),
         (TASKSET, "artifacts", {"task": {"prompt": "Hi.", "artifacts": ["/etc/passwd"]}}),
