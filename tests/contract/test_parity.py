@@ -23,7 +23,12 @@ from tests.contract.attempts import Learner, until
 from tests.contract.fake_team import FakeTeam
 
 NOISE = np.random.default_rng(0).normal(0.0, 1e-6, 62)
-REPORT = {"job_id": "job", "attempt": 1, "rollout": "rollout-1", "same_prompts": True}
+REPORT: dict[str, Any] = {
+    "job_id": "job",
+    "attempt": 1,
+    "rollout": "rollout-1",
+    "same_prompts": True,
+}
 
 
 @dataclass
