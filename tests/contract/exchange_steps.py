@@ -104,13 +104,13 @@ async def fail(exchange: Exchange, delivery: Delivery) -> bool:
     return await exchange.hand_off(delivery, GRADED, failure)
 
 
-async def lost(exchange: Exchange, *held: Delivery) -> Set[Place]:
+async def lost(exchange: Exchange, *leases: Delivery) -> Set[Place]:
     return (
         await exchange.heartbeat(
             "rollout",
             (REQUESTS,),
             "job",
-            leases=held,
+            leases=leases,
         )
     ).lost
 

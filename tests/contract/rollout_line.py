@@ -84,24 +84,24 @@ class Sampler:
         max_tokens: int,
     ) -> AsyncIterator[Piece]:
         self.under_way.append(call.id)
-        own: dict[str, Any] = {"call_id": call.id, "tries": call.tries}
+        common: dict[str, Any] = {"call_id": call.id, "tries": call.tries}
         try:
             tokens = tuple(
                 Token(
-                    id=each,
-                    text=str(each),
+                    id=token_id,
+                    text=str(token_id),
                     logprob=-1.0,
                 )
-                for each in ids
+                for token_id in ids
             )
             yield Piece(
-                **own,
+                **common,
                 tokens=tokens,
                 text=self.loaded[-1],
                 prompt_ids=tuple(ids),
             )
             await self.ends.wait()
-            yield Piece(**own, finish_reason=FinishReason.STOP)
+            yield Piece(**common, finish_reason=FinishReason.STOP)
         finally:
             self.under_way.remove(call.id)
 

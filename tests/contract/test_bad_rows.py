@@ -160,8 +160,8 @@ async def test_entries(server: Server, services: Services) -> None:
         await services.learner.ask(a_request())
         request = await claim_one(rollout)
         await rollout.hand_off(request, ROLLOUTS, a_group(request.message()))
-        held = await claim_one(grader, ROLLOUTS)
-        assert held.key == "train:0"
+        lease = await claim_one(grader, ROLLOUTS)
+        assert lease.key == "train:0"
         assert client.xlen(ROLLOUTS.key("job")) == 1
         client.xadd(ROLLOUTS.key("job"), {b"key": b"\xff"})
         assert await claim(grader, ROLLOUTS) == []
@@ -169,7 +169,7 @@ async def test_entries(server: Server, services: Services) -> None:
         client.xreadgroup("grader", "x", {ROLLOUTS.key("job"): ">"})
     await grader.heartbeat("grader")
     await grader.expire_worker("grader", "x", 0, (ROLLOUTS,), "job")
-    assert await reclaim(grader, ROLLOUTS, leases=[held]) == []
+    assert await reclaim(grader, ROLLOUTS, leases=[lease]) == []
     assert await services.gateway.backlog(ROLLOUTS, "job") == Backlog(1, 1)
     with server.client("grader") as client:
         client.xadd(GRADED.key("job"), {b"key": b"\xff"})

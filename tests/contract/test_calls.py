@@ -30,7 +30,7 @@ async def test_each_call_is_taken_once_by_who_has_its_weights(open_exchange: Ope
         await ask(gateway, *(numbered(n, "/a" if n % 2 else "/b") for n in range(10)))
         assert not await gateway.ask_call(numbered(10), limit=10)
         assert await gateway.ask_call(numbered(9, "/a"), limit=10)  # it waits already
-        taken = await asyncio.gather(
+        batches = await asyncio.gather(
             *(
                 rollout.take_calls(
                     "folder:/a",
@@ -40,7 +40,7 @@ async def test_each_call_is_taken_once_by_who_has_its_weights(open_exchange: Ope
                 for _ in range(4)
             )
         )
-        assert sorted(call.id for calls in taken for call in calls) == [
+        assert sorted(call.id for calls in batches for call in calls) == [
             f"call-{n}" for n in range(1, 10, 2)
         ]
         assert next(iter(await rollout.waiting_calls())) == "folder:/b"

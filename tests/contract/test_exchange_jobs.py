@@ -172,8 +172,8 @@ async def test_a_closed_job_leaves_its_record_and_its_events(
     record = await record_of(exchange)
     assert (record.state, str(record.error)) == (JobState.FAILED, "no memory")
     assert await exchange.next_job(wait_s=0) is None
-    left = {key.decode() for key in client.scan_iter()}
-    assert left == {
+    keys = {key.decode() for key in client.scan_iter()}
+    assert keys == {
         streams.job_key("job"),
         streams.PREFIX + "job_index",
         JOBS.key(),
@@ -277,5 +277,5 @@ async def test_an_event_is_recorded_once_and_the_newest_are_kept_with_their_ids(
     for event_id in newest:
         assert not await exchange.record_event(an_event(event_id))
     assert [event.id for _, event in await exchange.events("job")] == newest
-    kept = client.smembers(streams.event_ids_key("job"))
-    assert kept == {event_id.encode() for event_id in newest}
+    ids = client.smembers(streams.event_ids_key("job"))
+    assert ids == {event_id.encode() for event_id in newest}

@@ -46,8 +46,8 @@ async def drain(exchange: Exchange, count: int) -> set[str]:
     """Fail what is asked for and take it in, until so many groups have come; returns their keys."""
     taken_in = set[str]()
     while len(taken_in) < count:
-        for asked in await claim_any(exchange, REQUESTS):
-            await fail(exchange, asked)
+        for request in await claim_any(exchange, REQUESTS):
+            await fail(exchange, request)
         for graded in await claim_any(exchange, GRADED):
             await exchange.ingest(graded, 1)
             taken_in.add(graded.key)
@@ -231,14 +231,14 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(
         await again(worker.announce(a_policy()))
         await again(worker.record_event(an_event()))
         await again(worker.ask(a_request()))
-        asked = await claim_one(worker)
-        await again(worker.hand_off(asked, ROLLOUTS, a_group()))
+        request = await claim_one(worker)
+        await again(worker.hand_off(request, ROLLOUTS, a_group()))
         await again(worker.release(await claim_one(worker, ROLLOUTS), "failures"))
-        (held,) = await again(reclaim(worker, ROLLOUTS))
-        assert (held.failures, held.deaths) == ((worker.me,), ())
-        assert not (await again(worker.heartbeat("grader", [ROLLOUTS], "job", leases=[held]))).lost
+        (lease,) = await again(reclaim(worker, ROLLOUTS))
+        assert (lease.failures, lease.deaths) == ((worker.me,), ())
+        assert not (await again(worker.heartbeat("grader", [ROLLOUTS], "job", leases=[lease]))).lost
         assert await again(worker.expire_worker("grader", "nobody", 0, [ROLLOUTS], "job")) == 0
-        await worker.hand_off(held, GRADED, a_graded_group())
+        await worker.hand_off(lease, GRADED, a_graded_group())
         await again(worker.ingest(await claim_one(worker, GRADED), 1))
         assert proxy.lost == 13
         record = await record_of(observer)
@@ -267,9 +267,9 @@ async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
     """Only the learner frees what lies graded, so whatever it does before that must work."""
     await begin(exchange)
     await exchange.ask(a_request())
-    asked = await claim_one(exchange)
+    request = await claim_one(exchange)
     server.exhaust_memory()
-    await fail(exchange, asked)
+    await fail(exchange, request)
     async with open_exchange("learner-2") as learner, asyncio.timeout(60):
         job = await taken_up(learner)
         assert await learner.begin_attempt("job") == 2

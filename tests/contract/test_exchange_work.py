@@ -32,7 +32,7 @@ NOTHING = Backlog(0, 0)
 
 
 @pytest.fixture
-async def asked(exchange: Exchange) -> Exchange:
+async def producer(exchange: Exchange) -> Exchange:
     """An exchange with one request."""
     await begin(exchange)
     await exchange.ask(a_request())
@@ -82,12 +82,12 @@ async def test_requests_are_taken_back_also_from_who_holds_them(
         await exchange.ask(a_request(number=number))
     (first,) = await claim(exchange, count=1)
     await exchange.release(first, "failures")
-    held = await claim(exchange, count=2)
+    leases = await claim(exchange, count=2)
     with pytest.raises(Fenced):
         await exchange.withdraw(REQUESTS, "job", attempt - 1, [])
     await exchange.withdraw(REQUESTS, "job", attempt, ["train:2"])
-    assert await lost(exchange, *held) == {held[0].place}
-    assert not await exchange.hand_off(held[0], ROLLOUTS, a_group())
+    assert await lost(exchange, *leases) == {leases[0].place}
+    assert not await exchange.hand_off(leases[0], ROLLOUTS, a_group())
     assert await exchange.backlog(REQUESTS, "job") == Backlog(1, 1)
     assert await exchange.pending_keys("job") == {"train:2"}
     assert client.hlen(streams.faults_key("job")) == 0
@@ -121,33 +121,33 @@ async def test_work_moves_unchanged_and_leaves_nothing_behind(
 
 
 async def test_two_workers_with_one_entry_make_one_result(
-    asked: Exchange, worker: Exchange
+    producer: Exchange, worker: Exchange
 ) -> None:
-    held = await claim_one(worker)
-    (inherited,) = await take_over(asked)
-    assert not await worker.release(held, "failures")
+    lease = await claim_one(worker)
+    (inherited,) = await take_over(producer)
+    assert not await worker.release(lease, "failures")
     handed_off = await asyncio.gather(
-        worker.hand_off(held, ROLLOUTS, a_group()),
-        asked.hand_off(inherited, ROLLOUTS, a_group()),
-        worker.hand_off(held, ROLLOUTS, a_group()),
+        worker.hand_off(lease, ROLLOUTS, a_group()),
+        producer.hand_off(inherited, ROLLOUTS, a_group()),
+        worker.hand_off(lease, ROLLOUTS, a_group()),
     )
     assert sum(handed_off) == 1
-    assert await asked.backlog(ROLLOUTS, "job") == Backlog(1, 0)
+    assert await producer.backlog(ROLLOUTS, "job") == Backlog(1, 0)
 
 
 async def test_a_worker_that_shows_life_cannot_be_buried_and_one_that_leaves_is_forgotten(
-    asked: Exchange, worker: Exchange
+    producer: Exchange, worker: Exchange
 ) -> None:
-    held = await claim_one(worker)
+    lease = await claim_one(worker)
     for beats in range(3):
-        pulse = await asked.heartbeat("rollout", (REQUESTS,), "job")
+        pulse = await producer.heartbeat("rollout", (REQUESTS,), "job")
         assert pulse.beats["worker"] == beats
-        assert await lost(worker, held) == set()
-        assert await asked.expire_worker("rollout", "worker", beats, (REQUESTS,), "job") == -1
-        assert await reclaim(asked) == []
+        assert await lost(worker, lease) == set()
+        assert await producer.expire_worker("rollout", "worker", beats, (REQUESTS,), "job") == -1
+        assert await reclaim(producer) == []
     await worker.leave("rollout")
-    pulse = await asked.heartbeat("rollout", may_claim=False)
-    assert pulse.beats == {asked.me: -4}
+    pulse = await producer.heartbeat("rollout", may_claim=False)
+    assert pulse.beats == {producer.me: -4}
 
 
 async def test_a_heartbeat_tells_what_was_lost_of_which_stream_and_takes_nothing_back(
@@ -161,24 +161,24 @@ async def test_a_heartbeat_tells_what_was_lost_of_which_stream_and_takes_nothing
                 {"key": "train:0", "header": "x"},
                 id=entry_id,
             )
-    held = await claim(worker, *INPUTS)
-    done, _, taken, done_too = held
+    leases = await claim(worker, *INPUTS)
+    done, _, inherited, done_too = leases
     for delivery in (done, done_too):
         await fail(worker, delivery)
-    pulse = await worker.heartbeat("rollout", INPUTS, "job", leases=held)
+    pulse = await worker.heartbeat("rollout", INPUTS, "job", leases=leases)
     assert pulse.lost == {done.place, done_too.place}
-    (inherited,) = await take_over(exchange)
-    assert inherited.place == taken.place
-    assert await lost(worker, taken) == {taken.place}
-    assert await lost(exchange, inherited) == set()
+    (heirs,) = await take_over(exchange)
+    assert heirs.place == inherited.place
+    assert await lost(worker, inherited) == {inherited.place}
+    assert await lost(exchange, heirs) == set()
 
 
 async def test_consumers_of_past_lives_are_deleted_unless_entries_are_theirs(
-    asked: Exchange, worker: Exchange, open_exchange: OpenExchange, client: Redis
+    producer: Exchange, worker: Exchange, open_exchange: OpenExchange, client: Redis
 ) -> None:
     async with open_exchange("dead") as dead:
-        held = await claim_one(dead)
-        await asked.ask(a_request(number=1))
+        lease = await claim_one(dead)
+        await producer.ask(a_request(number=1))
         await worker.release(await claim_one(worker))
         waiting = asyncio.create_task(
             worker.claim(
@@ -188,37 +188,37 @@ async def test_consumers_of_past_lives_are_deleted_unless_entries_are_theirs(
                 wait_s=20,
             )
         )
-        await is_blocked(asked)
-        pulse = await asked.heartbeat("rollout", INPUTS, "job")
-        assert pulse.beats == {asked.me: 1, "dead": 0}
+        await is_blocked(producer)
+        pulse = await producer.heartbeat("rollout", INPUTS, "job")
+        assert pulse.beats == {producer.me: 1, "dead": 0}
         consumers = client.xinfo_consumers(REQUESTS.key("job"), "rollout")
         assert {consumer["name"] for consumer in consumers} == {b"dead", b"released"}
-        assert len(await take_over(asked)) == 2
-        await asked.ask(a_request(purpose=Purpose.EVAL))
+        assert len(await take_over(producer)) == 2
+        await producer.ask(a_request(purpose=Purpose.EVAL))
         (delivery,) = await waiting  # that was deleted under it
         assert (await worker.heartbeat("rollout", (EVAL_REQUESTS,), "job")).lost == set()
         assert await worker.hand_off(delivery, ROLLOUTS, a_group())
-        assert await lost(dead, held) == {held.place}
+        assert await lost(dead, lease) == {lease.place}
 
 
 async def test_a_worker_without_life_counts_as_a_death_until_it_shows_that_it_lives(
-    asked: Exchange, open_exchange: OpenExchange
+    producer: Exchange, open_exchange: OpenExchange
 ) -> None:
-    held = await claim_one(asked)
-    dead = [asked.me]
+    lease = await claim_one(producer)
+    dead = [producer.me]
     for name in ("heir-1", "heir-2", "heir-3"):
         async with open_exchange(name) as heir:
             (delivery,) = await take_over(heir)
         assert (delivery.deaths, delivery.failures) == (tuple(dead), ())
         dead.append(name)
-    assert await lost(asked, held) == {held.place}
+    assert await lost(producer, lease) == {lease.place}
     async with open_exchange("heir-4") as heir:
         (delivery,) = await take_over(heir)
     assert delivery.deaths == ("heir-1", "heir-2", "heir-3")
 
 
 async def test_a_failure_goes_to_another_replica_while_there_is_one(
-    asked: Exchange, open_exchange: OpenExchange
+    producer: Exchange, open_exchange: OpenExchange
 ) -> None:
     replicas = {"bad-host-1", "good-host-2"}
     async with (
@@ -241,34 +241,34 @@ async def test_a_failure_goes_to_another_replica_while_there_is_one(
 
 
 async def test_what_killed_twice_goes_to_another_replica_while_there_is_one(
-    asked: Exchange, open_exchange: OpenExchange
+    producer: Exchange, open_exchange: OpenExchange
 ) -> None:
-    both = {"one", "other"}
+    replicas = {"one", "other"}
     async with open_exchange("one.1") as one, open_exchange("other.1") as other:
         await one.release(await claim_one(one), "deaths")
-        (delivery,) = await reclaim(one, replicas=both)  # once is chance
+        (delivery,) = await reclaim(one, replicas=replicas)  # once is chance
         await one.release(delivery, "deaths")
-        assert await reclaim(one, replicas=both) == []
-        await asked.ask(a_request(number=1))
+        assert await reclaim(one, replicas=replicas) == []
+        await producer.ask(a_request(number=1))
         await other.release(await claim_one(other))
-        (delivery,) = await reclaim(other, replicas=both, only_troubled=True)
+        (delivery,) = await reclaim(other, replicas=replicas, only_troubled=True)
         assert (delivery.key, delivery.deaths) == ("train:0", ("one.1", "one.1"))
 
 
 async def test_a_claim_is_bounded_by_bytes_and_found_again_if_its_reply_was_lost(
-    asked: Exchange, open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch
+    producer: Exchange, open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "CLAIM_BYTES", 2_000)
     for number in range(1, 9):
-        await asked.ask(a_request(number=number))
-    claimed = await claim(asked)
+        await producer.ask(a_request(number=number))
+    claimed = await claim(producer)
     size = sum(map(len, claimed[0].fields.values()))
     assert len(claimed) == -(-2_000 // size) < 9
-    async with open_exchange(asked.me) as same_worker:
+    async with open_exchange(producer.me) as same_worker:
         again = await reclaim(same_worker, leases=claimed[:1])
         assert [entry.place for entry in again] == [entry.place for entry in claimed[1:]]
     assert {entry.deaths for entry in again} == {()}
-    assert len(await asked.adopt(REQUESTS, "job", count=9)) == len(claimed)
+    assert len(await producer.adopt(REQUESTS, "job", count=9)) == len(claimed)
 
 
 async def test_a_foreign_entry_says_so_and_a_failed_group_takes_the_place_of_its_result(
@@ -286,9 +286,9 @@ async def test_a_foreign_entry_says_so_and_a_failed_group_takes_the_place_of_its
 
 
 async def test_work_on_a_job_that_ended_is_quietly_nothing_also_for_who_waits_for_some(
-    asked: Exchange, worker: Exchange
+    producer: Exchange, worker: Exchange
 ) -> None:
-    held = await claim_one(asked)
+    lease = await claim_one(producer)
     waiting = asyncio.create_task(
         worker.claim(
             (REQUESTS,),
@@ -297,17 +297,17 @@ async def test_work_on_a_job_that_ended_is_quietly_nothing_also_for_who_waits_fo
             wait_s=0.3,
         )
     )
-    await is_blocked(asked)
-    await asked.close_job(await taken_up(asked), attempt=1, state="succeeded")
+    await is_blocked(producer)
+    await producer.close_job(await taken_up(producer), attempt=1, state="succeeded")
     assert await waiting == []
     for job_id in ("job", "nobody"):
-        delivery = Delivery(REQUESTS, job_id, held.entry_id, held.key, {})
-        pulse = await asked.heartbeat("rollout", (REQUESTS,), job_id, leases=[delivery])
+        delivery = Delivery(REQUESTS, job_id, lease.entry_id, lease.key, {})
+        pulse = await producer.heartbeat("rollout", (REQUESTS,), job_id, leases=[delivery])
         assert pulse.lost == {delivery.place}
-        assert await asked.reclaim(REQUESTS, job_id, count=1) == []
-        assert await asked.adopt(REQUESTS, job_id, count=1) == []
-        assert await asked.expire_worker("rollout", "nobody", 0, (REQUESTS,), job_id) == 0
-        assert not await asked.release(delivery, "failures")
-        assert not await asked.hand_off(delivery, ROLLOUTS, a_group())
-        assert await asked.backlog(REQUESTS, job_id) == NOTHING
-        assert await asked.pending_keys(job_id) == set()
+        assert await producer.reclaim(REQUESTS, job_id, count=1) == []
+        assert await producer.adopt(REQUESTS, job_id, count=1) == []
+        assert await producer.expire_worker("rollout", "nobody", 0, (REQUESTS,), job_id) == 0
+        assert not await producer.release(delivery, "failures")
+        assert not await producer.hand_off(delivery, ROLLOUTS, a_group())
+        assert await producer.backlog(REQUESTS, job_id) == NOTHING
+        assert await producer.pending_keys(job_id) == set()

@@ -55,11 +55,11 @@ async def test_a_job_is_told_of_after_its_learner_has_gone_its_last_evaluation_t
     assert metric("evaluation", name="accuracy") == record.result["accuracy_after"]
     assert metric("tokens_total") == record.result["trained_tokens"]
     for purpose in ("train", "eval"):
-        asked, trained, dropped, under_way = (
+        requested, trained, dropped, under_way = (
             metric("groups", purpose=purpose, state=state)
             for state in ("asked", "trained", "dropped", "under_way")
         )
-        assert asked == trained + dropped > 0
+        assert requested == trained + dropped > 0
         assert under_way == 0
     for phase in ("wait_for_groups", "train", "publish", "evaluate"):
         assert metric("phase_seconds_total", phase=phase) > 0, phase

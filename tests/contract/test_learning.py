@@ -78,7 +78,7 @@ async def test_an_evaluation_counts_what_failed_and_what_was_accepted_stays_acce
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record.error
     assert "60%" in await learner.warning()
     results: Any = record.result["evaluations"]
-    assert [(each["asked"], each["failed"], each["tasks"]) for each in results] == [
+    assert [(result["asked"], result["failed"], result["tasks"]) for result in results] == [
         (5, 3, 2),
         (5, 1, 4),
     ]

@@ -166,17 +166,17 @@ async def test_a_learner_that_redis_has_forgotten_is_fenced(
 async def test_a_job_goes_on_with_a_redis_that_has_lost_its_last_steps(
     own_server: Server, tmp_path: Path
 ) -> None:
-    kept, log = tmp_path / "kept", own_server.folder / "appendonlydir"
+    backup, log = tmp_path / "backup", own_server.folder / "appendonlydir"
     async with connect(own_server.url, me="learner-1", patience_s=30) as exchange:
         learner = Learner(exchange, tmp_path / "data", url=own_server.url)
         await learner.submit(tables={"evaluation": {"samples": 2, "every": 3}}, steps=40)
         async with learner.attempting() as attempt:
             await learner.reach(5)
-            shutil.copytree(log, kept)
+            shutil.copytree(log, backup)
             await learner.reach(15)
             own_server.kill()
             shutil.rmtree(log)
-            kept.rename(log)
+            backup.rename(log)
             own_server.start()
             await attempt
         record = await learner.record()

@@ -236,11 +236,11 @@ async def test_grades_that_a_rollout_made_up_are_a_failed_group(
     services: Services, tmp_path: Path
 ) -> None:
     await services.learner.ask(a_request())
-    asked = await claim_one(services.rollout)
+    request = await claim_one(services.rollout)
     await services.rollout.hand_off(
-        asked,
+        request,
         FAILED,
-        a_graded_group(a_group(asked.message())),
+        a_graded_group(a_group(request.message())),
     )
     intake = Intake(Attempt(services.learner, "job", 1, a_recipe(), tmp_path))
     await intake.ingest(await claim(services.learner, FAILED))

@@ -123,8 +123,8 @@ async def test_the_chain_begins_anew_before_it_is_longer_than_a_version(line: Li
         policy = await line.publish(number)
     assert max(lengths) == 5
     assert lengths.count(1) == 3  # of eleven
-    kept = {path.name for path in (line.disk / "job").iterdir()}
-    assert kept == {Path(link).name for link in policy.links}
+    names = {path.name for path in (line.disk / "job").iterdir()}
+    assert names == {Path(link).name for link in policy.links}
 
 
 async def test_a_copy_is_made_anew_when_it_is_damaged_or_an_attempt_begins(line: Line) -> None:
@@ -187,11 +187,11 @@ async def test_the_copy_of_a_rollout_that_was_killed_goes(line: Line) -> None:
     memory = line.folder / "elsewhere"
     leftover = memory / ".copy-of-who-was-killed"
     leftover.mkdir(parents=True)
-    both = [line.fetcher(), line.fetcher()]
-    copies = {verify(follower, policy) for follower in both}
+    followers = [line.fetcher(), line.fetcher()]
+    copies = {verify(follower, policy) for follower in followers}
     assert set(memory.iterdir()) == copies
     assert len(copies) == 2
-    both[0].close()
+    followers[0].close()
     assert len(list(memory.iterdir())) == 1
 
 
