@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,50 +19,67 @@ from protocol.messages import (
     JobState,
     Requested,
     RolloutRequest,
+    Task,
 )
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS
 
-from services.chassis.deployment import Deployment
 from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
 from services.learner.job.role import work_on_one_job
 from services.learner.training.ranks import Team
 from tests.architecture.project import ROOT
 from tests.builders import a_graded_group, a_group, a_job_record, a_recipe, a_task
+from tests.contract.exchange_steps import PATIENCE_S, a_deployment, record_of, until
 from tests.contract.fake_team import FakeTeam, Stalling
 from tests.inline_prompts import InlinePrompts
 
-PATIENCE_S = 60.0
 CUDA_ERROR = (FailureKind.FAILURES, "RuntimeError: CUDA error")
 
 
 @dataclass
 class Learner:
-    """A learner that is started again and again, as a supervisor does, with a team of one kind."""
+    """A learner that is started again and again, as a supervisor does, with a team of one kind.
+
+    Where it has the server's ``url``, a graded group answers every request of the active job while
+    an attempt runs. Requests whose keys are ``failing`` fail.
+    """
 
     exchange: Exchange
     data_dir: Path
     make_team: Callable[[], FakeTeam] = FakeTeam
+    url: str = ""
     models: Path = ROOT / "examples/arithmetic"
     is_confined: bool = False  # what renders prompts, which takes a second to start
     claim_idle_s: float = 1.0
-    keep_samples_bytes: int = 10**9
-    services: list[Service] = field(default_factory=list)
+    failing: Collection[str] = ()
+    failure: tuple[FailureKind, str] = CUDA_ERROR
+    answers_training: bool = True
+    answers_evaluations: bool = True
+    service: Service = field(init=False)  # of the last attempt
+    team: FakeTeam = field(init=False)
 
-    def start(self) -> asyncio.Task[FakeTeam]:
-        """Begin an attempt; the task's result is the team as it was in the end."""
-        service = Service("learner", self._deployment, self.exchange)
-        self.services.append(service)
-        prompts = PromptRenderer(1) if self.is_confined else InlinePrompts()
-        return asyncio.create_task(_attempt(service, self.make_team(), prompts))
+    def start(self, team: FakeTeam | None = None) -> asyncio.Task[None]:
+        """Begin an attempt."""
+        deployment = a_deployment(
+            self.data_dir,
+            model_roots=(self.models,),
+            heartbeat_s=0.05,
+            keep_samples_bytes=10**9,
+            claim_idle_s=self.claim_idle_s,
+        )
+        self.service = Service("learner", deployment, self.exchange)
+        self.team = team or self.make_team()
+        return asyncio.create_task(self._attempt(self.service, self.team))
 
-    async def attempt(self) -> FakeTeam:
-        """One attempt, to its end."""
+    async def attempt(self, *failing: str) -> JobRecord:
+        """One attempt, to its end; return the record as it is then."""
+        self.failing = failing
         async with asyncio.timeout(PATIENCE_S):
-            return await self.start()
+            await self.start()
+        return await self.record()
 
     @asynccontextmanager
-    async def attempting(self) -> AsyncIterator[asyncio.Task[FakeTeam]]:
+    async def attempting(self) -> AsyncIterator[asyncio.Task[None]]:
         """An attempt beside the body, which ends with it without a word."""
         running = self.start()
         try:
@@ -79,16 +96,17 @@ class Learner:
             with_log_from: the oldest segment that its checkpoints leave in the log.
         """
         team = Stalling(step)
-        make_team, self.make_team = self.make_team, lambda: team
-        running = self.start()
-        self.make_team = make_team
+        running = self.start(team)
+
+        def is_written() -> bool:
+            """Checkpoints are written beside the steps, and the log is cut after them."""
+            return not list((self.job_dir / "checkpoints").glob(".*")) and all(
+                path.name >= with_log_from for path in (self.job_dir / "log").glob("*.segment")
+            )
+
         async with asyncio.timeout(PATIENCE_S):
             await team.stalls.wait()
-            # Checkpoints are written beside the steps, and the log is cut after them.
-            while list((self.job_dir / "checkpoints").glob(".*")) or any(
-                path.name < with_log_from for path in (self.job_dir / "log").glob("*.segment")
-            ):
-                await asyncio.sleep(0.01)
+        await until(is_written)
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
@@ -97,11 +115,7 @@ class Learner:
         self, job_id: str = "job", tables: Mapping[str, Any] | None = None, **training: Any
     ) -> None:
         """Queue a job with a task file of its own; ``tables`` are further ones of its recipe."""
-        files = self.data_dir / "files"
-        files.mkdir(parents=True, exist_ok=True)
-        tasks = [a_task(id=f"task-{number}") for number in range(5)]
-        lines = (json.dumps(task.model_dump(exclude_none=True)) + "\n" for task in tasks)
-        (files / "train.jsonl").write_text("".join(lines))
+        write_tasks(self.data_dir / "files", (a_task(id=f"task-{number}") for number in range(5)))
         settings = {"steps": 6, "checkpoint_every": 2, "groups_per_step": 2} | training
         recipe = a_recipe(
             **{
@@ -115,44 +129,39 @@ class Learner:
 
     async def uninterrupted(self, **training: Any) -> str:
         """What the model of the job is in the end if nothing happens to it."""
-        other = Learner(self.exchange, self.data_dir / "other")
+        other = Learner(self.exchange, self.data_dir / "other", url=self.url)
         await other.submit("other", **training)
-        return (await other.attempt()).digest
+        await other.start()
+        return other.team.digest
 
-    async def paused_and_resumed(self) -> None:
-        await self.attempt()
-        assert (await self.record()).state is JobState.PAUSED
+    async def paused_and_resumed(self, *failing: str) -> None:
+        record = await self.attempt(*failing)
+        assert record.state is JobState.PAUSED
         await self.exchange.request_state("job", Requested.RUN)
 
-    async def record(self, job_id: str = "job") -> JobRecord:
-        record = await self.exchange.job(job_id)
-        assert record is not None
-        return record
+    async def record(self) -> JobRecord:
+        return await record_of(self.exchange)
 
-    async def events(self, job_id: str = "job", kind: str = "") -> list[JobEvent]:
-        """What was told, as far as its id begins with ``kind``."""
-        rows = await self.exchange.events(job_id)
+    async def events(self, kind: str = "") -> list[JobEvent]:
+        """The events whose ids begin with ``kind``."""
+        rows = await self.exchange.events("job")
         return [event for _, event in rows if event.id.startswith(kind)]
-
-    async def is_ready(self) -> bool:
-        return self.services[-1].readiness.ready
-
-    def is_in(self, state: JobState) -> Callable[[], Awaitable[bool]]:
-        async def look() -> bool:
-            return (await self.record()).state is state
-
-        return look
-
-    def has_made(self, steps: int) -> Callable[[], Awaitable[bool]]:
-        async def look() -> bool:
-            return (await self.record()).step >= steps
-
-        return look
 
     async def warning(self) -> str:
         """The only one that there was."""
         (warning,) = (event.message for event in await self.events() if event.level == "warn")
         return warning
+
+    async def is_ready(self) -> bool:
+        return self.service.readiness.ready
+
+    async def reach(self, step: int) -> None:
+        """Wait until the job has made so many steps."""
+
+        async def has_made() -> bool:
+            return (await self.record()).step >= step
+
+        await until(has_made)
 
     @property
     def job_dir(self) -> Path:
@@ -162,67 +171,29 @@ class Learner:
     def checkpoints(self) -> list[Path]:
         return sorted((self.job_dir / "checkpoints").glob("step-*"))
 
-    @property
-    def _deployment(self) -> Deployment:
-        environment = {
-            "WEIR_REDIS_URL": "redis://unused",
-            "WEIR_DATA_DIR": str(self.data_dir),
-            "WEIR_MODEL_ROOTS": str(self.models),
-            "WEIR_PORT": "0",
-            "WEIR_HEARTBEAT_S": "0.05",
-            "WEIR_KEEP_SAMPLES_BYTES": str(self.keep_samples_bytes),
-            "WEIR_CLAIM_IDLE_S": str(self.claim_idle_s),
-        }
-        return Deployment.from_environment(environment)
-
-
-async def _attempt(service: Service, team: FakeTeam, prompts: PromptRenderer) -> FakeTeam:
-    async with prompts:
-        await work_on_one_job(service, cast(Team, team), prompts)
-    return team
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await condition():
-            await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def answering(
-    url: str,
-    *failing: str,
-    why: tuple[FailureKind, str] = CUDA_ERROR,
-    evaluates: asyncio.Event | None = None,
-) -> AsyncIterator[None]:
-    """Beside the body, every request of the active job is answered by a graded group.
-
-    Those whose keys are ``failing`` fail; those of evaluations wait until ``evaluates`` is set.
-    """
-    async with connect(url, me="answerer", patience_s=PATIENCE_S) as exchange:
-        task = asyncio.create_task(_answer_forever(exchange, failing, why, evaluates))
+    async def _attempt(self, service: Service, team: FakeTeam) -> None:
+        prompts = PromptRenderer(1) if self.is_confined else InlinePrompts()
+        answering = asyncio.create_task(self._answer_forever())
         try:
-            yield
+            async with prompts:
+                await work_on_one_job(service, cast(Team, team), prompts)
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            answering.cancel()
+            await asyncio.wait({answering})
 
+    async def _answer_forever(self) -> None:
+        if not self.url:
+            return
+        async with connect(self.url, me="answerer", patience_s=PATIENCE_S) as exchange:
+            while True:
+                await self._answer(exchange)
 
-async def _answer_forever(
-    exchange: Exchange,
-    failing: Collection[str],
-    why: tuple[FailureKind, str],
-    evaluates: asyncio.Event | None,
-) -> None:
-    while True:
+    async def _answer(self, exchange: Exchange) -> None:
+        streams = [EVAL_REQUESTS] * self.answers_evaluations + [REQUESTS] * self.answers_training
         active = await exchange.active()
-        if active is None:
+        if active is None or not streams:
             await asyncio.sleep(0.01)
-            continue
-        streams = [EVAL_REQUESTS, REQUESTS]
-        if evaluates is not None and not evaluates.is_set():
-            streams = [REQUESTS]
+            return
         claimed = await exchange.claim(streams, active.job_id, count=8, wait_s=0.02)
         for stream in streams:
             claimed += await exchange.reclaim(stream, active.job_id, count=8, leases=claimed)
@@ -230,9 +201,16 @@ async def _answer_forever(
             request = delivery.message()
             if (version := await _find_version(exchange, request)) is not None:
                 answer = an_answer(request, version)
-                if request.key in failing:
-                    answer = delivery.as_failed(*why)
+                if request.key in self.failing:
+                    answer = delivery.as_failed(*self.failure)
                 await exchange.hand_off(delivery, GRADED, answer)
+
+
+def write_tasks(folder: Path, tasks: Iterable[Task], name: str = "train") -> None:
+    """With a blank line before the tasks, so the first one is in line 2."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(task.model_dump(exclude_none=True)) + "\n" for task in tasks)
+    (folder / f"{name}.jsonl").write_text("\n" + "".join(lines))
 
 
 async def _find_version(exchange: Exchange, request: RolloutRequest) -> int | None:
@@ -248,5 +226,9 @@ async def _find_version(exchange: Exchange, request: RolloutRequest) -> int | No
 def an_answer(request: RolloutRequest, version: int) -> GradedGroup:
     """The same for the same request, but for the version."""
     num_others = request.group_size - 1
-    group = a_group(request, [1 + request.number % 3, *[2] * num_others], version=version)
+    group = a_group(
+        request,
+        [1 + request.number % 3, *[2] * num_others],
+        version=version,
+    )
     return a_graded_group(group, [float(request.number % 2), *[1.0] * num_others])

@@ -7,14 +7,19 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.calls import Call, CallSampling, Piece, Pieces, Served, Token
+from protocol.calls import Call, CallSampling, Piece, Pieces, Refusal, Served, Token
 from protocol.exchange import Exchange
 from protocol.recipe import Model
 
 JOB = Served(name="job", job_id="job", model=Model(path="p"))
 
 
-def a_call(call_id: str = "call-0", *, served: Served = JOB, **changes: Any) -> Call:
+def a_call(
+    call_id: str = "call-0",
+    *,
+    served: Served = JOB,
+    **changes: Any,
+) -> Call:
     values = {"id": call_id, "gateway": "gateway-1", "served": served}
     if not changes.keys() & {"messages", "token_ids"}:
         values["text"] = "1+1="
@@ -63,3 +68,11 @@ class CallClient:
     async def answered(self, call: Call) -> list[Piece]:
         await self.ask(call)
         return await self.until_over(call)
+
+    async def refusal(self, call: Call) -> Refusal:
+        """Why a call, which may have been sent before, is not answered."""
+        if call.id not in self.waiting and not self.pieces[call.id]:
+            await self.ask(call)
+        *_, last = await self.until_over(call)
+        assert last.refusal is not None
+        return last.refusal

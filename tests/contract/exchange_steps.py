@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from inspect import isawaitable
+from pathlib import Path
 from typing import Any
 
 from protocol.exchange import Delivery, Exchange, Place
-from protocol.messages import JobRecord, JobRef, RolloutRequest
-from protocol.streams import REQUESTS, Stream
+from protocol.messages import ActiveJob, FailureKind, JobRecord, JobRef
+from protocol.streams import GRADED, REQUESTS, Stream
 
 from services.chassis.deployment import Deployment
-from tests.builders import a_job_record
+from tests.builders import a_job_record, a_recipe
 
-DEPLOYMENT = replace(
-    Deployment.from_environment(
-        {"WEIR_REDIS_URL": "unused", "WEIR_DATA_DIR": "/unused", "WEIR_PORT": "0"}
-    ),
-    heartbeat_s=0.05,
-    claim_idle_s=0.4,
-    drain_s=1.0,
-)
+PATIENCE_S = 60.0
 
 
-async def begin(exchange: Exchange, job_id: str = "job") -> int:
-    await exchange.submit(a_job_record(job_id))
+def a_deployment(data_dir: Path = Path("/unused"), **settings: Any) -> Deployment:
+    variables = {"WEIR_REDIS_URL": "unused", "WEIR_DATA_DIR": str(data_dir), "WEIR_PORT": "0"}
+    return replace(Deployment.from_environment(variables), **settings)
+
+
+DEPLOYMENT = a_deployment(heartbeat_s=0.05, claim_idle_s=0.4, drain_s=1.0)
+
+
+async def until(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """Wait until it returns something true, which it may do as a coroutine."""
+    async with asyncio.timeout(within_s):
+        while True:
+            outcome = condition()
+            if await outcome if isawaitable(outcome) else outcome:
+                return
+            await asyncio.sleep(0.01)
+
+
+def an_active_job(
+    job_id: str = "job",
+    attempt: int = 1,
+    **tables: Any,
+) -> ActiveJob:
+    return ActiveJob(job_id=job_id, attempt=attempt, recipe=a_recipe(**tables))
+
+
+async def begin(exchange: Exchange, job_id: str = "job", **tables: Any) -> int:
+    """A job that a learner has taken up."""
+    await exchange.submit(a_job_record(job_id, recipe=a_recipe(**tables)))
     return await exchange.begin_attempt(job_id)
+
+
+async def activate(exchange: Exchange, job_id: str = "job", **tables: Any) -> int:
+    """A job that workers work on."""
+    attempt = await begin(exchange, job_id, **tables)
+    await exchange.activate(an_active_job(job_id, attempt, **tables))
+    return attempt
 
 
 async def record_of(exchange: Exchange, job_id: str = "job") -> JobRecord:
@@ -43,23 +72,65 @@ async def taken_up(exchange: Exchange) -> Delivery[JobRef]:
     return delivery
 
 
-async def claim_all(
-    exchange: Exchange, *inputs: Stream[RolloutRequest]
-) -> list[Delivery[RolloutRequest]]:
-    return await exchange.claim(inputs or (REQUESTS,), "job", count=100, wait_s=0.01)
+async def claim(
+    exchange: Exchange,
+    *inputs: Stream,
+    count: int = 100,
+) -> list[Delivery]:
+    return await exchange.claim(
+        inputs or (REQUESTS,),
+        "job",
+        count=count,
+        wait_s=0.01,
+    )
 
 
-async def claim_one(exchange: Exchange) -> Delivery[RolloutRequest]:
-    (delivery,) = await claim_all(exchange)
+async def claim_one(exchange: Exchange, *inputs: Stream) -> Delivery:
+    """The only entry that nobody has claimed."""
+    (delivery,) = await claim(exchange, *inputs)
     return delivery
 
 
-async def lost(exchange: Exchange, *held: Delivery) -> Set[Place]:
-    return (await exchange.heartbeat("rollout", (REQUESTS,), "job", leases=held)).lost
+async def reclaim(
+    exchange: Exchange,
+    stream: Stream = REQUESTS,
+    **options: Any,
+) -> list[Delivery]:
+    return await exchange.reclaim(stream, "job", count=9, **options)
 
 
-async def take_over(exchange: Exchange, *inputs: Stream, job_id: str = "job") -> list[Delivery]:
+async def fail(exchange: Exchange, delivery: Delivery) -> bool:
+    failure = delivery.as_failed(FailureKind.DEATHS, "no matter why")
+    return await exchange.hand_off(delivery, GRADED, failure)
+
+
+async def lost(exchange: Exchange, *leases: Delivery) -> Set[Place]:
+    return (
+        await exchange.heartbeat(
+            "rollout",
+            (REQUESTS,),
+            "job",
+            leases=leases,
+        )
+    ).lost
+
+
+async def is_blocked(exchange: Exchange, clients: int = 1) -> None:
+    """Wait until so many clients wait for something on the server."""
+
+    async def look() -> bool:
+        return (await exchange.writer.info("clients"))["blocked_clients"] == clients
+
+    await until(look)
+
+
+async def take_over(
+    exchange: Exchange,
+    *inputs: Stream,
+    job_id: str = "job",
+) -> list[Delivery]:
     """Bury all other workers without any patience, and claim what is free."""
+    inputs = inputs or (REQUESTS,)
     group = str(inputs[0].group)
     pulse = await exchange.heartbeat(group, inputs, job_id)
     for life, beats in pulse.beats.items():

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,45 +18,44 @@ if TYPE_CHECKING:  # which imports torch
     from services.learner.training.samples import Sample
 
 
+@dataclass
 class FakeTeam:
     """What `Team` does, without torch: two that were trained on the same hold the same digest."""
 
     num_ranks = 1
     device_name = ""
-    adapts: Path | None = None
+    adapts: Path | None = field(default=None, init=False)
+    steps: int = field(default=0, init=False)
+    digest: str = field(default="", init=False)
+    copy: str = field(default="", init=False)  # to be written
+    is_kept_alive: bool = field(default=False, init=False)
 
-    def __init__(self) -> None:
-        self.digest = ""
-        self.copy = ""  # to be written
-        self.is_kept_alive = False
+    async def before_step(self) -> None:
+        """For what a test does when so many ``steps`` are made."""
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
+    async def open(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        critic_folder: Path | None = None,
+    ) -> None:
         self.digest = ""
 
-    async def rehearse(self, samples: Sequence[Sample]) -> None:
-        pass
-
     async def train(self, samples: Sequence[Sample]) -> Measured:
-        self._learn("train", samples)
-        return Measured()
+        await self.before_step()
+        self.steps += 1
+        return self._learn("train", samples)
 
     async def pretrain(self, samples: Sequence[Sample]) -> Measured:
-        self._learn("pretrain", samples)
-        return Measured()
+        return self._learn("pretrain", samples)
 
     async def score(
         self, samples: Sequence[Sample], temperature: float, *, use_snapshot: bool = False
     ) -> Measured:
         return Measured()
-
-    async def snapshot_weights(self) -> None:
-        pass
-
-    async def drop_snapshot(self) -> None:
-        pass
 
     async def save(self, folder: Path) -> None:
         (folder / "policy").mkdir()
@@ -77,31 +77,31 @@ class FakeTeam:
     async def export_critic(self, folder: Path) -> None:
         await self.export(folder)
 
-    async def leave(self) -> None:
-        pass
-
     async def keep_alive_forever(self) -> None:
         self.is_kept_alive = True
         await asyncio.Event().wait()
 
-    def _learn(self, kind: str, samples: Sequence[Sample]) -> None:
+    async def leave(self, *_: object) -> None:
+        pass
+
+    rehearse = snapshot_weights = drop_snapshot = leave
+
+    def _learn(self, kind: str, samples: Sequence[Sample]) -> Measured:
         digest = hashlib.sha256(f"{self.digest} {kind}".encode())
         for sample in samples:
             digest.update(sample.token_ids.tobytes() + str(sample.advantage).encode())
         self.digest = digest.hexdigest()
+        return Measured()
 
 
+@dataclass
 class Stalling(FakeTeam):
     """A team that makes so many steps, and never ends the next one."""
 
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.left = steps
-        self.stalls = asyncio.Event()
+    after: int
+    stalls: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def train(self, samples: Sequence[Sample]) -> Measured:
-        if self.left == 0:
+    async def before_step(self) -> None:
+        if self.steps == self.after:
             self.stalls.set()
             await asyncio.Event().wait()
-        self.left -= 1
-        return await super().train(samples)

@@ -7,66 +7,61 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from protocol.frames import Fields
 from protocol.messages import JobState, Requested
 from protocol.recipe import Recipe
+from redis import Redis
 
 from services.learner.durable.checkpoint import Checkpoints
 from services.learner.supply.log import GroupLog
 from services.learner.training.ranks import BatchTooLarge
-from services.learner.training.samples import Measured, Sample
+from services.learner.training.samples import Sample
 from tests.builders import as_dict
 from tests.contract.attempts import PATIENCE_S, Learner, until
 from tests.contract.fake_team import FakeTeam
-from tests.contract.valkey_server import Server
 
-pytestmark = [
-    *(pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine),
-    pytest.mark.usefixtures("answers"),
-]
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
+@dataclass
 class Breaking(FakeTeam):
     """A team that breaks in each attempt after a number of steps, by an error of the job's own."""
 
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.left = after
+    after: int
 
-    async def train(self, samples: Sequence[Sample]) -> Measured:
-        if self.left == 0:
+    async def before_step(self) -> None:
+        if self.steps == self.after:
             raise ValueError("no such token")
-        self.left -= 1
-        return await super().train(samples)
 
 
-class Two(FakeTeam):
-    num_ranks = 2
+async def broken(learner: Learner, after: int = 0) -> None:
+    with pytest.raises(ValueError, match="token"):
+        await learner.start(Breaking(after))
 
 
-async def no_task_file(learner: Learner, _: pytest.MonkeyPatch) -> str:
+def no_task_file(learner: Learner, _: pytest.MonkeyPatch) -> str:
     (learner.data_dir / "files").rename(learner.data_dir / "away")
     return "train.jsonl'; restore it, or mount the folder"
 
 
-async def no_checkpoints(learner: Learner, _: pytest.MonkeyPatch) -> str:
+def no_checkpoints(learner: Learner, _: pytest.MonkeyPatch) -> str:
     (learner.job_dir / "checkpoints").rename(learner.data_dir / "away")
     return "WEIR_DATA_DIR/jobs/job/checkpoints has no checkpoint"
 
 
-async def no_space(_: Learner, patch: pytest.MonkeyPatch) -> str:
+def no_space(_: Learner, patch: pytest.MonkeyPatch) -> str:
     def append(log: GroupLog, groups: Sequence[Fields]) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", str(log.folder / log.segment))
+        raise OSError(*FULL.args, str(log.folder / log.segment))
 
     patch.setattr(GroupLog, "append", append)
     return ".segment'; free space on that disk"
 
 
-async def no_whole_checkpoint(learner: Learner, _: pytest.MonkeyPatch) -> str:
+def no_whole_checkpoint(learner: Learner, _: pytest.MonkeyPatch) -> str:
     checkpoints = learner.job_dir / "checkpoints"
     shutil.copytree(checkpoints, learner.data_dir / "away")
     for digest in checkpoints.glob("*/policy/digest"):
@@ -81,7 +76,7 @@ def mend(learner: Learner, folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "folder"),
+    ("break_machine", "folder"),
     [
         (no_task_file, "files"),
         (no_space, ""),
@@ -90,182 +85,169 @@ def mend(learner: Learner, folder: str) -> None:
     ],
 )
 async def test_a_fault_of_the_machine_pauses_the_job_until_it_is_mended(
-    learner: Learner, monkeypatch: pytest.MonkeyPatch, fault: Callable, folder: str
+    learner: Learner, monkeypatch: pytest.MonkeyPatch, break_machine: Callable, folder: str
 ) -> None:
     whole = await learner.uninterrupted(steps=12)
     await learner.submit(steps=12)
-    await learner.killed_at(step=5)
+    await learner.killed_at(5)
     steps: set[int] = set()  # there may be groups for another one
     with monkeypatch.context() as patch:
-        remedy = await fault(learner, patch)
+        remedy = break_machine(learner, patch)
         for _ in range(3):
-            await learner.attempt()
-            record = await learner.record()
+            record = await learner.attempt()
             assert (record.state, record.requested) == (JobState.PAUSED, Requested.RUN)
             assert remedy in str(record.error)
             assert record.failures == 0
             steps.add(record.step)
-    events = await learner.events(kind="machine:")
+    events = await learner.events("machine:")
     assert len(events) == len(steps) < 3
-    for event in events:
-        assert event.level == "warn"
-        assert remedy in event.message
+    assert {event.level for event in events} == {"warn"}
+    assert all(remedy in event.message for event in events)
     mend(learner, folder)
-    assert (await learner.attempt()).digest == whole
-    record = await learner.record()
+    record = await learner.attempt()
     assert (record.state, record.attempt, record.error) == (JobState.SUCCEEDED, 5, None)
+    assert learner.team.digest == whole
 
 
 async def test_a_job_that_is_held_up_is_cancelled_at_once_and_its_learner_leaves_it(
     learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await learner.submit()
-    await no_task_file(learner, monkeypatch)
+    no_task_file(learner, monkeypatch)
     running = learner.start()
-    await until(learner.is_in(JobState.PAUSED))
+
+    async def is_paused() -> bool:
+        return (await learner.record()).state is JobState.PAUSED
+
+    await until(is_paused)
     await learner.exchange.request_state("job", Requested.CANCEL)
+    await running
     record = await learner.record()
     assert (record.state, record.attempt, record.error) == (JobState.CANCELLED, 1, None)
-    await running
-    assert (await learner.record()).state is JobState.CANCELLED
 
 
 async def test_attempts_that_are_killed_cost_nothing_and_are_told_of(learner: Learner) -> None:
     whole = await learner.uninterrupted()
     await learner.submit()
     for _ in range(4):
-        await learner.killed_at(step=0)
-    assert (await learner.attempt()).digest == whole
-    record = await learner.record()
+        await learner.killed_at(0)
+    record = await learner.attempt()
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 5)
-    (event,) = await learner.events(kind="silent:")
+    assert learner.team.digest == whole
+    (event,) = await learner.events("silent:")
     assert event.level == "warn"
 
 
 async def test_three_attempts_in_a_row_that_break_fail_the_job_with_the_last_error(
     learner: Learner,
 ) -> None:
-    learner.make_team = lambda: Breaking(after=0)
     await learner.submit()
     for failures in (1, 2):
-        with pytest.raises(ValueError, match="token"):
-            await learner.attempt()
+        await broken(learner)
         record = await learner.record()
         assert (record.state, record.failures) == (JobState.RUNNING, failures)
         assert str(record.error) == "ValueError: no such token"
-    await learner.attempt()
+    await learner.start(Breaking(0))
     record = await learner.record()
     assert (record.state, record.attempt) == (JobState.FAILED, 3)
     assert str(record.error).endswith("the last one: ValueError: no such token")
-    assert len(await learner.events(kind="broke:")) == 2
+    assert len(await learner.events("broke:")) == 2
 
 
-async def test_attempts_that_break_may_be_many_if_each_gets_on(learner: Learner) -> None:
-    await learner.submit(checkpoint_every=100)
-    for steps in range(1, 5):
-        learner.make_team = lambda steps=steps: Breaking(after=steps)
-        with pytest.raises(ValueError, match="token"):
-            await learner.attempt()
-        record = await learner.record()
-        assert (record.state, record.step) == (JobState.RUNNING, steps)
-
-
-async def test_what_broke_before_and_after_a_replay_without_a_new_step_is_in_a_row(
+async def test_attempts_that_break_are_in_a_row_unless_one_gets_beyond_the_replayed_steps(
     learner: Learner,
 ) -> None:
     await learner.submit(checkpoint_every=100)
-    learner.make_team = lambda: Breaking(after=2)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="token"):
-            await learner.attempt()
-    await learner.attempt()
+    for steps in (1, 2, 3, 4, 4):
+        await broken(learner, steps)
+        record = await learner.record()
+        assert (record.state, record.step) == (JobState.RUNNING, steps)
+    await learner.start(Breaking(4))
     record = await learner.record()
-    assert (record.state, record.step) == (JobState.FAILED, 2)
+    assert (record.state, record.step) == (JobState.FAILED, 4)
 
 
 # ---------------------------------------- what an attempt begins from
 
 
-async def interrupted(learner: Learner) -> None:
-    """An attempt that is killed with two checkpoints behind it, and steps since."""
+async def interrupted(learner: Learner) -> str:
+    """An attempt that is killed with two checkpoints behind it, and steps since.
+
+    Returns what the model would be in the end.
+    """
+    whole = await learner.uninterrupted()
     await learner.submit()
-    await learner.killed_at(step=5)
+    await learner.killed_at(5)
     assert [folder.name for folder in learner.checkpoints] == ["step-000002", "step-000004"]
+    return whole
 
 
 async def test_in_the_place_of_a_damaged_checkpoint_the_one_before_is_taken_by_any_ranks(
     learner: Learner,
 ) -> None:
-    whole = await learner.uninterrupted()
-    await interrupted(learner)
+    """It needs steps of the log, which has been cut."""
+    whole = await learner.uninterrupted(steps=12)
+    await learner.submit(steps=12)
+    await learner.killed_at(9, with_log_from="000001-000001.segment")
     older, newest = learner.checkpoints
     (newest / "policy/digest").write_text("damaged")
-    learner.make_team = Two
-    assert (await learner.attempt()).digest == whole
-    assert await learner.events(kind="ranks:")
-    (event,) = await learner.events(kind="damaged:")
+    team = FakeTeam()
+    team.num_ranks = 2
+    await learner.start(team)
+    assert team.digest == whole
+    assert await learner.events("ranks:")
+    (event,) = await learner.events("damaged:")
     assert event.level == "warn"
     for folder in (newest, older):
         assert f"WEIR_DATA_DIR/{folder.relative_to(learner.data_dir)}" in event.message
     assert str(learner.data_dir) not in event.message
     assert (await learner.record()).state is JobState.SUCCEEDED
-    assert [folder.name for folder in learner.checkpoints] == ["step-000002", "step-000006"]
+    assert [folder.name for folder in learner.checkpoints] == ["step-000010", "step-000012"]
 
 
 async def test_steps_whose_log_is_gone_are_made_anew_under_weights_that_are_published(
-    learner: Learner, server: Server
+    learner: Learner, client: Redis
 ) -> None:
-    whole = await learner.uninterrupted()
-    await interrupted(learner)
+    whole = await interrupted(learner)
     for segment in (learner.job_dir / "log").iterdir():
         segment.unlink()
-    with server.client() as client:  # nor does a rollout have the weights of the last attempt
-        client.delete("weir:job:policy")
-    assert (await learner.attempt()).digest == whole
-    (event,) = await learner.events(kind="anew:")
-    assert "from 4 to 5;" in event.message
-
-
-async def test_the_log_keeps_what_its_checkpoints_need(learner: Learner) -> None:
-    await learner.submit(steps=12)
-    await learner.killed_at(step=9, with_log_from="000001-000001.segment")
-    *_, newest = learner.checkpoints
-    (newest / "policy/digest").write_text("damaged")
+    # nor does a rollout have the weights of the last attempt
+    client.delete("weir:job:policy")
     await learner.attempt()
-    assert (await learner.record()).state is JobState.SUCCEEDED
+    assert learner.team.digest == whole
+    (event,) = await learner.events("anew:")
+    assert "from 4 to 5;" in event.message
 
 
 async def test_tasks_with_wrong_content_fail_a_job_which_goes_on_when_it_is_revived(
     learner: Learner,
 ) -> None:
-    whole = await learner.uninterrupted()
-    await interrupted(learner)
+    whole = await interrupted(learner)
     tasks = learner.data_dir / "files/train.jsonl"
     sound = tasks.read_text()
     tasks.write_text("{}\n")
     for _ in range(2):  # it may fail, and be revived, again
-        await learner.attempt()
-        record = await learner.record()
+        record = await learner.attempt()
         assert (record.state, record.failures) == (JobState.FAILED, 0)
         assert "line 1" in str(record.error)
         await learner.exchange.revive("job")
     tasks.write_text(sound)
-    assert (await learner.attempt()).digest == whole
-    (begins,) = await learner.events(kind="attempt:4")
+    await learner.attempt()
+    assert learner.team.digest == whole
+    (begins,) = await learner.events("attempt:4")
     assert begins.message == "attempt 4 begins at step 4"
-    assert len(await learner.events(kind="end:failed")) == 2
+    assert len(await learner.events("end:failed")) == 2
 
 
 async def test_weights_of_jobs_that_have_ended_or_are_unknown_are_swept(learner: Learner) -> None:
     weights = learner.data_dir / "weights"
     await learner.submit("ended")
-    await learner.attempt()
+    await learner.start()
     assert not (weights / "ended").exists()
-    await learner.submit("waiting")
-    for job_id in ("ended", "unknown", "waiting"):
+    await learner.submit()
+    for job_id in ("ended", "unknown", "job"):
         shutil.copytree(learner.data_dir / "files", weights / job_id)
-    await learner.attempt()
-    assert (await learner.record("waiting")).state is JobState.SUCCEEDED
+    assert (await learner.attempt()).state is JobState.SUCCEEDED
     assert not (weights / "ended").exists()
     assert not (weights / "unknown").exists()
 
@@ -273,31 +255,32 @@ async def test_weights_of_jobs_that_have_ended_or_are_unknown_are_swept(learner:
 async def test_the_ranks_are_kept_alive_before_there_is_a_job(learner: Learner) -> None:
     running = learner.start()
     await until(learner.is_ready)
-    learner.services[-1].stop()
-    assert (await running).is_kept_alive
+    learner.service.stop()
+    await running
+    assert learner.team.is_kept_alive
 
 
 # ---------------------------------------- what does not fit the memory
 
 
+@dataclass
 class Small(FakeTeam):
-    """Trains so many steps, and then only with micro-batches that are small enough."""
+    """Trains three steps, and then only with micro-batches that are small enough."""
 
-    def __init__(self, fits: int, steps: int, opened_with: list[int]) -> None:
-        super().__init__()
-        self.fits = fits
-        self.left = steps
-        self.opened_with = opened_with
+    opened_with: list[int]
 
-    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
+    async def open(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        critic_folder: Path | None = None,
+    ) -> None:
         await super().open(folder, recipe, critic_folder)
         self.opened_with.append(recipe.training.micro_batch_tokens)
 
-    async def train(self, samples: Sequence[Sample]) -> Measured:
-        if self.left == 0 and self.opened_with[-1] > self.fits:
+    async def before_step(self) -> None:
+        if self.steps == 3 and self.opened_with[-1] > 100:
             raise BatchTooLarge("rank 1: CUDA out of memory")
-        self.left -= 1
-        return await super().train(samples)
 
 
 class Tiny(FakeTeam):
@@ -311,18 +294,17 @@ async def test_where_the_memory_runs_out_the_next_attempt_takes_half_as_many_tok
     learner: Learner,
 ) -> None:
     opened_with: list[int] = []
-    learner.make_team = lambda: Small(fits=100, steps=3, opened_with=opened_with)
+    learner.make_team = lambda: Small(opened_with)
     await learner.submit(micro_batch_tokens=256)
     for lower in (128, 64):
-        await learner.attempt()
-        record = await learner.record()
+        record = await learner.attempt()
         assert (record.state, record.failures) == (JobState.RUNNING, 0)
         assert (record.micro_batch_tokens, record.attempts_since_checkpoint) == (lower, 0)
-    await learner.attempt()
+    assert (await learner.attempt()).state is JobState.SUCCEEDED
     assert opened_with == [256, 128, 64]
-    assert (await learner.record()).state is JobState.SUCCEEDED
-    first, second = await learner.events(kind="memory:")
-    assert ("128" in first.message, "64" in second.message) == (True, True)
+    first, second = await learner.events("memory:")
+    assert "128" in first.message
+    assert "64" in second.message
 
 
 async def test_a_job_whose_single_samples_are_too_large_pauses_and_names_the_settings(
@@ -330,8 +312,7 @@ async def test_a_job_whose_single_samples_are_too_large_pauses_and_names_the_set
 ) -> None:
     learner.make_team = Tiny
     await learner.submit(micro_batch_tokens=64)
-    await learner.attempt()
-    record = await learner.record()
+    record = await learner.attempt()
     assert (record.state, record.requested) == (JobState.PAUSED, Requested.RUN)
     for part in ("rank 0: CUDA", "model.max_context = 64", "training.recompute_activations"):
         assert part in str(record.error)
@@ -340,19 +321,21 @@ async def test_a_job_whose_single_samples_are_too_large_pauses_and_names_the_set
 # ---------------------------------------- what a job leaves for others to start from
 
 
+@dataclass
 class Counting(FakeTeam):
     """A team that counts how often it has gathered its weights."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.exports = 0
+    exports: int = 0
 
     async def export(self, folder: Path) -> None:
         self.exports += 1
         await super().export(folder)
 
 
-async def cancelled(learner: Learner, running: asyncio.Task[FakeTeam]) -> None:
+async def cancelled_at(learner: Learner, step: int) -> None:
+    await learner.submit(steps=100_000, checkpoint_every=100_000)
+    running = learner.start()
+    await learner.reach(step)
     await learner.exchange.request_state("job", Requested.CANCEL)
     async with asyncio.timeout(PATIENCE_S):
         await running
@@ -362,18 +345,14 @@ async def cancelled(learner: Learner, running: asyncio.Task[FakeTeam]) -> None:
 async def test_a_checkpoint_holds_the_policy_as_a_model_with_the_numbers_of_its_step(
     learner: Learner,
 ) -> None:
-    team = Counting()
-    learner.make_team = lambda: team
     await learner.submit(steps=6, checkpoint_every=2)
-    await learner.attempt()
+    await learner.start(team := Counting())
     assert team.exports == 7 + 1  # the versions 0 to 6, and the final model
     assert [folder.name for folder in learner.checkpoints] == ["step-000004", "step-000006"]
-    events = {
-        as_dict(event)["step"]: as_dict(event) for event in await learner.events(kind="step:")
-    }
+    events = {event.id: as_dict(event) for event in await learner.events("step:")}
     for folder in learner.checkpoints:
-        state: dict[str, Any] = json.loads((folder / "state.json").read_text())
-        assert state["metrics"]["reward"] == events[state["step"]]["reward"]
+        state = json.loads((folder / "state.json").read_text())
+        assert state["metrics"]["reward"] == events[f"step:{state['step']}"]["reward"]
         digest = (folder / "policy/digest").read_text()
         assert (folder / "model/model.safetensors").read_text() == digest
         assert [path.name for path in (folder / "model").iterdir()] == ["model.safetensors"]
@@ -382,29 +361,23 @@ async def test_a_checkpoint_holds_the_policy_as_a_model_with_the_numbers_of_its_
 async def test_a_running_job_that_is_cancelled_leaves_a_checkpoint_of_its_last_step(
     learner: Learner,
 ) -> None:
-    await learner.submit(steps=100_000, checkpoint_every=100_000)
-    running = learner.start()
-    await until(learner.has_made(3))
-    await cancelled(learner, running)
+    await cancelled_at(learner, 3)
     (folder,) = learner.checkpoints
     assert folder.name == f"step-{(await learner.record()).step:06d}"
     digest = (folder / "policy/digest").read_text()
-    assert digest == running.result().digest
+    assert digest == learner.team.digest
     assert (folder / "model/model.safetensors").read_text() == digest
 
 
 async def test_a_job_whose_last_checkpoint_no_disk_takes_is_cancelled_all_the_same(
     learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full(*_: object) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    async def fail(*_: object) -> Path:
+        raise FULL
 
-    monkeypatch.setattr(Checkpoints, "save", full)
-    await learner.submit(steps=100_000, checkpoint_every=100_000)
-    running = learner.start()
-    await until(learner.has_made(1))
-    await cancelled(learner, running)
-    (event,) = await learner.events(kind="unsaved")
+    monkeypatch.setattr(Checkpoints, "save", fail)
+    await cancelled_at(learner, 1)
+    (event,) = await learner.events("unsaved")
     assert event.level == "warn"
     assert "No space left" in event.message
 
@@ -413,5 +386,4 @@ async def test_a_job_starts_from_what_another_job_has_made(learner: Learner) -> 
     shutil.copytree(learner.models / "base-model", learner.data_dir / "jobs" / "base-model")
     learner.models = learner.data_dir / "none"
     await learner.submit()
-    await learner.attempt()
-    assert (await learner.record()).state is JobState.SUCCEEDED
+    assert (await learner.attempt()).state is JobState.SUCCEEDED

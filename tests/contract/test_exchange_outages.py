@@ -11,47 +11,51 @@ from typing import TypeVar
 import pytest
 import redis
 from protocol.exchange import Backlog, Delivery, Exchange, connect, connection
-from protocol.messages import ActiveJob, FailureKind, Message, Requested
+from protocol.messages import Requested
 from protocol.streams import EVENTS, GRADED, JOBS, POLICY, REQUESTS, ROLLOUTS, Stream
+from redis import Redis
 
 from tests.builders import (
     a_graded_group,
     a_group,
     a_job_record,
     a_policy,
-    a_recipe,
     a_request,
     a_task,
     an_event,
 )
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import begin, record_of, taken_up
+from tests.contract.exchange_steps import (
+    an_active_job,
+    begin,
+    claim,
+    claim_one,
+    fail,
+    reclaim,
+    record_of,
+    taken_up,
+    until,
+)
 from tests.contract.lossy_proxy import lossy_proxy
 from tests.contract.valkey_server import Server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 T = TypeVar("T")
-M = TypeVar("M", bound=Message)
-ACTIVE = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
 
 
 async def drain(exchange: Exchange, count: int) -> set[str]:
     """Fail what is asked for and take it in, until so many groups have come; returns their keys."""
     taken_in = set[str]()
     while len(taken_in) < count:
-        for asked in await claim_any(exchange, REQUESTS):
-            await exchange.hand_off(
-                asked, GRADED, asked.as_failed(FailureKind.DEATHS, "no matter why")
-            )
+        for request in await claim_any(exchange, REQUESTS):
+            await fail(exchange, request)
         for graded in await claim_any(exchange, GRADED):
             await exchange.ingest(graded, 1)
             taken_in.add(graded.key)
     return taken_in
 
 
-async def claim_any(exchange: Exchange, stream: Stream[M]) -> list[Delivery[M]]:
-    held = await exchange.reclaim(stream, "job", count=4)
-    return held + await exchange.claim([stream], "job", count=4, wait_s=0.02)
+async def claim_any(exchange: Exchange, stream: Stream) -> list[Delivery]:
+    return await reclaim(exchange, stream) + await claim(exchange, stream, count=4)
 
 
 async def test_a_server_killed_in_the_middle_of_traffic_loses_nothing(own_server: Server) -> None:
@@ -79,31 +83,35 @@ async def test_a_server_killed_in_the_middle_of_traffic_loses_nothing(own_server
             assert await learner.backlog(stream, "job") == Backlog(0, 0)
 
 
-async def test_a_cancelled_command_is_always_cancelled(
-    exchange: Exchange, open_exchange: OpenExchange
-) -> None:
+async def test_a_cancelled_command_is_always_cancelled(exchange: Exchange) -> None:
     await begin(exchange)
 
-    async def work_forever(worker: Exchange) -> None:
+    async def work_forever() -> None:
         while True:
-            await worker.claim([REQUESTS], "job", count=1, wait_s=0)
-            await worker.ping()
+            await exchange.claim([REQUESTS], "job", count=1, wait_s=0)
+            await exchange.ping()
 
-    async with open_exchange("worker") as worker:
-        for turns in range(120):
-            working = asyncio.create_task(work_forever(worker))
-            for _ in range(turns % 60):
-                await asyncio.sleep(0)
-            working.cancel()
-            done, _ = await asyncio.wait({working}, timeout=60)
-            assert done, turns
+    for turns in range(120):
+        working = asyncio.create_task(work_forever())
+        for _ in range(turns % 60):
+            await asyncio.sleep(0)
+        working.cancel()
+        done, _ = await asyncio.wait({working}, timeout=60)
+        assert done, turns
 
 
 async def test_a_server_that_hangs_is_named(
     own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_LIMIT_S", 0.3)
-    async with connect(own_server.url, me="worker", patience_s=0) as worker, asyncio.timeout(60):
+    async with (
+        connect(
+            own_server.url,
+            me="worker",
+            patience_s=0,
+        ) as worker,
+        asyncio.timeout(60),
+    ):
         await worker.ping()
         own_server.suspend()
         with pytest.raises(redis.TimeoutError, match="did not answer"):
@@ -131,20 +139,32 @@ async def test_a_heartbeat_waits_for_no_large_write(server: Server) -> None:
 
 
 async def test_a_process_holds_few_connections_however_much_it_does_at_once(
-    exchange: Exchange, server: Server, open_exchange: OpenExchange
+    exchange: Exchange, worker: Exchange, client: Redis
 ) -> None:
     await begin(exchange)
-    with server.client() as client:
-        before = client.info("clients")["connected_clients"]
-        async with open_exchange("worker") as worker:
-            reading = asyncio.create_task(worker.claim([REQUESTS], "job", count=1, wait_s=20))
-            await asyncio.gather(
-                *(worker.record_event(an_event(f"event-{number}")) for number in range(100)),
-                *(worker.heartbeat("rollout", (REQUESTS,), "job") for _ in range(100)),
+    before = client.info("clients")["connected_clients"]
+    reading = asyncio.create_task(
+        worker.claim(
+            [REQUESTS],
+            "job",
+            count=1,
+            wait_s=20,
+        )
+    )
+    await asyncio.gather(
+        *(worker.record_event(an_event(f"event-{number}")) for number in range(100)),
+        *(
+            worker.heartbeat(
+                "rollout",
+                (REQUESTS,),
+                "job",
             )
-            assert client.info("clients")["connected_clients"] - before <= 5
-            await exchange.ask(a_request())
-            assert len(await reading) == 1
+            for _ in range(100)
+        ),
+    )
+    assert client.info("clients")["connected_clients"] - before <= 5
+    await exchange.ask(a_request())
+    assert len(await reading) == 1
 
 
 async def test_patience_has_an_end_and_who_is_told_to_hurry_has_less(own_server: Server) -> None:
@@ -188,7 +208,9 @@ async def test_a_wrong_password_is_reported_at_once(server: Server) -> None:
             await worker.ping()
 
 
-async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Server) -> None:
+async def test_every_write_may_be_sent_again_when_its_reply_is_lost(
+    server: Server, client: Redis
+) -> None:
     async with (
         lossy_proxy(server) as proxy,
         connect(proxy.url, me="worker", patience_s=5) as worker,
@@ -205,27 +227,24 @@ async def test_every_write_may_be_sent_again_when_its_reply_is_lost(server: Serv
         assert (await observer.backlog(JOBS)).entries == 1
         job = await again(taken_up(worker))
         assert await again(worker.begin_attempt("job")) == 1
-        await again(worker.activate(ACTIVE))
+        await again(worker.activate(an_active_job()))
         await again(worker.announce(a_policy()))
         await again(worker.record_event(an_event()))
         await again(worker.ask(a_request()))
-        (asked,) = await worker.claim([REQUESTS], "job", count=9, wait_s=0)
-        await again(worker.hand_off(asked, ROLLOUTS, a_group()))
-        (rolled_out,) = await worker.claim([ROLLOUTS], "job", count=9, wait_s=0)
-        await again(worker.release(rolled_out, "failures"))
-        (held,) = await again(worker.reclaim(ROLLOUTS, "job", count=9))
-        assert (held.failures, held.deaths) == ((worker.me,), ())
-        assert not (await again(worker.heartbeat("grader", [ROLLOUTS], "job", leases=[held]))).lost
+        request = await claim_one(worker)
+        await again(worker.hand_off(request, ROLLOUTS, a_group()))
+        await again(worker.release(await claim_one(worker, ROLLOUTS), "failures"))
+        (lease,) = await again(reclaim(worker, ROLLOUTS))
+        assert (lease.failures, lease.deaths) == ((worker.me,), ())
+        assert not (await again(worker.heartbeat("grader", [ROLLOUTS], "job", leases=[lease]))).lost
         assert await again(worker.expire_worker("grader", "nobody", 0, [ROLLOUTS], "job")) == 0
-        await worker.hand_off(held, GRADED, a_graded_group())
-        (graded,) = await worker.claim([GRADED], "job", count=9, wait_s=0)
-        await again(worker.ingest(graded, 1))
+        await worker.hand_off(lease, GRADED, a_graded_group())
+        await again(worker.ingest(await claim_one(worker, GRADED), 1))
         assert proxy.lost == 13
         record = await record_of(observer)
         assert (record.attempt, record.attempts_since_checkpoint) == (1, 1)
         assert await observer.pending_keys("job") == set()
-        with server.client() as client:
-            assert client.xlen(POLICY.key("job")) == client.xlen(EVENTS.key("job")) == 1
+        assert client.xlen(POLICY.key("job")) == client.xlen(EVENTS.key("job")) == 1
         await again(worker.close_job(job, 1, state="succeeded"))
         assert await observer.active() is None
 
@@ -235,8 +254,7 @@ async def test_full_memory_makes_producers_wait(exchange: Exchange, server: Serv
     server.exhaust_memory()
     async with asyncio.timeout(60):
         asking = asyncio.create_task(exchange.ask(a_request()))
-        while not exchange.waiting_for_memory:
-            await asyncio.sleep(0.02)
+        await until(lambda: exchange.waiting_for_memory)
         assert await exchange.record_event(an_event())  # that there is no room can be told
         assert await exchange.pending_keys("job") == set()
         server.free_memory()
@@ -247,22 +265,21 @@ async def test_full_memory_does_not_keep_a_learner_from_coming_back_to_drain_it(
     exchange: Exchange, open_exchange: OpenExchange, server: Server
 ) -> None:
     """Only the learner frees what lies graded, so whatever it does before that must work."""
-    attempt = await begin(exchange)
+    await begin(exchange)
     await exchange.ask(a_request())
-    (asked,) = await exchange.claim([REQUESTS], "job", count=1, wait_s=0)
+    request = await claim_one(exchange)
     server.exhaust_memory()
-    await exchange.hand_off(asked, GRADED, asked.as_failed(FailureKind.DEATHS, "no matter why"))
-    async with open_exchange("learner-2") as learner:
-        async with asyncio.timeout(60):
-            job = await taken_up(learner)
-            assert await learner.begin_attempt("job") == attempt + 1
-            await learner.update_job("job", attempt + 1, state="running")
-            await learner.activate(ActiveJob(job_id="job", attempt=2, recipe=a_recipe()))
-            await learner.announce(a_policy(attempt=2))
-            (graded,) = await learner.claim([GRADED], "job", count=1, wait_s=0)
-            (graded,) = await learner.adopt(GRADED, "job", count=1)
-            assert (await learner.heartbeat("rollout")).beats
-            assert await learner.ingest(graded, attempt + 1)
-            await learner.request_state("job", Requested.CANCEL)
-            await learner.close_job(job, attempt + 1, state="cancelled")
+    await fail(exchange, request)
+    async with open_exchange("learner-2") as learner, asyncio.timeout(60):
+        job = await taken_up(learner)
+        assert await learner.begin_attempt("job") == 2
+        await learner.update_job("job", 2, state="running")
+        await learner.activate(an_active_job(attempt=2))
+        await learner.announce(a_policy(attempt=2))
+        await claim_one(learner, GRADED)
+        (graded,) = await learner.adopt(GRADED, "job", count=1)
+        assert (await learner.heartbeat("rollout")).beats
+        assert await learner.ingest(graded, 2)
+        await learner.request_state("job", Requested.CANCEL)
+        await learner.close_job(job, 2, state="cancelled")
         assert learner.backpressure_seconds == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
 from protocol import streams
 from protocol.exchange import Backlog, Delivery, Exchange, Fenced, queue
@@ -12,20 +11,32 @@ from protocol.frames import FrameError
 from protocol.messages import FailureKind
 from protocol.recipe import Purpose
 from protocol.streams import EVAL_REQUESTS, GRADED, REQUESTS, ROLLOUTS
+from redis import Redis
 
 from tests.builders import a_graded_group, a_group, a_request
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import begin, claim_all, claim_one, lost, take_over, taken_up
-from tests.contract.valkey_server import Server
+from tests.contract.exchange_steps import (
+    begin,
+    claim,
+    claim_one,
+    fail,
+    is_blocked,
+    lost,
+    reclaim,
+    take_over,
+    taken_up,
+)
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
-NOTHING = Backlog(entries=0, claimed=0)
+INPUTS = (EVAL_REQUESTS, REQUESTS)
+NOTHING = Backlog(0, 0)
 
 
-async def ask(exchange: Exchange, groups: int) -> None:
+@pytest.fixture
+async def producer(exchange: Exchange) -> Exchange:
+    """An exchange with one request."""
     await begin(exchange)
-    for number in range(groups):
-        await exchange.ask(a_request(number=number))
+    await exchange.ask(a_request())
+    return exchange
 
 
 async def test_a_group_is_asked_for_once_and_evaluation_is_claimed_first(
@@ -36,77 +47,72 @@ async def test_a_group_is_asked_for_once_and_evaluation_is_claimed_first(
         assert await exchange.ask(a_request(number=1, purpose=purpose))
         assert not await exchange.ask(a_request(number=1, purpose=purpose))
     assert await exchange.pending_keys("job") == {"train:1", "eval:1", "pretrain:1"}
-    inputs = (EVAL_REQUESTS, REQUESTS)
     for keys in (["eval:1", "pretrain:1"], ["train:1"], []):
-        claimed = await exchange.claim(inputs, "job", count=2, wait_s=0)
-        assert [entry.key for entry in claimed] == keys
+        assert [entry.key for entry in await claim(exchange, *INPUTS, count=2)] == keys
 
 
 async def test_a_waiting_claim_is_woken_by_an_ask_and_may_be_cancelled(
-    exchange: Exchange, open_exchange: OpenExchange
+    exchange: Exchange, worker: Exchange
 ) -> None:
     """A connection whose claim was cancelled is sound: the next claim gets what belongs to it."""
     await begin(exchange)
-
-    async def are_blocked(clients: int) -> None:
-        while (await exchange.writer.info("clients"))["blocked_clients"] != clients:
-            await asyncio.sleep(0.01)
-
-    async with open_exchange("worker") as worker, asyncio.timeout(60):
-        for is_cancelled in (True, False):
-            claim = worker.claim((EVAL_REQUESTS, REQUESTS), "job", count=1, wait_s=20)
-            waiting = asyncio.create_task(claim)
-            await are_blocked(1)
-            if is_cancelled:
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
-                await are_blocked(0)  # the server would still give it to who has gone
-        await exchange.ask(a_request(number=0))
-        assert [delivery.key for delivery in await waiting] == ["train:0"]
+    for is_cancelled in (True, False):
+        waiting = asyncio.create_task(
+            worker.claim(
+                INPUTS,
+                "job",
+                count=1,
+                wait_s=20,
+            )
+        )
+        await is_blocked(exchange)
+        if is_cancelled:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await is_blocked(exchange, 0)  # the server would still give it to who has gone
+    await exchange.ask(a_request())
+    assert [delivery.key for delivery in await waiting] == ["train:0"]
 
 
 async def test_requests_are_taken_back_also_from_who_holds_them(
-    exchange: Exchange, server: Server
+    exchange: Exchange, client: Redis
 ) -> None:
     attempt = await begin(exchange)
     for number in range(4):
         await exchange.ask(a_request(number=number))
-    (first,) = await exchange.claim([REQUESTS], "job", count=1, wait_s=0)
+    (first,) = await claim(exchange, count=1)
     await exchange.release(first, "failures")
-    held = await exchange.claim([REQUESTS], "job", count=2, wait_s=0)
+    leases = await claim(exchange, count=2)
     with pytest.raises(Fenced):
         await exchange.withdraw(REQUESTS, "job", attempt - 1, [])
     await exchange.withdraw(REQUESTS, "job", attempt, ["train:2"])
-    assert await lost(exchange, *held) == {held[0].place}
-    assert not await exchange.hand_off(held[0], ROLLOUTS, a_group())
-    assert await exchange.backlog(REQUESTS, "job") == Backlog(entries=1, claimed=1)
+    assert await lost(exchange, *leases) == {leases[0].place}
+    assert not await exchange.hand_off(leases[0], ROLLOUTS, a_group())
+    assert await exchange.backlog(REQUESTS, "job") == Backlog(1, 1)
     assert await exchange.pending_keys("job") == {"train:2"}
-    with server.client() as client:
-        assert client.hlen(streams.faults_key("job")) == 0
+    assert client.hlen(streams.faults_key("job")) == 0
 
 
 async def test_work_moves_unchanged_and_leaves_nothing_behind(
-    exchange: Exchange, server: Server
+    exchange: Exchange, client: Redis
 ) -> None:
     attempt = await begin(exchange)
     request = a_request(group_size=8)
-    group = a_group(request, lengths=[20_000] * 8, own=np.arange(160_000) % 9 < 6)
+    group = a_group(request, lengths=[20_000] * 8)
     await exchange.ask(request)
     await exchange.release(await claim_one(exchange), "failures")
-    (delivery,) = await exchange.reclaim(REQUESTS, "job", count=1)
-    assert await exchange.backlog(REQUESTS, "job") == Backlog(entries=1, claimed=1)
-    with server.client() as client:
-        assert client.hlen(streams.faults_key("job")) == 1
-        assert await exchange.hand_off(delivery, ROLLOUTS, group)
-        assert client.hlen(streams.faults_key("job")) == 0
+    (delivery,) = await reclaim(exchange)
+    assert await exchange.backlog(REQUESTS, "job") == Backlog(1, 1)
+    assert client.hlen(streams.faults_key("job")) == 1
+    assert await exchange.hand_off(delivery, ROLLOUTS, group)
+    assert client.hlen(streams.faults_key("job")) == 0
     assert await exchange.backlog(REQUESTS, "job") == NOTHING
-    (result,) = await exchange.claim((ROLLOUTS,), "job", count=9, wait_s=0)
+    result = await claim_one(exchange, ROLLOUTS)
     received = result.message()
     assert (result.key, received.request) == (request.key, request)
     assert received.token_ids.tobytes() == group.token_ids.tobytes()
-    assert received.policy_mask.tobytes() == group.policy_mask.tobytes()
     await exchange.hand_off(result, GRADED, a_graded_group(group))
-    (graded,) = await exchange.claim((GRADED,), "job", count=1, wait_s=0)
+    graded = await claim_one(exchange, GRADED)
     assert await exchange.pending_keys("job") == {"train:0"}
     assert await exchange.ingest(graded, attempt)
     assert not await exchange.ingest(graded, attempt)
@@ -115,109 +121,105 @@ async def test_work_moves_unchanged_and_leaves_nothing_behind(
 
 
 async def test_two_workers_with_one_entry_make_one_result(
-    exchange: Exchange, open_exchange: OpenExchange
+    producer: Exchange, worker: Exchange
 ) -> None:
-    await ask(exchange, 1)
-    async with open_exchange("slow") as slow, open_exchange("heir") as heir:
-        held = await claim_one(slow)
-        (inherited,) = await take_over(heir, REQUESTS)
-        assert not await slow.release(held, "failures")
-        handed_off = await asyncio.gather(
-            slow.hand_off(held, ROLLOUTS, a_group()),
-            heir.hand_off(inherited, ROLLOUTS, a_group()),
-            slow.hand_off(held, ROLLOUTS, a_group()),
-        )
+    lease = await claim_one(worker)
+    (inherited,) = await take_over(producer)
+    assert not await worker.release(lease, "failures")
+    handed_off = await asyncio.gather(
+        worker.hand_off(lease, ROLLOUTS, a_group()),
+        producer.hand_off(inherited, ROLLOUTS, a_group()),
+        worker.hand_off(lease, ROLLOUTS, a_group()),
+    )
     assert sum(handed_off) == 1
-    assert await exchange.backlog(ROLLOUTS, "job") == Backlog(entries=1, claimed=0)
+    assert await producer.backlog(ROLLOUTS, "job") == Backlog(1, 0)
 
 
 async def test_a_worker_that_shows_life_cannot_be_buried_and_one_that_leaves_is_forgotten(
-    exchange: Exchange, open_exchange: OpenExchange
+    producer: Exchange, worker: Exchange
 ) -> None:
-    await ask(exchange, 1)
-    async with open_exchange("worker") as worker, open_exchange("heir") as heir:
-        held = await claim_one(worker)
-        for beats in range(3):
-            seen = (await heir.heartbeat("rollout", (REQUESTS,), "job")).beats["worker"]
-            assert seen == beats
-            assert await lost(worker, held) == set()
-            assert await heir.expire_worker("rollout", "worker", seen, (REQUESTS,), "job") == -1
-            assert await heir.reclaim(REQUESTS, "job", count=1) == []
-        await worker.leave("rollout")
-        pulse = await heir.heartbeat("rollout", may_claim=False)
-        assert pulse.beats == {"heir": -4}
+    lease = await claim_one(worker)
+    for beats in range(3):
+        pulse = await producer.heartbeat("rollout", (REQUESTS,), "job")
+        assert pulse.beats["worker"] == beats
+        assert await lost(worker, lease) == set()
+        assert await producer.expire_worker("rollout", "worker", beats, (REQUESTS,), "job") == -1
+        assert await reclaim(producer) == []
+    await worker.leave("rollout")
+    pulse = await producer.heartbeat("rollout", may_claim=False)
+    assert pulse.beats == {producer.me: -4}
 
 
 async def test_a_heartbeat_tells_what_was_lost_of_which_stream_and_takes_nothing_back(
-    exchange: Exchange, open_exchange: OpenExchange, server: Server
+    exchange: Exchange, worker: Exchange, client: Redis
 ) -> None:
     await begin(exchange)
-    with server.client() as client:
-        for stream in (REQUESTS, EVAL_REQUESTS):
-            for entry_id in ("7-7", "8-8"):
-                client.xadd(stream.key("job"), {"key": "train:0", "header": "x"}, id=entry_id)
-    inputs = (EVAL_REQUESTS, REQUESTS)
-    async with open_exchange("slow") as slow, open_exchange("heir") as heir:
-        done, kept, taken, done_too = await claim_all(slow, *inputs)
-        for delivery in (done, done_too):
-            await slow.hand_off(
-                delivery, GRADED, delivery.as_failed(FailureKind.DEATHS, "no matter why")
+    for stream in INPUTS:
+        for entry_id in ("7-7", "8-8"):
+            client.xadd(
+                stream.key("job"),
+                {"key": "train:0", "header": "x"},
+                id=entry_id,
             )
-        held = [done, kept, taken, done_too]
-        pulse = await slow.heartbeat("rollout", inputs, "job", leases=held)
-        assert pulse.lost == {done.place, done_too.place}
-        (inherited,) = await take_over(heir, REQUESTS)
-        assert inherited.place == taken.place
-        assert await lost(slow, taken) == {taken.place}
-        assert await lost(heir, inherited) == set()
+    leases = await claim(worker, *INPUTS)
+    done, _, inherited, done_too = leases
+    for delivery in (done, done_too):
+        await fail(worker, delivery)
+    pulse = await worker.heartbeat("rollout", INPUTS, "job", leases=leases)
+    assert pulse.lost == {done.place, done_too.place}
+    (heirs,) = await take_over(exchange)
+    assert heirs.place == inherited.place
+    assert await lost(worker, inherited) == {inherited.place}
+    assert await lost(exchange, heirs) == set()
 
 
 async def test_consumers_of_past_lives_are_deleted_unless_entries_are_theirs(
-    exchange: Exchange, open_exchange: OpenExchange, server: Server
+    producer: Exchange, worker: Exchange, open_exchange: OpenExchange, client: Redis
 ) -> None:
-    await ask(exchange, 1)
-    async with open_exchange("dead") as dead, open_exchange("silent") as silent:
-        held = await claim_one(dead)
-        await exchange.ask(a_request(number=1))
-        await silent.release(await claim_one(silent))
-        waiting = asyncio.create_task(silent.claim((EVAL_REQUESTS,), "job", count=1, wait_s=20))
-        async with open_exchange("heir") as heir, asyncio.timeout(60):
-            while (await heir.writer.info("clients"))["blocked_clients"] == 0:
-                await asyncio.sleep(0.01)
-            pulse = await heir.heartbeat("rollout", (EVAL_REQUESTS, REQUESTS), "job")
-            assert pulse.beats == {"heir": 1, "dead": 0}
-            with server.client() as client:
-                consumers = client.xinfo_consumers(REQUESTS.key("job"), "rollout")
-            assert {each["name"] for each in consumers} == {b"dead", b"released"}
-            assert len(await take_over(heir, REQUESTS)) == 2
-            await exchange.ask(a_request(purpose=Purpose.EVAL))
-            (delivery,) = await waiting  # that was deleted under it
-        assert (await silent.heartbeat("rollout", (EVAL_REQUESTS,), "job")).lost == set()
-        assert await silent.hand_off(delivery, ROLLOUTS, a_group())
-        assert await lost(dead, held) == {held.place}
+    async with open_exchange("dead") as dead:
+        lease = await claim_one(dead)
+        await producer.ask(a_request(number=1))
+        await worker.release(await claim_one(worker))
+        waiting = asyncio.create_task(
+            worker.claim(
+                (EVAL_REQUESTS,),
+                "job",
+                count=1,
+                wait_s=20,
+            )
+        )
+        await is_blocked(producer)
+        pulse = await producer.heartbeat("rollout", INPUTS, "job")
+        assert pulse.beats == {producer.me: 1, "dead": 0}
+        consumers = client.xinfo_consumers(REQUESTS.key("job"), "rollout")
+        assert {consumer["name"] for consumer in consumers} == {b"dead", b"released"}
+        assert len(await take_over(producer)) == 2
+        await producer.ask(a_request(purpose=Purpose.EVAL))
+        (delivery,) = await waiting  # that was deleted under it
+        assert (await worker.heartbeat("rollout", (EVAL_REQUESTS,), "job")).lost == set()
+        assert await worker.hand_off(delivery, ROLLOUTS, a_group())
+        assert await lost(dead, lease) == {lease.place}
 
 
 async def test_a_worker_without_life_counts_as_a_death_until_it_shows_that_it_lives(
-    exchange: Exchange, open_exchange: OpenExchange
+    producer: Exchange, open_exchange: OpenExchange
 ) -> None:
-    await ask(exchange, 1)
-    held = await claim_one(exchange)
-    dead = ["learner-1"]
-    for death in (1, 2, 3):
-        async with open_exchange(f"heir-{death}") as heir:
-            (delivery,) = await take_over(heir, REQUESTS)
+    lease = await claim_one(producer)
+    dead = [producer.me]
+    for name in ("heir-1", "heir-2", "heir-3"):
+        async with open_exchange(name) as heir:
+            (delivery,) = await take_over(heir)
         assert (delivery.deaths, delivery.failures) == (tuple(dead), ())
-        dead.append(f"heir-{death}")
-    assert await lost(exchange, held) == {held.place}
+        dead.append(name)
+    assert await lost(producer, lease) == {lease.place}
     async with open_exchange("heir-4") as heir:
-        (delivery,) = await take_over(heir, REQUESTS)
+        (delivery,) = await take_over(heir)
     assert delivery.deaths == ("heir-1", "heir-2", "heir-3")
 
 
 async def test_a_failure_goes_to_another_replica_while_there_is_one(
-    exchange: Exchange, open_exchange: OpenExchange
+    producer: Exchange, open_exchange: OpenExchange
 ) -> None:
-    await ask(exchange, 1)
     replicas = {"bad-host-1", "good-host-2"}
     async with (
         open_exchange("bad-host-1.10-a") as bad,
@@ -226,88 +228,86 @@ async def test_a_failure_goes_to_another_replica_while_there_is_one(
     ):
         await bad.release(await claim_one(bad), "failures")
         for worker in (bad, restarted):
-            assert await worker.reclaim(REQUESTS, "job", count=9, replicas=replicas) == []
-        (delivery,) = await good.reclaim(REQUESTS, "job", count=9, replicas=replicas)
+            assert await reclaim(worker, replicas=replicas) == []
+        (delivery,) = await reclaim(good, replicas=replicas)
         assert (delivery.deaths, delivery.failures) == ((), (bad.me,))
         await good.release(delivery, "failures")
-        (delivery,) = await restarted.reclaim(REQUESTS, "job", count=9, replicas=replicas)
+        (delivery,) = await reclaim(restarted, replicas=replicas)
         assert delivery.failures == (bad.me, good.me)
         await bad.clear_failures("job", [delivery])
         await restarted.release(delivery, "failures")
-        (delivery,) = await bad.reclaim(REQUESTS, "job", count=9, replicas={"bad-host-1"})
+        (delivery,) = await reclaim(bad, replicas={"bad-host-1"})
         assert delivery.failures == (good.me, restarted.me)
 
 
 async def test_what_killed_twice_goes_to_another_replica_while_there_is_one(
-    exchange: Exchange, open_exchange: OpenExchange
+    producer: Exchange, open_exchange: OpenExchange
 ) -> None:
-    await ask(exchange, 1)
-    both = {"one", "other"}
+    replicas = {"one", "other"}
     async with open_exchange("one.1") as one, open_exchange("other.1") as other:
         await one.release(await claim_one(one), "deaths")
-        (delivery,) = await one.reclaim(REQUESTS, "job", count=9, replicas=both)  # once is chance
+        (delivery,) = await reclaim(one, replicas=replicas)  # once is chance
         await one.release(delivery, "deaths")
-        assert await one.reclaim(REQUESTS, "job", count=9, replicas=both) == []
-        await exchange.ask(a_request(number=1))
+        assert await reclaim(one, replicas=replicas) == []
+        await producer.ask(a_request(number=1))
         await other.release(await claim_one(other))
-        (delivery,) = await other.reclaim(
-            REQUESTS, "job", count=9, replicas=both, only_troubled=True
-        )
+        (delivery,) = await reclaim(other, replicas=replicas, only_troubled=True)
         assert (delivery.key, delivery.deaths) == ("train:0", ("one.1", "one.1"))
 
 
 async def test_a_claim_is_bounded_by_bytes_and_found_again_if_its_reply_was_lost(
-    exchange: Exchange, open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch
+    producer: Exchange, open_exchange: OpenExchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "CLAIM_BYTES", 2_000)
-    await ask(exchange, 9)
-    claimed = await claim_all(exchange)
+    for number in range(1, 9):
+        await producer.ask(a_request(number=number))
+    claimed = await claim(producer)
     size = sum(map(len, claimed[0].fields.values()))
     assert len(claimed) == -(-2_000 // size) < 9
-    async with open_exchange(exchange.me) as same_worker:
-        found = await same_worker.reclaim(REQUESTS, "job", count=9, leases=claimed[:1])
-        assert [entry.place for entry in found] == [entry.place for entry in claimed[1:]]
-    assert {entry.deaths for entry in found} == {()}
-    assert len(await exchange.adopt(REQUESTS, "job", count=9)) == len(claimed)
+    async with open_exchange(producer.me) as same_worker:
+        again = await reclaim(same_worker, leases=claimed[:1])
+        assert [entry.place for entry in again] == [entry.place for entry in claimed[1:]]
+    assert {entry.deaths for entry in again} == {()}
+    assert len(await producer.adopt(REQUESTS, "job", count=9)) == len(claimed)
 
 
 async def test_a_foreign_entry_says_so_and_a_failed_group_takes_the_place_of_its_result(
-    exchange: Exchange, server: Server
+    exchange: Exchange, client: Redis
 ) -> None:
     await begin(exchange)
-    with server.client() as client:
-        client.xadd(REQUESTS.key("job"), {"key": "pretrain:3", "header": "not json"})
+    client.xadd(REQUESTS.key("job"), {"key": "pretrain:3", "header": "not json"})
     delivery = await claim_one(exchange)
     with pytest.raises(FrameError, match="header"):
         delivery.message()
-    assert await exchange.hand_off(
-        delivery, GRADED, delivery.as_failed(FailureKind.DEATHS, "unreadable")
-    )
-    (graded,) = await exchange.claim((GRADED,), "job", count=1, wait_s=0)
-    assert (str(graded.message().failure), graded.message().key) == (
-        "deaths: unreadable",
-        "pretrain:3",
-    )
+    failed = delivery.as_failed(FailureKind.DEATHS, "unreadable")
+    assert await exchange.hand_off(delivery, GRADED, failed)
+    graded = (await claim_one(exchange, GRADED)).message()
+    assert (str(graded.failure), graded.key) == ("deaths: unreadable", "pretrain:3")
 
 
 async def test_work_on_a_job_that_ended_is_quietly_nothing_also_for_who_waits_for_some(
-    exchange: Exchange, open_exchange: OpenExchange
+    producer: Exchange, worker: Exchange
 ) -> None:
-    await ask(exchange, 1)
-    held = await claim_one(exchange)
-    async with open_exchange("worker") as worker:
-        waiting = asyncio.create_task(worker.claim((REQUESTS,), "job", count=1, wait_s=0.3))
-        await asyncio.sleep(0.05)
-        await exchange.close_job(await taken_up(exchange), attempt=1, state="succeeded")
-        assert await waiting == []
+    lease = await claim_one(producer)
+    waiting = asyncio.create_task(
+        worker.claim(
+            (REQUESTS,),
+            "job",
+            count=1,
+            wait_s=0.3,
+        )
+    )
+    await is_blocked(producer)
+    await producer.close_job(await taken_up(producer), attempt=1, state="succeeded")
+    assert await waiting == []
     for job_id in ("job", "nobody"):
-        delivery = Delivery(REQUESTS, job_id, held.entry_id, held.key, {})
-        pulse = await exchange.heartbeat("rollout", (REQUESTS,), job_id, leases=[delivery])
+        delivery = Delivery(REQUESTS, job_id, lease.entry_id, lease.key, {})
+        pulse = await producer.heartbeat("rollout", (REQUESTS,), job_id, leases=[delivery])
         assert pulse.lost == {delivery.place}
-        assert await exchange.reclaim(REQUESTS, job_id, count=1) == []
-        assert await exchange.adopt(REQUESTS, job_id, count=1) == []
-        assert await exchange.expire_worker("rollout", "nobody", 0, (REQUESTS,), job_id) == 0
-        assert not await exchange.release(delivery, "failures")
-        assert not await exchange.hand_off(delivery, ROLLOUTS, a_group())
-        assert await exchange.backlog(REQUESTS, job_id) == NOTHING
-        assert await exchange.pending_keys(job_id) == set()
+        assert await producer.reclaim(REQUESTS, job_id, count=1) == []
+        assert await producer.adopt(REQUESTS, job_id, count=1) == []
+        assert await producer.expire_worker("rollout", "nobody", 0, (REQUESTS,), job_id) == 0
+        assert not await producer.release(delivery, "failures")
+        assert not await producer.hand_off(delivery, ROLLOUTS, a_group())
+        assert await producer.backlog(REQUESTS, job_id) == NOTHING
+        assert await producer.pending_keys(job_id) == set()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,57 +12,52 @@ from protocol.exchange import Fenced
 from protocol.messages import JobState
 
 from tests.builders import a_job_record
-from tests.contract.attempts import PATIENCE_S, Learner, answering, until
+from tests.contract.attempts import PATIENCE_S, Learner, until
 from tests.contract.conftest import OpenExchange
 from tests.contract.fake_team import Stalling
 from tests.contract.valkey_server import Server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.engine]
-
-Open = Callable[[str], Awaitable[Learner]]
-
 
 @pytest.fixture
-async def open_learner(open_exchange: OpenExchange, tmp_path: Path) -> AsyncIterator[Open]:
-    """Opens learners of one stack, each under its own name."""
-    async with AsyncExitStack() as stack:
+async def learners(
+    open_exchange: OpenExchange, server: Server, tmp_path: Path
+) -> AsyncIterator[tuple[Learner, Learner]]:
+    """Two of one stack."""
+    async with open_exchange("first") as first, open_exchange("second") as second:
+        yield (
+            Learner(
+                first,
+                tmp_path,
+                url=server.url,
+            ),
+            Learner(second, tmp_path, url=server.url),
+        )
 
-        async def opened(me: str) -> Learner:
-            return Learner(await stack.enter_async_context(open_exchange(me)), tmp_path)
 
-        yield opened
-
-
-def is_waiting(learner: Learner, holder: str) -> Callable[[], Awaitable[bool]]:
-    async def look() -> bool:
-        readiness = learner.services[-1].readiness
-        return not readiness.ready and f"waits for {holder}," in readiness.why
-
-    return look
+def is_waiting(learner: Learner) -> bool:
+    readiness = learner.service.readiness
+    return not readiness.ready and "waits for first," in readiness.why
 
 
 async def stop(learner: Learner, running: asyncio.Task) -> None:
-    learner.services[-1].stop()
+    learner.service.stop()
     async with asyncio.timeout(PATIENCE_S):
         await running
 
 
 async def test_a_second_learner_takes_up_nothing_until_the_first_one_falls_silent(
-    open_learner: Open, server: Server
+    learners: tuple[Learner, Learner],
 ) -> None:
-    first = await open_learner("first")
-    second = await open_learner("second")
-    team = Stalling(steps=2)
-    first.make_team = lambda: team
+    first, second = learners
     first.claim_idle_s = second.claim_idle_s = 2.0
     await first.submit()
-    async with answering(server.url), asyncio.timeout(PATIENCE_S):
-        working = first.start()
+    async with asyncio.timeout(PATIENCE_S):
+        working = first.start(team := Stalling(2))
         await team.stalls.wait()
         waiting = second.start()
-        await until(is_waiting(second, "first"))
+        await until(lambda: is_waiting(second))
         await asyncio.sleep(2 * first.claim_idle_s)
-        assert await is_waiting(second, "first")()
+        assert is_waiting(second)
         assert (await second.record()).attempt == 1
         working.cancel()
         with suppress(asyncio.CancelledError):
@@ -72,32 +67,38 @@ async def test_a_second_learner_takes_up_nothing_until_the_first_one_falls_silen
     assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
 
 
-async def test_a_learner_that_ends_in_good_order_gives_up_the_lease(open_learner: Open) -> None:
-    first = await open_learner("first")
-    second = await open_learner("second")
+async def test_a_learner_that_ends_in_good_order_gives_up_the_lease(
+    learners: tuple[Learner, Learner],
+) -> None:
+    first, second = learners
     second.claim_idle_s = 3600
     working = first.start()
     await until(first.is_ready)
     waiting = second.start()
-    await until(is_waiting(second, "first"))
+    await until(lambda: is_waiting(second))
     await stop(first, working)
     await until(second.is_ready)
     await stop(second, waiting)
 
 
-async def test_the_next_life_in_the_same_replica_has_the_lease_at_once(open_learner: Open) -> None:
-    killed = await open_learner("learner-a.b-1.7-aa")
-    restarted = await open_learner("learner-a.b-1.8-bb")
-    restarted.claim_idle_s = 3600
-    await killed.exchange.renew_lease()
-    running = restarted.start()
-    await until(restarted.is_ready)
-    await stop(restarted, running)
+async def test_the_next_life_in_the_same_replica_has_the_lease_at_once(
+    open_exchange: OpenExchange, tmp_path: Path
+) -> None:
+    async with (
+        open_exchange("learner-a.b-1.7-aa") as killed,
+        open_exchange("learner-a.b-1.8-bb") as exchange,
+    ):
+        await killed.renew_lease()
+        restarted = Learner(exchange, tmp_path, claim_idle_s=3600)
+        running = restarted.start()
+        await until(restarted.is_ready)
+        await stop(restarted, running)
 
 
-async def test_who_has_lost_the_lease_stops_and_begins_no_attempt(open_learner: Open) -> None:
-    first = await open_learner("first")
-    second = await open_learner("second")
+async def test_who_has_lost_the_lease_stops_and_begins_no_attempt(
+    learners: tuple[Learner, Learner],
+) -> None:
+    first, second = learners
     working = first.start()
     await until(first.is_ready)
     lease = await second.exchange.renew_lease(await second.exchange.renew_lease())

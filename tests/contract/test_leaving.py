@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,13 @@ from protocol.messages import JobState, Requested
 from protocol.recipe import Recipe
 
 from deploy.processes import free_ports
-from services.chassis import renderer, service
+from services.chassis import renderer
 from tests.architecture.project import ROOT
-from tests.contract.attempts import Learner
+from tests.contract.attempts import PATIENCE_S, Learner
+from tests.contract.exchange_steps import record_of
 from tests.contract.fake_team import FakeTeam
 from tests.contract.valkey_server import Server
 
-PATIENCE_S = 60
 HANGS = """
 import asyncio, sys, threading
 from services.chassis import service
@@ -42,7 +43,6 @@ service.run_service("test", main)
 """
 
 
-@pytest.mark.redis
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [
@@ -75,54 +75,53 @@ def test_a_service_whose_thread_hangs_ends_when_it_is_told_to(
         process.kill()
 
 
-def test_there_is_time_to_end_in_good_order() -> None:
-    assert service.CLEANUP_TIMEOUT_S >= 5
-
-
+@dataclass
 class Opening(FakeTeam):
     """A team that loads its models for ever."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.opens = asyncio.Event()
+    opens: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
+    async def open(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        critic_folder: Path | None = None,
+    ) -> None:
         self.opens.set()
         await asyncio.Event().wait()
 
 
-@pytest.mark.anyio
-@pytest.mark.redis
-@pytest.mark.engine
-@pytest.mark.usefixtures("answers")
-@pytest.mark.parametrize(
-    ("requested", "state"),
-    [(Requested.CANCEL, JobState.CANCELLED), (Requested.PAUSE, JobState.PAUSED), (None, None)],
-)
-async def test_what_is_requested_while_models_load_is_obeyed_and_the_next_job_is_taken_up(
-    learner: Learner, requested: Requested | None, state: JobState | None
-) -> None:
+async def opening(learner: Learner) -> asyncio.Task[None]:
+    """An attempt at the first of two jobs."""
     await learner.submit()
     await learner.submit("next", steps=2)
     team = Opening()
-    learner.make_team = lambda: team
-    async with learner.attempting() as running:
-        await team.opens.wait()
-        if requested is None:
-            learner.services[-1].stop()
-        else:
-            await learner.exchange.request_state("job", requested)
-        await running
-    if state is not None:
-        assert (await learner.record()).state is state
-        learner.make_team = FakeTeam
-        await learner.attempt()
-        assert (await learner.record("next")).state is JobState.SUCCEEDED
+    attempt = learner.start(team)
+    await team.opens.wait()
+    return attempt
 
 
-@pytest.mark.anyio
-@pytest.mark.redis
-@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("requested", "state"),
+    [(Requested.CANCEL, JobState.CANCELLED), (Requested.PAUSE, JobState.PAUSED)],
+)
+async def test_what_is_requested_while_models_load_is_obeyed_and_the_next_job_is_taken_up(
+    learner: Learner, requested: Requested, state: JobState
+) -> None:
+    attempt = await opening(learner)
+    await learner.exchange.request_state("job", requested)
+    await attempt
+    record = await learner.attempt()
+    assert record.state is state
+    assert (await record_of(learner.exchange, "next")).state is JobState.SUCCEEDED
+
+
+async def test_a_learner_stops_while_models_load(learner: Learner) -> None:
+    attempt = await opening(learner)
+    learner.service.stop()
+    await attempt
+
+
 @pytest.mark.parametrize(
     ("template", "words"),
     [
@@ -140,8 +139,7 @@ async def test_a_job_whose_template_takes_too_much_fails_by_name_before_its_mode
     await learner.submit(tables={"model": {"path": "base-model"}})
     learner.make_team = Opening
     learner.is_confined = True
-    await learner.attempt()
-    record = await learner.record()
+    record = await learner.attempt()
     assert record.state is JobState.FAILED
     assert words in str(record.error)
     assert "model.prompt_template" in str(record.error)

@@ -58,7 +58,12 @@ class World:
                 entries = await take_over(exchange, stream, job_id=self.job_id)
                 failing = yield
                 if not entries:
-                    entries = await exchange.claim([stream], self.job_id, count=1, wait_s=0)
+                    entries = await exchange.claim(
+                        [stream],
+                        self.job_id,
+                        count=1,
+                        wait_s=0,
+                    )
                     failing = yield
                 for delivery in entries:
                     group = str(stream.group)
@@ -86,7 +91,12 @@ class World:
                 entries: list[Delivery[GradedGroup]] = []
                 entries += await exchange.adopt(GRADED, self.job_id, count=2)
                 yield
-                entries += await exchange.claim([GRADED], self.job_id, count=2, wait_s=0)
+                entries += await exchange.claim(
+                    [GRADED],
+                    self.job_id,
+                    count=2,
+                    wait_s=0,
+                )
                 yield
                 for delivery in entries:
                     assert delivery.message().key == delivery.key
@@ -108,7 +118,6 @@ EVENTS = st.sampled_from(["step", "step", "step", "step", "fail", "die"])
 SCHEDULES = st.lists(st.tuples(st.integers(0, len(ROLES) - 1), EVENTS), max_size=70)
 
 
-@pytest.mark.redis
 @given(schedule=SCHEDULES)
 @settings(
     max_examples=60,
@@ -136,7 +145,12 @@ async def _run(server: Server, schedule: list[tuple[int, str]]) -> None:
             assert await exchange.backlog(stream, world.job_id) == Backlog(0, 0)
 
 
-async def _act(world: World, lives: list[Life | None], index: int, event: str) -> None:
+async def _act(
+    world: World,
+    lives: list[Life | None],
+    index: int,
+    event: str,
+) -> None:
     """One life does one command, or ends between two: what it knew is gone."""
     life = lives[index]
     if life is None:

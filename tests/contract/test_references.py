@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,6 @@ from protocol.exchange import Exchange, connect
 from protocol.messages import (
     Graded,
     GradedGroup,
-    JobRecord,
     JobState,
     RolloutRequest,
     Task,
@@ -32,11 +31,11 @@ from services.learner.job.references import readable_tasks
 from services.learner.supply.evaluator import HeldOut
 from tests.builders import a_job_record, a_recipe, a_task
 from tests.contract import attempts
-from tests.contract.attempts import Learner, an_answer, answering
+from tests.contract.attempts import Learner, an_answer, write_tasks
+from tests.contract.exchange_steps import record_of, running
 from tests.contract.valkey_server import Server
 from tests.unit.grader.pools import inline_tools
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 ANSWERS = ("2", "???", r"\frac{1}{2}", "g(2)", "Paris")
 SUMS = {"prompt": "3 boxes of 12 eggs, 4 broken?", "answer": "32"}
 BY_NUMBERS = "3 * 12 = 36. 36 - 4 = 32."
@@ -48,58 +47,60 @@ BOTH_MEAN = [
 
 
 @asynccontextmanager
-async def grader(server: Server) -> AsyncIterator[None]:
-    """A grader that answers trials beside the body, as its own user of the server."""
+async def grading(server: Server) -> AsyncIterator[None]:
+    """A grader answers trials beside the body, as its own user of the server."""
     async with connect(server.url_of("grader"), me="grader-1") as exchange:
         service = cast(Service, SimpleNamespace(exchange=exchange))
-        task = asyncio.create_task(answer_trials_forever(service, inline_tools()))
-        try:
+        async with running(answer_trials_forever(service, inline_tools())):
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
 
-def write_tasks(folder: Path, tasks: tuple[Task, ...], name: str = "train") -> None:
-    """With a blank line before the tasks, so the first one is in line 2."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(task.model_dump(exclude_none=True)) + "\n" for task in tasks)
-    (folder / f"{name}.jsonl").write_text("\n" + "".join(lines))
+@pytest.fixture
+async def grader(server: Server) -> AsyncIterator[None]:
+    async with grading(server):
+        yield
 
 
 def a_file(*answers: str) -> tuple[Task, ...]:
     return tuple(a_task(id=f"task-{n}", answer=answer) for n, answer in enumerate(answers))
 
 
-async def check(
-    exchange: Exchange,
-    folder: Path,
-    tasks: tuple[Task, ...],
-    held_out: HeldOut | None = None,
-    reward: Any = None,
-) -> tuple[tuple[Task, ...], HeldOut]:
-    """What a job's first attempt samples from the tasks."""
-    paths = {"train": "train", "held_out": "held_out"}
-    recipe = a_recipe(tasks=paths, reward=reward or {}, evaluation={"every": 1})
-    if await exchange.job("job") is None:
-        await exchange.submit(a_job_record("job", recipe=recipe))
-        await exchange.renew_lease()
-    number = await exchange.begin_attempt("job")
-    write_tasks(folder, tasks)
-    write_tasks(folder, tuple((held_out or {}).get("", ())), "held_out")
-    attempt = Attempt(exchange, "job", number, recipe, folder / "job")
-    return await readable_tasks(attempt, folder, (tasks, held_out or {}), timeout_s=5)
+def solved(*solutions: str | None) -> tuple[Task, ...]:
+    return tuple(
+        a_task(
+            id=str(n),
+            solution=text,
+            **SUMS,
+        )
+        for n, text in enumerate(solutions)
+    )
 
 
-async def stored_record(exchange: Exchange) -> JobRecord:
-    record = await exchange.job("job")
-    assert isinstance(record, JobRecord)
-    return record
+@dataclass
+class Job:
+    """The tasks that a job's first attempt samples."""
+
+    exchange: Exchange
+    folder: Path
+
+    async def check(
+        self, tasks: tuple[Task, ...], held_out: tuple[Task, ...] = (), **reward: Any
+    ) -> tuple[tuple[Task, ...], HeldOut]:
+        paths = {"train": "train", "held_out": "held_out"}
+        recipe = a_recipe(tasks=paths, reward=reward, evaluation={"every": 1})
+        await self.exchange.submit(a_job_record(recipe=recipe))
+        await self.exchange.renew_lease()
+        number = await self.exchange.begin_attempt("job")
+        write_tasks(self.folder, tasks)
+        write_tasks(self.folder, held_out, "held_out")
+        attempt = Attempt(self.exchange, "job", number, recipe, self.folder / f"job-{number}")
+        files = tasks, {"": held_out} if held_out else {}
+        return await readable_tasks(attempt, self.folder, files, timeout_s=5)
 
 
-async def messages(exchange: Exchange) -> list[str]:
-    return [event.message for _, event in await exchange.events("job")]
+@pytest.fixture
+def job(exchange: Exchange, tmp_path: Path) -> Job:
+    return Job(exchange, tmp_path)
 
 
 async def test_unreadable_tasks_are_never_sampled_and_every_attempt_has_the_same_order(
@@ -114,30 +115,15 @@ async def test_unreadable_tasks_are_never_sampled_and_every_attempt_has_the_same
     monkeypatch.setattr(attempts, "an_answer", record_and_answer)
     await learner.submit()
     write_tasks(learner.data_dir / "files", a_file(*ANSWERS))
-    async with answering(server.url):
-        async with grader(server):
-            await learner.killed_at(step=3)
-        await learner.attempt()  # it asks no grader
-    record = await learner.record()
+    async with grading(server):
+        await learner.killed_at(3)
+    record = await learner.attempt()  # it asks no grader
     assert (record.state, record.unreadable_answers) == (JobState.SUCCEEDED, 2)
     assert {len(tasks) for tasks in sampled.values()} == {1}
     assert set().union(*sampled.values()) == {"task-0", "task-2", "task-4"}
-    (event,) = await learner.events(kind="unreadable:training_file")
+    (event,) = await learner.events("unreadable:training_file")
     assert event.level == "warn"
     assert "2 of 5 answers: line 3 ('???'), line 5" in event.message
-
-
-async def test_without_a_readable_answer_the_job_fails_and_names_the_file(
-    learner: Learner, server: Server
-) -> None:
-    await learner.submit()
-    write_tasks(learner.data_dir / "files", a_file("???", r"\frac{1}{"))
-    async with grader(server):
-        await learner.attempt()
-    record = await learner.record()
-    assert record.state is JobState.FAILED
-    assert "training_file: graders cannot read 2 of 2 answers" in str(record.error)
-    assert "another verifier than math_answer" in str(record.error)
 
 
 async def test_a_job_waits_for_a_grader_and_goes_on_when_there_is_one(
@@ -147,52 +133,43 @@ async def test_a_job_waits_for_a_grader_and_goes_on_when_there_is_one(
     write_tasks(learner.data_dir / "files", a_file(*ANSWERS))
     with monkeypatch.context() as patch:
         patch.setattr(assembly, "readable_tasks", partial(readable_tasks, timeout_s=0.05))
-        await learner.attempt()
-    record = await learner.record()
+        record = await learner.attempt()
     assert (record.state, record.failures) == (JobState.PAUSED, 0)
     assert "check that a grader of this release runs" in str(record.error)
     assert await learner.exchange.take_trial(0.05) is None
-    async with grader(server), answering(server.url):
-        await learner.attempt()
-    record = await learner.record()
+    async with grading(server):
+        record = await learner.attempt()
     assert (record.state, record.unreadable_answers) == (JobState.SUCCEEDED, 2)
 
 
 async def test_an_answer_that_a_grader_had_no_time_to_read_is_tried_again(
-    exchange: Exchange, server: Server, tmp_path: Path
+    job: Job, server: Server
 ) -> None:
     async def answer_at_the_second_try() -> None:
-        async with connect(server.url_of("grader"), me="grader-1") as other:
+        async with connect(server.url_of("grader"), me="grader-1") as grader:
             for outcome in (Ungradable(reason="starved"), Graded(value=1)):
-                trial = await other.take_trial(5)
+                trial = await grader.take_trial(5)
                 assert trial is not None
-                await other.answer_trial(trial, TrialResult(outcome=outcome))
+                await grader.answer_trial(trial, TrialResult(outcome=outcome))
 
     tasks = a_file("Paris")
-    async with asyncio.TaskGroup() as group:
-        group.create_task(answer_at_the_second_try())
-        readable, _ = await check(exchange, tmp_path, tasks)
+    (readable, _), _ = await asyncio.gather(job.check(tasks), answer_at_the_second_try())
     assert readable == tasks
 
 
-async def test_held_out_files_lose_theirs_or_are_refused(
-    exchange: Exchange, server: Server, tmp_path: Path
-) -> None:
-    async with grader(server):
-        _, held_out = await check(exchange, tmp_path / "1", a_file("2"), {"": a_file(*ANSWERS)})
-        assert {task.id for task in held_out[""]} == {"task-0", "task-2", "task-4"}
-        with pytest.raises(JobFault, match=r"^validation_file: graders cannot read 1 of 1 answers"):
-            await check(exchange, tmp_path / "2", a_file("2"), {"": a_file("???")})
+@pytest.mark.usefixtures("grader")
+async def test_held_out_files_lose_theirs(job: Job) -> None:
+    _, held_out = await job.check(a_file("2"), a_file(*ANSWERS))
+    assert {task.id for task in held_out[""]} == {"task-0", "task-2", "task-4"}
 
 
-async def test_answers_that_nothing_compares_with_are_not_asked_for(
-    exchange: Exchange, tmp_path: Path
-) -> None:
+async def test_answers_that_nothing_compares_with_are_not_asked_for(job: Job) -> None:
     tasks = a_file(*ANSWERS)
-    readable, _ = await check(exchange, tmp_path, tasks, reward={"outcome": "string_check"})
+    readable, _ = await job.check(tasks, outcome="string_check")
     assert readable == tasks
 
 
+@pytest.mark.usefixtures("grader")
 @pytest.mark.parametrize(
     ("solutions", "process", "share"),
     [
@@ -202,29 +179,37 @@ async def test_answers_that_nothing_compares_with_are_not_asked_for(
     ],
 )
 async def test_the_share_of_solutions_that_equation_steps_can_judge_is_told(
-    exchange: Exchange,
-    server: Server,
-    tmp_path: Path,
-    solutions: list[str | None],
-    process: Any,
-    share: float | None,
+    job: Job, solutions: list[str | None], process: Any, share: float | None
 ) -> None:
-    tasks = tuple(a_task(id=str(n), solution=s, **SUMS) for n, s in enumerate(solutions))
-    async with grader(server):
-        readable, _ = await check(exchange, tmp_path, tasks, reward={"process": process})
+    tasks = solved(*solutions)
+    readable, _ = await job.check(tasks, process=process)
     assert readable == tasks
-    assert (await stored_record(exchange)).readable_solutions == share
-    assert "equation_steps can judge" in (await messages(exchange))[0]
+    assert (await record_of(job.exchange)).readable_solutions == share
+    (_, event), *_ = await job.exchange.events("job")
+    assert "equation_steps can judge" in event.message
 
 
-async def test_solutions_that_equation_steps_cannot_judge_are_refused_with_the_remedy(
-    exchange: Exchange, server: Server, tmp_path: Path
+@pytest.mark.usefixtures("grader")
+@pytest.mark.parametrize(
+    ("tasks", "held_out", "reward", "words"),
+    [
+        (
+            a_file("???", r"\frac{1}{"),
+            (),
+            {},
+            "^training_file: graders cannot read 2 of 2 answers.*verifier than math_answer",
+        ),
+        (a_file("2"), a_file("???"), {}, "^validation_file: graders cannot read 1 of 1 answers"),
+        (
+            solved(BY_NUMBERS, BY_LETTERS, BY_LETTERS),
+            (),
+            {"process": "equation_steps"},
+            r"^recipe.reward.process: equation_steps can judge 1 of 3 .* use model_judge",
+        ),
+    ],
+)
+async def test_a_file_that_leaves_too_little_is_refused_with_the_remedy(
+    job: Job, tasks: Any, held_out: Any, reward: dict[str, Any], words: str
 ) -> None:
-    tasks = tuple(
-        a_task(id=str(n), solution=solution, **SUMS)
-        for n, solution in enumerate([BY_NUMBERS, BY_LETTERS, BY_LETTERS])
-    )
-    words = r"^recipe.reward.process: equation_steps can judge 1 of 3 .* use model_judge"
-    async with grader(server):
-        with pytest.raises(JobFault, match=words):
-            await check(exchange, tmp_path, tasks, reward={"process": "equation_steps"})
+    with pytest.raises(JobFault, match=words):
+        await job.check(tasks, held_out, **reward)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from protocol.exchange import Exchange, connect
-from protocol.messages import ActiveJob, Doing, Failure, GradedGroup
+from protocol.exchange import Exchange
+from protocol.messages import Doing, Failure, GradedGroup
 from protocol.streams import GRADED, ROLLOUTS
 
 from services.chassis.consumer import Consumer, limit_in_flight, work_forever
@@ -20,13 +20,12 @@ from services.chassis.faults import StartupFailed, WorkerFault
 from services.chassis.service import Service, StatusReporter, run_with_status
 from services.gateway.core.watch.stalls import Edge
 from services.gateway.core.watch.watchdog import Watchdog
-from tests.builders import a_group, a_recipe, a_request, a_status, as_dict
-from tests.contract.attempts import Learner, answering, until
+from tests.builders import a_group, a_request, a_status, as_dict
+from tests.contract.attempts import Learner, until
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import DEPLOYMENT, begin, claim_one, record_of, running
+from tests.contract.exchange_steps import DEPLOYMENT, activate, claim_one, record_of, running
 from tests.contract.valkey_server import Server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 LOOK_S = 0.1
 
 
@@ -40,42 +39,47 @@ def exported() -> set[str]:
     }
 
 
-async def told(exchange: Exchange, kind: str) -> list[Any]:
-    """The edges that events of a kind have told of."""
+async def edges(exchange: Exchange, kind: str) -> list[Any]:
+    """The edges in the events of a kind."""
     rows = await exchange.events("job")
     return [as_dict(event)["edge"] for _, event in rows if event.id.startswith(kind)]
 
 
+async def look_forever(dog: Watchdog) -> None:
+    while True:
+        await dog.look(time.monotonic())
+        await asyncio.sleep(LOOK_S)
+
+
+async def stalled(exchange: Exchange, edge: Edge) -> None:
+    """Wait until an event says so."""
+
+    async def is_in_event() -> bool:
+        return edge in await edges(exchange, "stall:")
+
+    await until(is_in_event)
+
+
 async def test_a_job_without_a_rollout_says_so_once_and_that_it_moves_again(
-    server: Server, exchange: Exchange, learner: Learner
+    exchange: Exchange, learner: Learner
 ) -> None:
     dog = Watchdog(exchange, 2.0, LOOK_S)
-
-    async def look_forever() -> None:
-        while True:
-            await dog.look(time.monotonic())
-            await asyncio.sleep(LOOK_S)
-
-    async def is_stalled() -> bool:
-        return Edge.NO_ROLLOUT in await told(exchange, "stall:")
-
-    async def moves() -> bool:
-        return len(await told(exchange, "moves:")) == 1
-
+    learner.answers_training = learner.answers_evaluations = False
     await learner.submit(steps=1000)
     async with (
         learner.attempting(),
-        running(StatusReporter(learner.services[-1]).report_until_ended(), look_forever()),
+        running(StatusReporter(learner.service).report_until_ended(), look_forever(dog)),
     ):
-        await until(is_stalled)
+        await stalled(exchange, Edge.NO_ROLLOUT)
         assert exported() == {Edge.NO_ROLLOUT}
         assert "train:0" in dog.progress_object(await learner.record())["because"]
         await asyncio.sleep(3 * LOOK_S)
-        stalls = await told(exchange, "stall:")
+        stalls = await edges(exchange, "stall:")
         assert len(stalls) == len(set(stalls))
-        async with answering(server.url):
-            await until(moves)
-            assert exported() == set()
+        learner.answers_training = True
+        await until(lambda: edges(exchange, "moves:"))
+        assert len(await edges(exchange, "moves:")) == 1
+        assert exported() == set()
 
 
 async def test_a_grader_that_claims_and_releases_and_fails_each_time_is_a_stall_with_its_name(
@@ -88,66 +92,61 @@ async def test_a_grader_that_claims_and_releases_and_fails_each_time_is_a_stall_
         with service.activity.during(Doing.WAITS_FOR_GROUPS, waits_for=lambda: ["train:0"]):
             await asyncio.Event().wait()
 
-    dog, attempt = Watchdog(exchange, 0.6, LOOK_S), await begin(exchange)
-    await exchange.activate(ActiveJob(job_id="job", attempt=attempt, recipe=a_recipe()))
-    await exchange.update_job("job", attempt, state="running")
+    dog = Watchdog(exchange, 0.6, LOOK_S)
+    await exchange.update_job("job", await activate(exchange), state="running")
     await exchange.ask(a_request())
     await exchange.hand_off(await claim_one(exchange), ROLLOUTS, a_group())
-    stage = Consumer((ROLLOUTS,), GRADED, GRADED, fail, limit_in_flight(4), doing=Doing.GRADES)
-    async with open_exchange("grader-host-1.1") as own:
-        learner, grader = (
-            Service(n, DEPLOYMENT, e) for n, e in (("learner", exchange), ("grader", own))
-        )
-        async with (
-            running(
-                run_with_status(learner, wait),
-                run_with_status(grader, lambda service: work_forever(service, stage)),
-            ),
-            asyncio.timeout(60),
-        ):
-            while Edge.GRADING not in await told(exchange, "stall:"):
-                await dog.look(time.monotonic())
-                await asyncio.sleep(LOOK_S)
-    assert (
-        "grader-host fails at every group: no process"
-        in dog.progress_object(await record_of(exchange))["because"]
+    stage = Consumer(
+        (ROLLOUTS,),
+        GRADED,
+        GRADED,
+        fail,
+        limit_in_flight(4),
+        doing=Doing.GRADES,
     )
+    async with open_exchange("grader-host-1.1") as own:
+        learner = Service("learner", DEPLOYMENT, exchange)
+        grader = Service("grader", DEPLOYMENT, own)
+        async with running(
+            run_with_status(learner, wait),
+            run_with_status(grader, lambda service: work_forever(service, stage)),
+            look_forever(dog),
+        ):
+            await stalled(exchange, Edge.GRADING)
+    because = dog.progress_object(await record_of(exchange))["because"]
+    assert "grader-host fails at every group: no process" in because
 
 
 async def test_lives_that_were_never_ready_are_counted_and_told_now_and_then(
-    server: Server, exchange: Exchange
+    exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     async def fail(_: Service) -> None:
         raise StartupFailed("no kernel for this GPU", "job")
 
-    await begin(exchange)
-    await exchange.activate(ActiveJob(job_id="job", attempt=1, recipe=a_recipe()))
+    await activate(exchange)
     for life in range(5):
-        async with connect(server.url, me=f"rollout-host-1.{life}") as own:
+        async with open_exchange(f"rollout-host-1.{life}") as own:
             with pytest.raises(StartupFailed):
                 await run_with_status(Service("rollout", DEPLOYMENT, own), fail)
     (status,) = (await exchange.statuses()).values()
-    assert (status.starts, status.failure) == (
-        5,
-        Failure(words="no kernel for this GPU", job_id="job"),
-    )
-    told = [event for _, event in await exchange.events("job")]
-    assert [as_dict(event)["attempt"] for event in told] == [1, 2, 4]
+    failure = Failure(words="no kernel for this GPU", job_id="job")
+    assert (status.starts, status.failure) == (5, failure)
+    events = [as_dict(event) for _, event in await exchange.events("job")]
+    assert [event["attempt"] for event in events] == [1, 2, 4]
 
 
 async def test_a_status_is_of_a_replica_and_goes_with_a_process_that_leaves_in_good_order(
-    server: Server, exchange: Exchange
+    server: Server, exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     async def wait(service: Service) -> None:
         service.readiness.set(True)
-        while not await exchange.statuses():
-            await asyncio.sleep(0.01)
+        await until(exchange.statuses)
         (status,) = (await exchange.statuses()).values()
         assert (status.replica, status.name, status.doing) == ("replica-1", "replica", Doing.STARTS)
         service.stop()
 
     server.exhaust_memory()
-    async with connect(server.url, me="replica-1.7") as own:
+    async with open_exchange("replica-1.7") as own:
         await run_with_status(Service("worker", DEPLOYMENT, own), wait)
     assert await exchange.statuses() == {}
 
@@ -155,27 +154,26 @@ async def test_a_status_is_of_a_replica_and_goes_with_a_process_that_leaves_in_g
 async def test_a_process_stands_still_while_its_work_does_whether_or_not_it_shows_life(
     exchange: Exchange,
 ) -> None:
-    dog, found = Watchdog(exchange, 15.0), list[float]()
+    dog = Watchdog(exchange, 15.0)
+    still = list[float]()
     teller = StatusReporter(Service("rollout", DEPLOYMENT, exchange))
     for look, moved in enumerate((7, 7, 7, 8, 8)):
         teller.service.activity.moved = lambda moved=moved: moved
         await exchange.show_status(teller.status())
         await dog.look(100.0 + 2 * look)
-        found.append(dog.snapshot.processes[0].still_s)
-    assert found == [0, 2, 4, 0, 2]
+        still.append(dog.snapshot.processes[0].still_s)
+    assert still == [0, 2, 4, 0, 2]
 
 
 async def test_two_stacks_in_one_database_are_told_apart_from_a_process_that_was_replaced(
     exchange: Exchange, caplog: pytest.LogCaptureFixture
 ) -> None:
     dog = Watchdog(exchange, 15.0)
-
-    async def look(beats: int, *replicas: str) -> int:
+    old, new = "rollout-a-1", "rollout-b-2"
+    warnings = list[int]()
+    for beats, replicas in enumerate([[old]] * 2 + [[new]] * 3 + [[old, new]] * 3):
         for replica in replicas:
             await exchange.show_status(a_status("rollout", replica=replica, beats=beats))
         await dog.look(float(beats))
-        return caplog.text.count("two stacks")
-
-    assert [await look(n, "rollout-a-1") for n in (1, 2)] == [0, 0]
-    assert [await look(n, "rollout-b-2") for n in (3, 4, 5)] == [0, 0, 0]
-    assert [await look(n, "rollout-a-1", "rollout-b-2") for n in (6, 7, 8)] == [0, 1, 1]
+        warnings.append(caplog.text.count("two stacks"))
+    assert warnings == [0, 0, 0, 0, 0, 0, 1, 1]

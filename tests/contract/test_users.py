@@ -1,20 +1,34 @@
-"""Each service, as its own user of the server, can do what it does and not what others do."""
+"""Each service, as its own user of the server, can do what it does and not what others do.
+
+The tests of calls, at `rollout_line.py`, run as the users of a rollout and of a gateway, too.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
 import redis
 from protocol import streams
-from protocol.calls import Pieces
-from protocol.exchange import Delivery, Exchange
+from protocol.exchange import Exchange
 from protocol.exchange.jobs import JobQuery
 from protocol.exchange.server import server_problems
-from protocol.messages import ActiveJob, FailureKind, JobRef, Requested, Trial, TrialResult
+from protocol.messages import FailureKind, Requested, Trial, TrialResult
 from protocol.recipe import Purpose
-from protocol.streams import EVAL_REQUESTS, EVENTS, FAILED, GRADED, REQUESTS, ROLLOUTS, WORK_STREAMS
+from protocol.streams import (
+    EPISODES,
+    EVAL_REQUESTS,
+    EVENTS,
+    FAILED,
+    GRADED,
+    JOBS,
+    POLICY,
+    REQUESTS,
+    ROLLOUTS,
+    WORK_STREAMS,
+    Stream,
+)
 
 from services.learner.attempt import Attempt
 from services.learner.supply.intake import Intake
@@ -29,86 +43,67 @@ from tests.builders import (
     a_task,
     an_event,
 )
-from tests.contract.call_client import a_call
-from tests.contract.exchange_steps import claim_one, taken_up
+from tests.contract.conftest import Services
+from tests.contract.exchange_steps import claim, claim_one, reclaim, taken_up
 from tests.contract.valkey_server import Server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
-ENTRY = ("XADD", "*", "key", "train:0", "header", "{}")
-
-
-@dataclass
-class Services:
-    gateway: Exchange
-    learner: Exchange
-    rollout: Exchange
-    grader: Exchange
-    environment: Exchange
-
-    async def begin(self) -> Delivery[JobRef]:
-        """A job that the learner works on, with one request for training and one to evaluate."""
-        await self.gateway.submit(a_job_record())
-        await self.learner.renew_lease()
-        job = await taken_up(self.learner)
-        assert await self.learner.begin_attempt("job") == 1
-        active = ActiveJob(job_id="job", attempt=1, recipe=a_recipe())
-        await self.learner.activate(active)
-        await self.learner.announce(a_policy())
-        await self.learner.ask(a_request())
-        await self.learner.ask(a_request(purpose=Purpose.EVAL))
-        return job
-
-
-@pytest.fixture
-def services(exchanges: dict[str, Exchange]) -> Services:
-    return Services(**exchanges)
+WORKERS = ("rollout", "grader", "environment")
+WRITTEN_BY_OTHERS: dict[str, set[Stream]] = {
+    "rollout": {GRADED, EPISODES, POLICY, JOBS},
+    "environment": {REQUESTS, EVAL_REQUESTS, GRADED, POLICY, JOBS},
+    "grader": {REQUESTS, EVAL_REQUESTS, FAILED, POLICY, JOBS},
+    "gateway": {*WORK_STREAMS, POLICY},
+}
+REFUSED_TO_WORKERS = (
+    ("HSET", streams.job_key("one"), "step", "9"),
+    ("DEL", streams.job_key("one")),
+    ("SET", streams.ACTIVE, "{}"),
+    ("HSET", streams.LEARNER, "holder", "me"),
+    ("SREM", streams.pending_key("one"), "train:0"),
+    ("ZADD", "weir:job_index", "1", "one"),
+    ("EVAL", "redis.call('HSET', ARGV[1], 'step', '9')", "0", streams.job_key("one")),
+    ("CONFIG", "GET", "*"),
+    ("XTRIM", ROLLOUTS.key("one"), "MAXLEN", "0"),
+    ("XTRIM", EVENTS.key("one"), "MAXLEN", "0"),
+    ("XGROUP", "DESTROY", ROLLOUTS.key("one"), "grader"),
+    ("HSET", streams.STARTS, "grader", "x"),
+    ("SADD", streams.STATUS, "no hash any more"),
+    ("RPUSH", streams.TRIALS, "{}"),
+    ("RPUSH", streams.CALLS, "{}"),
+    ("LRANGE", streams.answers_key("gateway-1"), "0", "-1"),
+    ("LRANGE", streams.trial_key("one"), "0", "-1"),
+    ("EVAL", "return redis.call('LRANGE', KEYS[1], 0, -1)", "1", "weir:answers:a"),
+)
+LOOK_AT_CALLS = ("LRANGE", streams.CALLS, "0", "-1")
 
 
 @pytest.mark.parametrize(
     ("service", "command"),
     [
-        *[
-            (service, (ENTRY[0], stream.key("one"), *ENTRY[1:]))
-            for service, written in {
-                "rollout": {GRADED, streams.EPISODES, streams.POLICY, streams.JOBS},
-                "environment": {REQUESTS, EVAL_REQUESTS, GRADED, streams.POLICY, streams.JOBS},
-                "grader": {REQUESTS, EVAL_REQUESTS, FAILED, streams.POLICY, streams.JOBS},
-                "gateway": {*WORK_STREAMS, streams.POLICY},
-            }.items()
-            for stream in sorted(written, key=str)
-        ],
-        *[
-            (service, command)
-            for service in ("rollout", "grader", "environment")
-            for command in (
-                ("HSET", streams.job_key("one"), "step", "9"),
-                ("DEL", streams.job_key("one")),
-                ("SET", streams.ACTIVE, "{}"),
-                ("HSET", streams.LEARNER, "holder", "me"),
-                ("SREM", streams.pending_key("one"), "train:0"),
-                ("ZADD", "weir:job_index", "1", "one"),
-                ("EVAL", "redis.call('HSET', ARGV[1], 'step', '9')", "0", streams.job_key("one")),
-                ("CONFIG", "GET", "*"),
-                ("XTRIM", ROLLOUTS.key("one"), "MAXLEN", "0"),
-                ("XTRIM", EVENTS.key("one"), "MAXLEN", "0"),
-                ("XGROUP", "DESTROY", ROLLOUTS.key("one"), "grader"),
-                ("HSET", streams.STARTS, "grader", "x"),
-                ("SADD", streams.STATUS, "no hash any more"),
-                ("RPUSH", streams.TRIALS, "{}"),
-                ("RPUSH", streams.CALLS, "{}"),
-                ("LRANGE", streams.answers_key("gateway-1"), "0", "-1"),
-                ("LRANGE", streams.trial_key("one"), "0", "-1"),
-                (*("EVAL", "return redis.call('LRANGE', KEYS[1], 0, -1)", "1"), "weir:answers:a"),
+        *(
+            (
+                service,
+                (
+                    "XADD",
+                    stream.key("one"),
+                    "*",
+                    "key",
+                    "train:0",
+                    "header",
+                    "{}",
+                ),
             )
-        ],
+            for service, others in WRITTEN_BY_OTHERS.items()
+            for stream in sorted(others, key=str)
+        ),
+        *product(WORKERS, REFUSED_TO_WORKERS),
         ("rollout", ("XREAD", "STREAMS", GRADED.key("one"), "0")),
         ("rollout", ("HSET", streams.lives_key("grader"), "me", "1")),
         ("rollout", ("XTRIM", REQUESTS.key("one"), "MAXLEN", "0")),
         ("rollout", ("HDEL", streams.waited_for_key("gateway-1"), "call-0")),
-        *[
-            (service, ("LRANGE", streams.CALLS, "0", "-1"))
-            for service in ("grader", "learner", "environment")
-        ],
+        ("grader", LOOK_AT_CALLS),
+        ("learner", LOOK_AT_CALLS),
+        ("environment", LOOK_AT_CALLS),
         ("environment", ("LPUSH", streams.answers_key("gateway-1"), "an answer")),
         ("learner", ("FLUSHALL",)),
         ("gateway", ("ACL", "LIST")),
@@ -132,84 +127,75 @@ def test_the_monitor_sees_how_the_server_is(server: Server) -> None:
         assert monitor.config_get("maxmemory")["maxmemory"] == "0"
 
 
-async def test_a_group_goes_its_way_and_a_failed_one_too(
-    services: Services,
-) -> None:
-    job, s = await services.begin(), services
-    inputs = (EVAL_REQUESTS, REQUESTS)
-    for worker, streams_in in ((s.rollout, inputs), (s.grader, (ROLLOUTS,))):
-        group = str(streams_in[0].group)
-        assert await worker.active() is not None
-        assert await worker.requested_state("job") is Requested.RUN
-        await worker.count_start(group)
-        await worker.show_status(a_status(group))
-        assert group in {status.service for status in (await worker.statuses()).values()}
-        assert await worker.record_event(an_event(group))
-        await worker.heartbeat(group)
-        await worker.heartbeat(group, streams_in, "job")
-        await worker.expire_worker(group, "another", 0, streams_in, "job")
-        await worker.queued(streams_in[0], "job")
-    assert await s.rollout.newest_policy("job") == a_policy()
-    assert await s.learner.statuses() == await s.gateway.statuses()
-    evaluated, trained = await s.rollout.claim(inputs, "job", count=2, wait_s=0)
-    await s.rollout.release(evaluated, "failures")
-    (again,) = await s.rollout.reclaim(EVAL_REQUESTS, "job", count=1)
-    await s.rollout.clear_failures("job", [again])
-    assert await s.rollout.hand_off(
-        again, FAILED, again.as_failed(FailureKind.UNWORKABLE, "no engine")
-    )
-    assert await s.rollout.hand_off(trained, ROLLOUTS, a_group(trained.message()))
-    (sampled,) = await s.grader.claim((ROLLOUTS,), "job", count=1, wait_s=0)
-    await s.grader.release(sampled, "deaths")
-    (sampled,) = await s.grader.reclaim(ROLLOUTS, "job", count=1)
-    await s.grader.hand_off(sampled, GRADED, a_graded_group(sampled.message()))
-    for stream in WORK_STREAMS:
-        await s.gateway.backlog(stream, "job")
-    arrived = await s.learner.claim((GRADED, FAILED), "job", count=2, wait_s=0)
-    assert len(arrived) == len(await s.learner.pending_keys("job")) == 2
-    for delivery in arrived:
-        assert await s.learner.ingest(delivery, 1)
-    await s.learner.adopt(FAILED, "job", count=1)
-    assert await s.learner.statuses()
-    assert not {problem.setting for problem in await server_problems(s.learner)}
-    await s.learner.update_job("job", 1, step=1)
-    await s.learner.close_job(job, 1, state="succeeded")
-    await s.learner.release_lease()
-    for worker in (s.rollout, s.grader):
-        await worker.leave("rollout" if worker is s.rollout else "grader")
-        await worker.forget_status(worker.me.rpartition(".")[0])
-
-
-async def test_a_group_of_episodes_goes_the_same_way_and_a_failed_one_too(
-    services: Services,
-) -> None:
-    await services.begin()
-    worker, inputs = services.environment, (streams.EVAL_EPISODES, streams.EPISODES)
-    for purpose in (Purpose.TRAIN, Purpose.EVAL):
-        await services.learner.ask(a_request(number=1, purpose=purpose, in_environment=True))
+async def show_life(worker: Exchange, *inputs: Stream) -> None:
+    group = str(inputs[0].group)
     assert await worker.active() is not None
     assert await worker.requested_state("job") is Requested.RUN
-    await worker.count_start("environment")
-    await worker.show_status(a_status("environment"))
-    assert await worker.record_event(an_event("environment"))
-    await worker.heartbeat("environment", inputs, "job")
-    await worker.expire_worker("environment", "another", 0, inputs, "job")
-    evaluated, trained = await worker.claim(inputs, "job", count=2, wait_s=0)
-    await worker.release(evaluated, "failures")
-    (again,) = await worker.reclaim(streams.EVAL_EPISODES, "job", count=1)
-    await worker.clear_failures("job", [again])
-    assert await worker.hand_off(
-        again, FAILED, again.as_failed(FailureKind.UNWORKABLE, "no taskset")
-    )
-    assert await worker.hand_off(trained, ROLLOUTS, a_group(trained.message()))
-    await services.learner.withdraw(streams.EVAL_EPISODES, "job", 1, [])
-    await worker.leave("environment")
+    await worker.count_start(group)
+    await worker.show_status(a_status(group))
+    assert group in {status.service for status in (await worker.statuses()).values()}
+    assert await worker.record_event(an_event(group))
+    await worker.heartbeat(group)
+    await worker.heartbeat(group, inputs, "job")
+    await worker.expire_worker(group, "another", 0, inputs, "job")
+    await worker.queued(inputs[0], "job")
+
+
+async def leave(worker: Exchange, group: str) -> None:
+    await worker.leave(group)
     await worker.forget_status(worker.me.rpartition(".")[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("rollout", (EVAL_REQUESTS, REQUESTS)),
+        ("environment", (streams.EVAL_EPISODES, EPISODES)),
+    ],
+)
+async def test_a_group_goes_its_way_and_a_failed_one_too(
+    services: Services, name: str, inputs: tuple[Stream, Stream]
+) -> None:
+    learner, grader = services.learner, services.grader
+    worker: Exchange = getattr(services, name)
+    job = await taken_up(learner)
+    await learner.announce(a_policy())
+    for purpose in (Purpose.TRAIN, Purpose.EVAL):
+        in_environment = name == "environment"
+        await learner.ask(a_request(purpose=purpose, in_environment=in_environment))
+    assert await services.rollout.newest_policy("job") == a_policy()
+    await show_life(worker, *inputs)
+    first, second = await claim(worker, *inputs)
+    await worker.release(first, "failures")
+    (first,) = await reclaim(worker, first.stream)
+    await worker.clear_failures("job", [first])
+    failed = first.as_failed(FailureKind.UNWORKABLE, "no engine")
+    assert await worker.hand_off(first, FAILED, failed)
+    assert await worker.hand_off(second, ROLLOUTS, a_group(second.message()))
+    await show_life(grader, ROLLOUTS)
+    await grader.release(await claim_one(grader, ROLLOUTS), "deaths")
+    (sampled,) = await reclaim(grader, ROLLOUTS)
+    await grader.hand_off(sampled, GRADED, a_graded_group(sampled.message()))
+    for stream in WORK_STREAMS:
+        await services.gateway.backlog(stream, "job")
+    assert len(await learner.statuses()) == len(await services.gateway.statuses()) == 2
+    arrived = await claim(learner, GRADED, FAILED)
+    assert len(arrived) == len(await learner.pending_keys("job")) == 2
+    for delivery in arrived:
+        assert await learner.ingest(delivery, 1)
+    await learner.adopt(FAILED, "job", count=1)
+    await learner.withdraw(inputs[0], "job", 1, [])
+    assert not await server_problems(learner)
+    await learner.update_job("job", 1, step=1)
+    await learner.close_job(job, 1, state="succeeded")
+    await learner.release_lease()
+    await leave(worker, name)
+    await leave(grader, "grader")
+
+
 async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) -> None:
-    await services.begin()
     gateway, learner = services.gateway, services.learner
+    await learner.announce(a_policy())
     await gateway.submit(a_job_record("other"))
     assert set(await gateway.job_ids()) == {"other", "job"}
     assert (await gateway.queue()).first == "job"
@@ -226,13 +212,18 @@ async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) 
     await gateway.request_state("job", Requested.PAUSE)
     assert await learner.pause_job("job", 1, None)
     await gateway.request_state("job", Requested.RUN)
-    await gateway.request_state("job", Requested.CANCEL)
-    await gateway.request_state("other", Requested.CANCEL)
+    for job_id in ("job", "other"):
+        await gateway.request_state(job_id, Requested.CANCEL)
     await gateway.revive("other")
     assert set(await gateway.forget_oldest(0)) == {"other", "job"}
     assert not await server_problems(gateway)
     assert (await gateway.memory()).used > 0
-    trial = Trial(id="t", reward=a_recipe().reward, task=a_task(), text="")
+    trial = Trial(
+        id="t",
+        reward=a_recipe().reward,
+        task=a_task(),
+        text="",
+    )
     for asks in (gateway, learner):
         assert await asks.ask_trial(trial, 5)
         assert await services.grader.take_trial(1) == trial
@@ -241,25 +232,16 @@ async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) 
         assert not await asks.withdraw_trial(trial)
 
 
-async def test_a_call_goes_to_a_rollout_and_its_answer_back(services: Services) -> None:
-    gateway, rollout = services.gateway, services.rollout
-    call = a_call(gateway=gateway.me)
-    assert await gateway.ask_call(call, limit=1)
-    assert await gateway.keep_calls({call.id: 0}) == {call.id}
-    assert await rollout.waiting_calls() == {call.served.key: 1}
-    assert await rollout.take_calls(call.served.key, 1) == [call]
-    assert await rollout.wanted_calls(gateway.me, [call]) == {call.id}
-    await rollout.send_pieces(gateway.me, Pieces(rollout="rollout-1"))
-    assert await gateway.pieces(1) == [Pieces(rollout="rollout-1")]
-    await gateway.withdraw_call(call.id)
-
-
 async def test_grades_that_a_rollout_made_up_are_a_failed_group(
     services: Services, tmp_path: Path
 ) -> None:
-    await services.begin()
-    asked = await claim_one(services.rollout)
-    await services.rollout.hand_off(asked, FAILED, a_graded_group(a_group(asked.message())))
+    await services.learner.ask(a_request())
+    request = await claim_one(services.rollout)
+    await services.rollout.hand_off(
+        request,
+        FAILED,
+        a_graded_group(a_group(request.message())),
+    )
     intake = Intake(Attempt(services.learner, "job", 1, a_recipe(), tmp_path))
-    await intake.ingest(await services.learner.claim([FAILED], "job", count=1, wait_s=0))
+    await intake.ingest(await claim(services.learner, FAILED))
     assert [str(group.failure)[:10] for group in intake.waiting.values()] == ["unreadable"]
