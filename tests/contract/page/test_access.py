@@ -1,7 +1,5 @@
 """The page for everyone: no serious fault in any view, light or dark, nor on a phone."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pytest

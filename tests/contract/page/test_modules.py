@@ -1,7 +1,5 @@
 """The page's own arithmetic, run by the browser that will run it."""
 
-from __future__ import annotations
-
 import tomllib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Takes the pictures of the page that the README shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
