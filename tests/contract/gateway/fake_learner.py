@@ -53,7 +53,12 @@ class FakeLearner:
         if operation.data is not None:
             logprobs = -(operation.data.targets / np.float32(100))
             loss = {"loss:sum": float(-(logprobs * operation.data.weights).sum())}
-            return Result(**values, lengths=operation.data.lengths, logprobs=logprobs, metrics=loss)
+            return Result(
+                **values,
+                lengths=operation.data.lengths,
+                logprobs=logprobs,
+                metrics=loss,
+            )
         name = operation.name or f"version-{version:06d}"
         if kind := KINDS.get(operation.do):
             state = State(base="tiny", dtype="float32", lora=None, version=version)

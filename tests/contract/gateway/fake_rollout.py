@@ -65,7 +65,12 @@ class FakeRollout:
             await exchange.forget_status(self.name)
 
     async def _work(self, exchange: Exchange, beats: int) -> None:
-        status = a_status("rollout", name=self.name, replica=self.name, beats=beats)
+        status = a_status(
+            "rollout",
+            name=self.name,
+            replica=self.name,
+            beats=beats,
+        )
         await exchange.show_status(status)
         for call in await exchange.take_calls(None, self.room) if self.room else ():
             self.calls.append(call)
@@ -109,7 +114,14 @@ class FakeRollout:
             prompt_ids=_prompt_ids(call) if number == before else None,
             tokens=(token,),
             text="" if stop else token.text,
-            spans=(VersionSpan(attempt=1, version=self.version, start=0, end=end - before),),
+            spans=(
+                VersionSpan(
+                    attempt=1,
+                    version=self.version,
+                    start=0,
+                    end=end - before,
+                ),
+            ),
             finish_reason=finish,
             stop_reason=stop,
         )

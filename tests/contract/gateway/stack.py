@@ -35,7 +35,14 @@ KEY = "test-key"
 ENVIRONMENT_KEY = "environments-key"
 JOBS = "/v1/fine_tuning/jobs"
 TASKS = "".join(
-    json.dumps({"id": f"t{n}", "prompt": f"{n}+{n}=?", "answer": str(2 * n)}) + "\n"
+    json.dumps(
+        {
+            "id": f"t{n}",
+            "prompt": f"{n}+{n}=?",
+            "answer": str(2 * n),
+        }
+    )
+    + "\n"
     for n in range(8)
 )
 GOOD_LINE = '{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
@@ -209,7 +216,11 @@ def upload(http: Client, content: str | bytes = TASKS) -> httpx.Response:
 
 
 def a_body(http: Client, **changes: Any) -> dict[str, Any]:
-    body = {"model": "tiny", "training_file": upload(http).json()["id"], "recipe": RECIPE}
+    body = {
+        "model": "tiny",
+        "training_file": upload(http).json()["id"],
+        "recipe": RECIPE,
+    }
     return body | changes
 
 

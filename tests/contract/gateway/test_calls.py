@@ -70,7 +70,13 @@ def rollout(stack: Stack) -> Iterator[FakeRollout]:
 
 
 def ask(sdk: openai.OpenAI, **values: Any) -> Any:
-    return sdk.chat.completions.create(**{"model": "tiny", "messages": HELLO, **values})
+    return sdk.chat.completions.create(
+        **{
+            "model": "tiny",
+            "messages": HELLO,
+            **values,
+        }
+    )
 
 
 def a_body(**values: Any) -> dict[str, Any]:
@@ -104,8 +110,20 @@ def test_each_response_of_a_chat_is_a_call(sdk: openai.OpenAI, rollout: FakeRoll
         "return_token_ids": True,
         "chat_template_kwargs": {"enable_thinking": False},
     }
-    options = {"logprobs": True, "top_logprobs": 2, "temperature": 0, "seed": 8, "stop": ["3"]}
-    answer = ask(sdk, n=3, tools=tools, extra_body=extra, **options)
+    options = {
+        "logprobs": True,
+        "top_logprobs": 2,
+        "temperature": 0,
+        "seed": 8,
+        "stop": ["3"],
+    }
+    answer = ask(
+        sdk,
+        n=3,
+        tools=tools,
+        extra_body=extra,
+        **options,
+    )
     for choice in answer.choices:
         assert choice.message.role == "assistant"
         assert choice.message.content == "0 1 2 "
@@ -123,15 +141,21 @@ def test_each_response_of_a_chat_is_a_call(sdk: openai.OpenAI, rollout: FakeRoll
         }
     assert answer.usage.prompt_tokens == len(answer.prompt_token_ids)
     assert answer.usage.completion_tokens == 12
-    spans = [{"attempt": 1, "version": 7, "start": 0, "end": 4}]
+    spans = [
+        {
+            "attempt": 1,
+            "version": 7,
+            "start": 0,
+            "end": 4,
+        }
+    ]
     assert answer.weir["weight_versions"] == [spans] * 3
     assert answer.weir["rollouts"] == ["rollout-1"]
     assert answer.model == answer.weir["model"] == "tiny"
     assert sorted(call.sampling.seed or 0 for call in rollout.calls) == [8, 9, 10]
     call = rollout.calls[0]
     assert call.served.folder.endswith("/models/tiny")
-    assert call.sampling.temperature == 0
-    assert call.sampling.top_k == 5
+    assert (call.sampling.temperature, call.sampling.top_k) == (0, 5)
     assert not call.streams
     assert [dict(tool) for tool in call.tools] == tools
     assert call.chat_template_options == {"enable_thinking": False}
@@ -142,7 +166,12 @@ def test_each_response_of_a_chat_is_a_call(sdk: openai.OpenAI, rollout: FakeRoll
 
 def test_a_chat_is_streamed_as_it_comes(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
-    *parts, usage = ask(sdk, **options, n=2, extra_body={"return_token_ids": True})
+    *parts, usage = ask(
+        sdk,
+        **options,
+        n=2,
+        extra_body={"return_token_ids": True},
+    )
     assert usage.choices == []
     assert usage.usage.completion_tokens == 10
     for place in range(2):
@@ -160,7 +189,11 @@ def test_a_chat_is_streamed_as_it_comes(sdk: openai.OpenAI, rollout: FakeRollout
 
 def test_texts_and_tokens_are_continued(sdk: openai.OpenAI, rollout: FakeRollout) -> None:
     body: Any = {"model": "tiny", "logprobs": 1, "max_tokens": 2}
-    answer: Any = sdk.completions.create(**body, prompt=["a", "bc"], n=2)
+    answer: Any = sdk.completions.create(
+        **body,
+        prompt=["a", "bc"],
+        n=2,
+    )
     assert sorted(call.text or "" for call in rollout.calls) == ["a", "a", "bc", "bc"]
     assert answer.usage.prompt_tokens == 3
     assert answer.usage.completion_tokens == 8
@@ -169,14 +202,23 @@ def test_texts_and_tokens_are_continued(sdk: openai.OpenAI, rollout: FakeRollout
         assert choice.logprobs.tokens == ["0 ", "1 "]
         assert choice.logprobs.token_logprobs == [-0.5] * 2
         assert choice.logprobs.top_logprobs == [{"0 ": -1.0}, {"1 ": -1.0}]
-    streamed = sdk.completions.create(**body, prompt=[[7] * 8000] * 4, stream=True)
+    streamed = sdk.completions.create(
+        **body,
+        prompt=[[7] * 8000] * 4,
+        stream=True,
+    )
     choices = [chunk.choices[0] for chunk in streamed]
     assert "".join(choice.text for choice in choices if choice.index == 3) == "0 1 "
     assert rollout.calls[-1].token_ids == (7,) * 8000
 
 
 def test_tokens_are_generated_as_vllm_does(http: Client, rollout: FakeRollout) -> None:
-    sampling = {"max_tokens": 2, "logprobs": 1, "stop_token_ids": [2], "skip_special_tokens": False}
+    sampling = {
+        "max_tokens": 2,
+        "logprobs": 1,
+        "stop_token_ids": [2],
+        "skip_special_tokens": False,
+    }
     body = {"model": "tiny", "token_ids": [7] * 8000, "sampling_params": sampling}
     answer = http.post(GENERATE, json=body | {"return_token_ids": True}).json()
     (choice,) = answer["choices"]
@@ -184,8 +226,19 @@ def test_tokens_are_generated_as_vllm_does(http: Client, rollout: FakeRollout) -
     assert choice["finish_reason"] == "length"
     entry = {"token": f"token_id:{COUNTED}", "token_id": COUNTED}
     likely = [entry | {"logprob": -1.0}]
-    assert choice["logprobs"]["content"][0] == {**entry, "logprob": -0.5, "top_logprobs": likely}
-    assert choice["weight_versions"] == [{"attempt": 1, "version": 7, "start": 0, "end": 2}]
+    assert choice["logprobs"]["content"][0] == {
+        **entry,
+        "logprob": -0.5,
+        "top_logprobs": likely,
+    }
+    assert choice["weight_versions"] == [
+        {
+            "attempt": 1,
+            "version": 7,
+            "start": 0,
+            "end": 2,
+        }
+    ]
     assert answer["prompt_token_ids"] == [7] * 8000
     assert answer["request_id"]
     assert rollout.calls[0].sampling.stop_token_ids == (2,)
@@ -210,7 +263,11 @@ def test_another_rollout_continues_the_calls_of_a_silent_one(tmp_path: Path) -> 
             answer = whole.result(120)
             chunks = stream.result(120)
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "0 1 2 3 4 "
-    for choice, spans in zip(answer.choices, answer.weir["weight_versions"], strict=True):
+    for choice, spans in zip(
+        answer.choices,
+        answer.weir["weight_versions"],
+        strict=True,
+    ):
         assert choice.message.content == "0 1 2 3 4 "
         assert [entry.token for entry in choice.logprobs.content] == TEXTS
         assert [span["version"] for span in spans] == [7, 8]
@@ -278,7 +335,8 @@ async def test_requests_are_answered_while_hundreds_of_calls_wait(stack: Stack) 
     async with client as http, connect(stack.server.url, me="test") as exchange:
         waiting = list[asyncio.Task[httpx.Response]]()
         for count in range(20, 201, 20):
-            waiting += (asyncio.create_task(http.post(CHAT, json=a_body())) for _ in range(20))
+            calls = (http.post(CHAT, json=a_body()) for _ in range(20))
+            waiting += map(asyncio.create_task, calls)
             await wait_for_calls(exchange, count)
         assert (await http.get("/v1/models")).is_success
         assert not any(task.done() for task in waiting)
@@ -290,7 +348,13 @@ SERVED = Served(name="it", folder="/it", model=Model(path="/it"))
 
 
 def a_call(call_id: str) -> Call:
-    return Call(id=call_id, gateway="test", served=SERVED, text="a", sampling=CallSampling())
+    return Call(
+        id=call_id,
+        gateway="test",
+        served=SERVED,
+        text="a",
+        sampling=CallSampling(),
+    )
 
 
 async def never() -> Served:
@@ -353,7 +417,11 @@ async def test_a_death_counts_once_and_a_call_may_be_asked_again_beyond_the_limi
 
 
 @pytest.mark.parametrize(
-    ("is_taken", "silent_s", "code"), [(True, 601, "not_answered"), (False, 301, "not_taken")]
+    ("is_taken", "silent_s", "code"),
+    [
+        (True, 601, "not_answered"),
+        (False, 301, "not_taken"),
+    ],
 )
 async def test_a_silent_call_ends(
     exchange: Exchange, is_taken: bool, silent_s: float, code: str
@@ -376,7 +444,12 @@ async def test_a_silent_call_ends(
 
 
 def test_fields_without_effect_are_accepted(http: Client, rollout: FakeRollout) -> None:
-    idle: Any = {"user": "me", "frequency_penalty": 0, "tool_choice": "none", "seed": None}
+    idle: Any = {
+        "user": "me",
+        "frequency_penalty": 0,
+        "tool_choice": "none",
+        "seed": None,
+    }
     messages = [{"role": "assistant", "content": None, "refusal": "no"}, *HELLO]
     options = {"stream_options": {"continuous_usage_stats": False}}
     body = a_body(**idle, **options, messages=messages)
@@ -420,11 +493,17 @@ def test_models_and_saved_samplers_answer_during_a_clients_session(
     stack: Stack, sdk: openai.OpenAI, rollout: FakeRollout
 ) -> None:
     job = f"ftjob-{'5' * 24}"
-    stack.exchange(lambda exchange: exchange.submit(a_job_record(job, recipe=a_recipe(client={}))))
+    record = a_job_record(job, recipe=a_recipe(client={}))
+    stack.exchange(lambda exchange: exchange.submit(record))
     train(stack, job)
     assert ask(sdk).model == "tiny"
     folder = a_model(stack.job_folder(job) / "samplers/version-000012")
-    State(base="tiny", dtype="float32", lora=None, version=12).write(folder)
+    State(
+        base="tiny",
+        dtype="float32",
+        lora=None,
+        version=12,
+    ).write(folder)
     a_model(stack.job_folder(job) / "other")
     os.utime(folder, (1, 1))
 
@@ -500,7 +579,12 @@ def test_the_turns_of_a_session_are_one_trace(stack: Stack, http: Client) -> Non
     codes = [(call.get("error") or {}).get("code") for call in trace["calls"]]
     assert codes == [None, None, None, "engine_died", None, "context_length_exceeded"]
     chat, other = trace["branches"]
-    assert chat["token_ids"] == [*parse_tokens("Hello"), *COUNT, *parse_tokens("again"), *COUNT]
+    assert chat["token_ids"] == [
+        *parse_tokens("Hello"),
+        *COUNT,
+        *parse_tokens("again"),
+        *COUNT,
+    ]
     assert chat["own"] == ([False] * 5 + [True] * 5) * 2
     assert [logprob is not None for logprob in chat["logprobs"]] == chat["own"]
     assert other["token_ids"] == other_ids + COUNT
@@ -515,12 +599,24 @@ def test_the_terms_of_a_session_decide_how_its_calls_are_sampled(
     job = submit_job(http)
     train(stack, job)
     sampling = {"temperature": 0.5, "max_tokens": 3, "stop": ["2 "]}
-    terms = {"job_id": job, "purpose": "train", "min_version": 2, "sampling": sampling, "seed": 7}
+    terms = {
+        "job_id": job,
+        "purpose": "train",
+        "min_version": 2,
+        "sampling": sampling,
+        "seed": 7,
+    }
     session = "/rollout/try-1"
     chat = session + CHAT
     key = http.put(session, json=terms).json()["key"]
     assert_refused(http.put(session, json=terms), 409, "session")
-    body = a_body(model="mine", temperature=2, max_tokens=9, seed=1, stop=["0 "])
+    body = a_body(
+        model="mine",
+        temperature=2,
+        max_tokens=9,
+        seed=1,
+        stop=["0 "],
+    )
     with a_rollout(stack) as rollout:
         for changes in ({}, {"max_tokens": 2}):
             assert http.post(chat, json=body | changes).is_success
@@ -574,4 +670,12 @@ def test_a_rollout_gets_the_tokens_of_the_call_that_a_chat_continues(
     tokens = (*parse_tokens("Hello"), *COUNT)
     first = ChatPrefix(num_messages=2, token_ids=tokens)
     both = ChatPrefix(num_messages=4, token_ids=(*tokens, *parse_tokens("again"), *COUNT))
-    assert [call.begun for call in rollout.calls] == [None, first, both, None, None, None, first]
+    assert [call.begun for call in rollout.calls] == [
+        None,
+        first,
+        both,
+        None,
+        None,
+        None,
+        first,
+    ]

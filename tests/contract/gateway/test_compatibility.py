@@ -100,7 +100,12 @@ def test_every_method_works_or_is_refused_as_the_table_says(
     create = "fine_tuning.jobs.create"
     of_tiny = {"model": "tiny", "training_file": file.id}
     labels = {"team": "compatibility"}
-    job = call(create, **of_tiny, method=reinforcement(grader=EXACT), metadata=labels)
+    job = call(
+        create,
+        **of_tiny,
+        method=reinforcement(grader=EXACT),
+        metadata=labels,
+    )
     call(f"{create}(method={{'type': 'supervised'}})", **of_tiny, method={"type": "supervised"})
     formatted = reinforcement(grader=EXACT, response_format={"type": "json_object"})
     call(f"{create}(response_format=…)", **of_tiny, method=formatted)

@@ -50,7 +50,12 @@ def a_trained_job(stack: Stack, http: Client, size: int = 10) -> tuple[str, Path
     (folder / "out").symlink_to(folder.parent / "beside")
     (folder / "also-config").symlink_to("config.json")
     os.mkfifo(folder / "pipe")
-    take_up(stack, job_id, state="succeeded", result={"model": str(folder)})
+    take_up(
+        stack,
+        job_id,
+        state="succeeded",
+        result={"model": str(folder)},
+    )
     return job_id, folder
 
 
@@ -75,7 +80,14 @@ def test_the_openai_sdk_pages_checkpoints_newest_first_with_what_their_steps_tol
 ) -> None:
     job_id = submit_job(http)
     for step in (2, 4, 10):
-        a_checkpoint(stack, job_id, step, loss=step / 2, reward=0.25, grad_norm=None)
+        a_checkpoint(
+            stack,
+            job_id,
+            step,
+            loss=step / 2,
+            reward=0.25,
+            grad_norm=None,
+        )
     (stack.job_folder(job_id) / "checkpoints/.unfinished-1-step-000012").mkdir()
     assert not http.read(f"{JOBS}/{job_id}/checkpoints?limit=3")["has_more"]
     checkpoints = list(sdk.fine_tuning.jobs.checkpoints.list(job_id, limit=1))
@@ -108,7 +120,11 @@ def test_a_job_without_a_model_is_refused_with_the_checkpoints_that_it_has(
     stack: Stack, http: Client
 ) -> None:
     job_id = submit_job(http)
-    assert_refused(http.post(JOBS, json=a_body(http, model=job_id)), 400, "model")
+    assert_refused(
+        http.post(JOBS, json=a_body(http, model=job_id)),
+        400,
+        "model",
+    )
     for step in (2, 4):
         a_checkpoint(stack, job_id, step)
     for name in (job_id, f"ftckpt-{job_id}-3"):
@@ -127,10 +143,18 @@ def test_a_trained_model_is_deleted_and_jobs_that_start_from_it_keep_theirs(
     weights = (folder / WEIGHTS).read_bytes()
     fork = submit_job(http, model=job_id)
     (folder.parent / "beside").unlink()
-    assert sdk.models.delete(job_id).to_dict() == {"id": job_id, "object": "model", "deleted": True}
+    assert sdk.models.delete(job_id).to_dict() == {
+        "id": job_id,
+        "object": "model",
+        "deleted": True,
+    }
     assert list(folder.parent.iterdir()) == []
     url = f"/v1/models/{job_id}"
-    for reply in (http.get(url), http.delete(url), http.get(f"{JOBS}/{job_id}/model")):
+    for reply in (
+        http.get(url),
+        http.delete(url),
+        http.get(f"{JOBS}/{job_id}/model"),
+    ):
         assert_refused(reply, 404, "id")
     assert own_weights(stack, fork).read_bytes() == weights
 
@@ -205,9 +229,19 @@ def test_a_record_cannot_name_a_folder_that_is_not_its_own(stack: Stack, http: C
     a_model(job / "model")
     (job / "away").symlink_to(another)
     names = ("", "away", "model/..", "model/config.json", "gone")
-    for folder in ("/etc", "", 3, str(another), *(str(job / name) for name in names)):
+    for folder in (
+        "/etc",
+        "",
+        3,
+        str(another),
+        *(str(job / name) for name in names),
+    ):
         with stack.server.client() as client:
-            client.hset(streams.job_key(job_id), "result", json.dumps({"model": folder}))
+            client.hset(
+                streams.job_key(job_id),
+                "result",
+                json.dumps({"model": folder}),
+            )
         for route in ("model", "model/config.json"):
             assert_refused(http.get(f"{JOBS}/{job_id}/{route}"), 404, "id")
 
@@ -273,7 +307,12 @@ def test_a_fetch_goes_on_where_the_line_broke(stack: Stack, http: Client, tmp_pa
     job_id, folder = a_trained_job(stack, http, size=3 * MIB)
     line = Line(MIB, 1, MIB)
     reports = list[tuple[str, int, int]]()
-    with WeirClient(stack.url, KEY, transport=line, sleep=lambda _: None) as client:
+    with WeirClient(
+        stack.url,
+        KEY,
+        transport=line,
+        sleep=lambda _: None,
+    ) as client:
         client.fetch_model(job_id, tmp_path, lambda *progress: reports.append(progress))
         assert content(tmp_path) == content(folder)
         assert sorted(os.listdir(tmp_path)) == sorted(content(folder))

@@ -57,9 +57,18 @@ def test_the_command_lists_samples_page_by_page_and_shows_a_group(
         assert main(["samples", job_id, *arguments]) == 0
         return capsys.readouterr().out.splitlines()
 
-    listed = [line.split()[0] for line in printed("--step", "1", "--wrong")]
-    assert listed == ["sample", "train:3/1", "train:2/1"]
-    samples = [json.loads(line) for line in printed("--json", "--limit", "5", "--text", "IT IS")]
+    lines = printed("--step", "1", "--wrong")
+    assert [line.split()[0] for line in lines] == ["sample", "train:3/1", "train:2/1"]
+    samples = [
+        json.loads(line)
+        for line in printed(
+            "--json",
+            "--limit",
+            "5",
+            "--text",
+            "IT IS",
+        )
+    ]
     assert [sample["id"] for sample in samples] == [f"train:{n}/0" for n in (5, 4, 3, 2, 1)]
     assert {"It is 4.", "No ␛[31midea"} < set(printed("train:4"))
     (group,) = map(json.loads, printed("train:4", "--json"))
@@ -68,4 +77,3 @@ def test_the_command_lists_samples_page_by_page_and_shows_a_group(
     assert group["task"]["id"] == "task-4"
     assert group["responses"][0]["text"] == "It is 4."
     assert printed("--text", "absent") == [f"{job_id} has no such sample"]
-    assert printed("--text", "absent", "--json") == []

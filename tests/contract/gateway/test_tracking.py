@@ -34,7 +34,12 @@ pytestmark = pytest.mark.redis
 
 Points = list[tuple[int, float]]
 TRACK = ("--to", "tensorboard:runs", "--to", "wandb:maths")
-REWARDS = [(1, 0.125), (2, 0.25), (3, 0.375), (4, 0.5)]
+REWARDS = [
+    (1, 0.125),
+    (2, 0.25),
+    (3, 0.375),
+    (4, 0.5),
+]
 EXPECTED: dict[str, Points] = {
     "reward": REWARDS[:2],
     "groups/asked": [(1, 4.0), (2, 8.0)],
@@ -71,7 +76,11 @@ def tell_story(stack: Stack, job_id: str) -> None:
     """The critic learns alone, then steps between two evaluations, and a warning."""
 
     def evaluation(step: int) -> dict[str, Any]:
-        result = {"accuracy": step / 16, "pass@4": 0.75, "per_task": {"t1": [1.0, 4]}}
+        result = {
+            "accuracy": step / 16,
+            "pass@4": 0.75,
+            "per_task": {"t1": [1.0, 4]},
+        }
         return {"kind": "evaluation", "step": step, "evaluation": {"step": step, **result}}
 
     data = [
@@ -83,7 +92,12 @@ def tell_story(stack: Stack, job_id: str) -> None:
         evaluation(2),
     ]
     metrics = [an_event(job_id, number, data=values) for number, values in enumerate(data)]
-    tell(stack, *metrics, an_event(job_id, 98), an_event(job_id, 99, level="warn"))
+    tell(
+        stack,
+        *metrics,
+        an_event(job_id, 98),
+        an_event(job_id, 99, level="warn"),
+    )
 
 
 def open_tensorboard(folder: Path) -> EventAccumulator:
@@ -223,7 +237,13 @@ def test_while_the_gateway_is_away_it_waits_and_says_so_once(
     with WeirClient(stack.url, KEY, transport=Away()) as client:
         target = trackers.Target("tensorboard", str(tmp_path))
         jobs = lambda: [client.job(job_id)]  # noqa: E731
-        trackers.track(client, [target], jobs, until_all_ended=True, poll_s=0.0)
+        trackers.track(
+            client,
+            [target],
+            jobs,
+            until_all_ended=True,
+            poll_s=0.0,
+        )
     assert capsys.readouterr().err.count("continues when it responds") == 1
     assert read_points(open_tensorboard(tmp_path), "reward") == REWARDS[:1]
 
@@ -237,7 +257,12 @@ def test_of_all_jobs_an_older_one_that_goes_on_is_found_until_it_has_ended(
         find = trackers.StartedJobs(client, num_newest=1)
 
         def find_mine() -> set[str]:
-            return {job["id"] for job in find()} & {older, deleted, newer, newest}
+            return {job["id"] for job in find()} & {
+                older,
+                deleted,
+                newer,
+                newest,
+            }
 
         assert find_mine() == {older, deleted, newest}
         take_up(stack, older, state="running")

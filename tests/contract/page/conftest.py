@@ -62,7 +62,10 @@ class Site:
         job_id = self.submit(name, steps=steps)
         self.take_up(job_id, state=state, step=done)
         self.tell(job_id, story.evaluation_event(job_id, 0, 0.3))
-        self.tell(job_id, *story.step_events(job_id, range(1, done + 1), seed=seed))
+        self.tell(
+            job_id,
+            *story.step_events(job_id, range(1, done + 1), seed=seed),
+        )
         self.tell(job_id, story.evaluation_event(job_id, done, 0.7))
         return job_id
 
@@ -124,7 +127,10 @@ def page(context: BrowserContext, faults: list[str]) -> Iterator[Page]:
 
 def watched(page: Page, faults: list[str]) -> Page:
     """The page, whose faults are noted: a violation of its security policy is an error, too."""
-    page.on("console", lambda line: faults.append(line.text) if line.type == "error" else None)
+    page.on(
+        "console",
+        lambda line: faults.append(line.text) if line.type == "error" else None,
+    )
     page.on("pageerror", lambda error: faults.append(str(error)))
     return page
 

@@ -58,7 +58,14 @@ def step_events(job_id: str, steps: range, *, seed: int = 1) -> Iterator[JobEven
 def evaluation_event(job_id: str, step: int, accuracy: float) -> JobEvent:
     """An evaluation of 40 tasks that are right as often as ``accuracy`` says, on average."""
     chance = np.random.default_rng(step)
-    counts = (4 * accuracy + chance.normal(size=40)).round().clip(0, 4)
+    counts = (
+        (4 * accuracy + chance.normal(size=40))
+        .round()
+        .clip(
+            0,
+            4,
+        )
+    )
     mean = float(counts.mean() / 4)
     result = {
         "step": step,
@@ -86,7 +93,13 @@ def evaluation_event(job_id: str, step: int, accuracy: float) -> JobEvent:
 
 def an_event(job_id: str, name: str, message: str, *, at: float = 0, **values: Any) -> JobEvent:
     created_at = _BEGAN + 0.6 * at
-    return builders.an_event(name, job_id=job_id, created_at=created_at, message=message, **values)
+    return builders.an_event(
+        name,
+        job_id=job_id,
+        created_at=created_at,
+        message=message,
+        **values,
+    )
 
 
 def write_samples(folder: Path, job_id: str, numbers: range, *, purpose: str = "train") -> None:
@@ -102,7 +115,14 @@ def _sample(job_id: str, number: int, purpose: Purpose, chance: np.random.Genera
     step = number // 16
     task = _task(number % 24)
     is_episode = number == EPISODES
-    answers = [_response(task, 0.2 + min(0.6, step / 40), chance) for _ in range(GROUP_SIZE)]
+    answers = [
+        _response(
+            task,
+            0.2 + min(0.6, step / 40),
+            chance,
+        )
+        for _ in range(GROUP_SIZE)
+    ]
     if is_episode:
         answers[-1] = ("", Grade(outcome=Ungradable(reason="episode_timeout")))
     texts = [text for text, _ in answers]
@@ -139,7 +159,13 @@ def _sample(job_id: str, number: int, purpose: Purpose, chance: np.random.Genera
         "entropies": abs(chance.normal(0, 0.5, in_loss.sum())),
         "token_advantages": np.repeat(group.advantages, lengths)[in_loss],
     }
-    (rows,) = build_rows([group], tokens, attempt=1, step=step, created_at=_BEGAN + number)
+    (rows,) = build_rows(
+        [group],
+        tokens,
+        attempt=1,
+        step=step,
+        created_at=_BEGAN + number,
+    )
     return [row | {"surprise": float(chance.random())} for row in rows]
 
 
@@ -151,7 +177,13 @@ def _episode(task: Task, text: str) -> Episode:
         **({"reward": 0.5} if text else end),
         turns=2,
         seconds={"model": 3.0, "environment": 40.0},
-        conversation=tuple(Turn(role=role, content=content) for role, content in contents.items()),
+        conversation=tuple(
+            Turn(
+                role=role,
+                content=content,
+            )
+            for role, content in contents.items()
+        ),
     )
 
 

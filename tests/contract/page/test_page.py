@@ -134,7 +134,11 @@ def test_a_curve_moves_while_the_job_runs_and_after_its_line_broke(
     expect(value).to_have_text(f"{as_dict(last)['reward']:.3f}")
     context.set_offline(True)
     for step in range(6, 9):
-        (event,) = story.step_events(job_id, range(step, step + 1), seed=step)
+        (event,) = story.step_events(
+            job_id,
+            range(step, step + 1),
+            seed=step,
+        )
         site.tell(job_id, event)
         context.set_offline(False)
         expect(value).to_have_text(f"{as_dict(event)['reward']:.3f}")
@@ -240,7 +244,13 @@ def test_a_search_goes_on_by_itself_until_it_finds_something(page: Page, run: st
         if place:
             waiting.append(route)
             return
-        route.fulfill(json=route.fetch(url=url).json() | {"data": [], "has_more": True})
+        route.fulfill(
+            json=route.fetch(url=url).json()
+            | {
+                "data": [],
+                "has_more": True,
+            }
+        )
 
     page.route(re.compile("text="), takes_long)
     with page.expect_request(re.compile("text=.*after=")):
@@ -306,7 +316,11 @@ def test_an_episode_shows_its_conversation_and_what_the_environment_says(
 def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page, run: str) -> None:
     page.goto(f"/#/jobs/{run}/samples/train:10?order=oldest")
     see(page.get_by_role("article").first)
-    for key, group in (("j", 11), ("k", 10), ("ArrowLeft", 9)):
+    for key, group in (
+        ("j", 11),
+        ("k", 10),
+        ("ArrowLeft", 9),
+    ):
         page.keyboard.press(key)
         expect(page.locator("h2.key")).to_have_text(f"train:{group}")
     page.keyboard.press("?")
@@ -317,7 +331,7 @@ def test_keys_go_from_group_to_group_of_the_list_and_say_what_they_do(page: Page
     expect(page.get_by_label("Order")).to_have_value("oldest")
 
 
-def test_evaluations_time_ledger_events_and_recipe_are_told(page: Page, run: str) -> None:
+def test_evaluations_and_the_ledger_are_shown(page: Page, run: str) -> None:
     samples = {"data": [{"task_id": "arithmetic-016", "prompt": "46-5+8+19=?"}], "has_more": False}
     page.route("**/samples?purpose=eval*", lambda route: route.fulfill(json=samples))
     page.goto(f"/#/jobs/{run}/evaluations")
@@ -330,8 +344,6 @@ def test_evaluations_time_ledger_events_and_recipe_are_told(page: Page, run: str
     expect(page.locator(".ledger")).to_contain_text(re.compile(ledger))
     page.get_by_role("link", name="Events").click()
     see(page.get_by_text("evaluation at step 30"))
-    page.get_by_role("link", name="Recipe").click()
-    see(page.get_by_text("lambda_process"))
 
 
 def test_what_a_model_writes_is_text_and_never_markup(
@@ -372,8 +384,20 @@ def test_the_last_step_and_an_evaluation_long_before_it_are_told(site: Site, htt
 
     assert latest() == {"metrics": None, "evaluation": None, "rewards": []}
     events = list(story.step_events(job_id, range(1, 151)))
-    early, late = (story.evaluation_event(job_id, step, 0.4) for step in (0, 150))
-    site.tell(job_id, early, *events, story.an_event(job_id, "last", "a message"))
+    early, late = (
+        story.evaluation_event(
+            job_id,
+            step,
+            0.4,
+        )
+        for step in (0, 150)
+    )
+    site.tell(
+        job_id,
+        early,
+        *events,
+        story.an_event(job_id, "last", "a message"),
+    )
     expected = {
         "metrics": as_dict(events[-1]),
         "rewards": [as_dict(event)["reward"] for event in events[-40:]],

@@ -40,7 +40,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                 files = {"file": (name, TASKS)}
                 http.post("/v1/files", files=files, data={"purpose": "fine-tune"})
         site.end(site.a_run("trained"))
-        a_checkpoint(up, site.a_run("to-go-on", steps=220, done=210, state="failed"), 200)
+        a_checkpoint(
+            up,
+            site.a_run("to-go-on", steps=220, done=210, state="failed"),
+            200,
+        )
         for name in ("sweep-1", "sweep-2", "first-curve", "second-curve", "a-failure"):
             site.a_run(name, done=5, state="succeeded")
         site.submit("a-mistake")
@@ -82,7 +86,13 @@ def write(page: Page, label: str, text: str) -> None:
     page.get_by_label(label, exact=True).fill(text)
 
 
-CLICKS = {"link": follow, "button": press, "tick": tick, "choose": choose, "write": write}
+CLICKS = {
+    "link": follow,
+    "button": press,
+    "tick": tick,
+    "choose": choose,
+    "write": write,
+}
 _, _, *LINES = Path(__file__).with_name("tasks.txt").read_text().splitlines()[1:]
 WISHES = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES]
 
