@@ -1,15 +1,12 @@
 """The real gateway process on a real Valkey server, once for all tests in here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
-from tests.contract.gateway.stack import KEY, Stack, a_gateway, a_model
+from tests.contract.gateway.stack import KEY, Client, Stack, a_gateway, a_model
 from tests.contract.valkey_server import Server
 
 
@@ -29,7 +26,7 @@ def stack(gateway_server: Server, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def http(stack: Stack) -> Iterator[httpx.Client]:
+def http(stack: Stack) -> Iterator[Client]:
     with stack.http() as client:
         yield client
 

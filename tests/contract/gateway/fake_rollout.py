@@ -1,41 +1,41 @@
 """A rollout without an engine, on the real exchange: its model counts, "0 1 2 …"."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Event, Thread
+from threading import Event
 
 from protocol.calls import Call, Piece, Pieces, Refusal, Token
 from protocol.exchange import Exchange, connect
-from protocol.messages import Doing, FinishReason, Status, VersionSpan
+from protocol.messages import FinishReason, VersionSpan
 
-from tests.contract.gateway.stack import Stack
+from tests.builders import a_status
+from tests.contract.gateway.stack import Stack, beside
 
 COUNTED = 1000  # the id of the token "0 "
 _UNTIL = 5
-_EVERY_S = 0.02
 
 
 def parse_tokens(text: str) -> tuple[int, ...]:
     """Numbers are tokens, and so is every other character."""
-    parts = re.findall(r"\d+ |.", text, re.DOTALL)
-    return tuple(
-        COUNTED + int(part) if part[0].isdigit() and part[-1] == " " else ord(part[0])
-        for part in parts
-    )
+    parts = re.findall(r"(\d+) |(.)", text, re.DOTALL)
+    return tuple(COUNTED + int(number) if number else ord(other) for number, other in parts)
 
 
-def the_token(number: int, top: int) -> Token:
-    alternatives = (
-        (COUNTED + number + place, f"{number + place} ", -1.0 - place) for place in range(top)
+def a_token(number: int, num_alternatives: int) -> Token:
+    alternatives = [
+        (COUNTED + number + place, f"{number + place} ", -1.0 - place)
+        for place in range(num_alternatives)
+    ]
+    return Token(
+        id=COUNTED + number,
+        text=f"{number} ",
+        logprob=-0.5,
+        top=tuple(alternatives),
     )
-    return Token(id=COUNTED + number, text=f"{number} ", logprob=-0.5, top=tuple(alternatives))
 
 
 @dataclass
@@ -49,110 +49,97 @@ class FakeRollout:
     begins: Callable[[Call], bool] = lambda _: True
     calls: list[Call] = field(default_factory=list)
     pending: dict[str, Call] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
-    stopping: Event = field(default_factory=Event)
     is_up: Event = field(default_factory=Event)
 
-    async def run(self) -> None:
+    async def run(self, stopping: Event) -> None:
         async with connect(self.url, me=f"{self.name}.1") as exchange:
             beats = 0
-            counts = dict[str, int]()
-            while not self.stopping.is_set():
+            while not stopping.is_set():
                 beats += 1
                 if self.max_tokens > 0:
-                    await self._work(exchange, counts, beats)
+                    await self._work(exchange, beats)
                 self.is_up.set()
-                await asyncio.sleep(_EVERY_S)
+                await asyncio.sleep(0.02)
             await exchange.forget_status(self.name)
 
-    async def _work(self, exchange: Exchange, counts: dict[str, int], beats: int) -> None:
-        await exchange.show_status(
-            Status(
-                name=self.name,
-                service="rollout",
-                replica=self.name,
-                beats=beats,
-                ready=True,
-                doing=Doing.IDLE,
-                for_s=0,
-            )
+    async def _work(self, exchange: Exchange, beats: int) -> None:
+        status = a_status(
+            "rollout",
+            name=self.name,
+            replica=self.name,
+            beats=beats,
         )
+        await exchange.show_status(status)
         for call in await exchange.take_calls(None, self.room) if self.room else ():
             self.calls.append(call)
             self.pending[call.id] = call
-            counts[call.id] = len(call.so_far)
+            self.counts[call.id] = len(call.so_far)
         for gateway in {call.gateway for call in self.pending.values()}:
-            await self._continue(exchange, gateway, counts, looks=beats % 10 == 0)
+            calls = [call for call in self.pending.values() if call.gateway == gateway]
+            if beats % 10 == 0:
+                wanted = await exchange.wanted_calls(gateway, calls)
+                self.dropped |= {call.id for call in calls} - wanted
+            await exchange.send_pieces(gateway, self._continue(calls))
 
-    async def _continue(
-        self, exchange: Exchange, gateway: str, counts: dict[str, int], looks: bool
-    ) -> None:
-        calls = [call for call in self.pending.values() if call.gateway == gateway]
-        if looks:
-            self.dropped |= {call.id for call in calls} - await exchange.wanted_calls(
-                gateway, calls
-            )
-        pieces = [piece for call in calls if (piece := self._piece(call, counts)) is not None]
+    def _continue(self, calls: list[Call]) -> Pieces:
+        pieces = [piece for call in calls if (piece := self._piece(call)) is not None]
         for call_id in self.dropped | {piece.call_id for piece in pieces if piece.is_last}:
             self.pending.pop(call_id, None)
-        header = {"rollout": self.name, "doing": "counts", "held": tuple(call.id for call in calls)}
-        await exchange.send_pieces(gateway, Pieces(**header, pieces=tuple(pieces)))
+        return Pieces(
+            rollout=self.name,
+            doing="counts",
+            held=tuple(call.id for call in calls),
+            pieces=tuple(pieces),
+        )
 
-    def _piece(self, call: Call, counts: dict[str, int]) -> Piece | None:
+    def _piece(self, call: Call) -> Piece | None:
         if refusal := self.refuse(call):
             return Piece(call_id=call.id, tries=call.tries, refusal=refusal)
         if not self.begins(call) or self.max_tokens <= 0 or call.id in self.dropped:
             return None
         self.max_tokens -= 1
-        number = counts[call.id]
-        before = len(call.so_far)
-        counts[call.id] = end = number + 1
-        token = the_token(number, call.sampling.top_logprobs)
+        number = self.counts[call.id]
+        self.counts[call.id] = end = number + 1
+        token = a_token(number, call.sampling.top_logprobs)
         stop = next((text for text in call.sampling.stop if text in token.text), None)
         finish = FinishReason.STOP if stop or end == _UNTIL else None
         if end == call.sampling.max_tokens:
             finish = FinishReason.LENGTH
-        span = VersionSpan(attempt=1, version=self.version, start=0, end=end - before)
-        num_messages, known_ids = (
-            (call.begun.num_messages, call.begun.token_ids) if call.begun else (0, ())
-        )
-        new_text = "".join(str(turn["content"]) for turn in (call.messages or ())[num_messages:])
-        text = call.text or json.dumps(call.tools)[2:-2] + new_text
-        prompt = call.token_ids or (*known_ids, *parse_tokens(text))
+        before = len(call.so_far)
         return Piece(
             call_id=call.id,
             tries=call.tries,
-            prompt_ids=prompt if number == before else None,
+            prompt_ids=_prompt_ids(call) if number == before else None,
             tokens=(token,),
             text="" if stop else token.text,
-            spans=(span,),
+            spans=(
+                VersionSpan(
+                    attempt=1,
+                    version=self.version,
+                    start=0,
+                    end=end - before,
+                ),
+            ),
             finish_reason=finish,
             stop_reason=stop,
         )
 
 
+def _prompt_ids(call: Call) -> tuple[int, ...]:
+    if call.token_ids:
+        return call.token_ids
+    known = call.begun.num_messages if call.begun else 0
+    new_text = "".join(str(turn["content"]) for turn in (call.messages or ())[known:])
+    new_ids = parse_tokens(call.text or json.dumps(call.tools)[2:-2] + new_text)
+    return (call.begun.token_ids if call.begun else ()) + new_ids
+
+
 @contextmanager
 def a_rollout(stack: Stack, **behaviour: object) -> Iterator[FakeRollout]:
-    """One that takes calls; whether the gateway sees its status yet is open."""
+    """One that takes calls; they wait until the gateway has seen its status."""
     rollout = FakeRollout(stack.server.url, **behaviour)  # type: ignore[arg-type]
-    thread = Thread(target=lambda: asyncio.run(rollout.run()))
-    thread.start()
-    try:
+    with beside(lambda stopping: asyncio.run(rollout.run(stopping))):
         assert rollout.is_up.wait(60)
-        yield rollout
-    finally:
-        rollout.stopping.set()
-        thread.join()
-
-
-@contextmanager
-def a_seen_rollout(stack: Stack, **behaviour: object) -> Iterator[FakeRollout]:
-    """One by which the gateway has answered a call, which is forgotten."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "Are you there?"}]}
-    with a_rollout(stack, **behaviour) as rollout, stack.http() as http:
-        deadline = time.monotonic() + 60
-        while http.post("/v1/chat/completions", json=body).status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        rollout.calls.clear()
         yield rollout

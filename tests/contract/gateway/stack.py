@@ -1,12 +1,9 @@
 """A running gateway, builders of its requests, and the ``weir`` command."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import re
-import resource
 import signal
 import ssl
 import subprocess
@@ -22,10 +19,14 @@ from typing import IO, Any, TypeVar
 
 import httpx
 from protocol.exchange import Exchange, connect
-from protocol.messages import ActiveJob, JobEvent, JobState
+from protocol.messages import ActiveJob, JobEvent, JobRecord, JobState
 
 from deploy.launches import python_path
 from deploy.processes import free_ports
+from services.chassis.deployment import Deployment
+from services.chassis.service import Service
+from services.gateway.core.files.store import FileStore
+from services.gateway.core.jobs.service import JobService
 from tests.contract.valkey_server import Server
 from tests.sample_stores import a_sample, write_samples
 
@@ -34,7 +35,14 @@ KEY = "test-key"
 ENVIRONMENT_KEY = "environments-key"
 JOBS = "/v1/fine_tuning/jobs"
 TASKS = "".join(
-    json.dumps({"id": f"t{n}", "prompt": f"{n}+{n}=?", "answer": str(2 * n)}) + "\n"
+    json.dumps(
+        {
+            "id": f"t{n}",
+            "prompt": f"{n}+{n}=?",
+            "answer": str(2 * n),
+        }
+    )
+    + "\n"
     for n in range(8)
 )
 GOOD_LINE = '{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
@@ -56,6 +64,16 @@ RECIPE: dict[str, Any] = {
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # httpx would read all certificates each time
 
 
+class Client(httpx.Client):
+    """A client whose answers are all as the reference describes them."""
+
+    def read(self, path: str, **params: Any) -> Any:
+        """The JSON of a GET."""
+        reply = self.get(path, params=params or None)
+        assert reply.is_success, reply.text
+        return reply.json()
+
+
 @dataclass(frozen=True)
 class Stack:
     """A running gateway with its server and folders."""
@@ -65,11 +83,13 @@ class Stack:
     data_dir: Path
     models: Path
 
-    def http(self, key: str | None = KEY) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        hooks = {"response": [assert_described]}
-        return httpx.Client(
-            base_url=self.url, headers=headers, timeout=60, event_hooks=hooks, verify=_NO_TLS
+    def http(self, key: str | None = KEY) -> Client:
+        return Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=60,
+            event_hooks={"response": [assert_described]},
+            verify=_NO_TLS,
         )
 
     def exchange(self, work: Callable[[Exchange], Awaitable[T]]) -> T:
@@ -78,6 +98,25 @@ class Stack:
                 return await work(exchange)
 
         return asyncio.run(connected())
+
+    def as_gateway(self, work: Callable[[JobService], Awaitable[T]]) -> T:
+        """Work in this process as the gateway does."""
+        deployment = Deployment.from_environment(
+            {
+                "WEIR_REDIS_URL": self.server.url,
+                "WEIR_DATA_DIR": str(self.data_dir),
+                "WEIR_PORT": "1",
+            }
+        )
+        files = FileStore(deployment.files_dir)
+        return self.exchange(
+            lambda exchange: work(JobService(Service("gateway", deployment, exchange), files))
+        )
+
+    def record(self, job_id: str) -> JobRecord:
+        record = self.exchange(lambda exchange: exchange.job(job_id))
+        assert record is not None
+        return record
 
     def job_folder(self, job_id: str) -> Path:
         return self.data_dir / "jobs" / job_id
@@ -127,10 +166,7 @@ def a_grader(stack: Stack, **variables: str) -> Iterator[None]:
     folder = stack.data_dir.parent
     command = ("-m", "services.grader")
     with _ended(*start_gateway(stack.server, folder, command, **settings)):
-        deadline = time.monotonic() + 180
-        while not _tells_what_it_offers(stack):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: _offers_something(stack), limit_s=180)
         yield
 
 
@@ -150,7 +186,7 @@ def start_gateway(
     folder: Path,
     command: Sequence[str] = GATEWAY,
     *,
-    stderr: int | IO[bytes] | None = None,
+    stderr: IO[bytes] | None = None,
     **variables: str,
 ) -> tuple[subprocess.Popen[bytes], str]:
     """The process, and where it will answer."""
@@ -169,28 +205,32 @@ def start_gateway(
     return process, f"http://127.0.0.1:{port}"
 
 
-def _tells_what_it_offers(stack: Stack) -> bool:
+def _offers_something(stack: Stack) -> bool:
     statuses = stack.exchange(lambda exchange: exchange.statuses())
     return any(status.capabilities is not None for status in statuses.values())
 
 
-def upload(http: httpx.Client, content: str | bytes = TASKS) -> httpx.Response:
+def upload(http: Client, content: str | bytes = TASKS) -> httpx.Response:
     files = {"file": ("tasks.jsonl", content)}
     return http.post("/v1/files", files=files, data={"purpose": "fine-tune"})
 
 
-def a_body(http: httpx.Client, **changes: Any) -> dict[str, Any]:
-    body = {"model": "tiny", "training_file": upload(http).json()["id"], "recipe": RECIPE}
+def a_body(http: Client, **changes: Any) -> dict[str, Any]:
+    body = {
+        "model": "tiny",
+        "training_file": upload(http).json()["id"],
+        "recipe": RECIPE,
+    }
     return body | changes
 
 
-def a_job(http: httpx.Client, **changes: Any) -> dict[str, Any]:
+def a_job(http: Client, **changes: Any) -> dict[str, Any]:
     reply = http.post(JOBS, json=a_body(http, **changes))
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
-def submit_job(http: httpx.Client, **changes: Any) -> str:
+def submit_job(http: Client, **changes: Any) -> str:
     return a_job(http, **changes)["id"]
 
 
@@ -247,43 +287,53 @@ def take_up(stack: Stack, job_id: str, **values: Any) -> None:
     stack.exchange(begin)
 
 
+def a_job_in(stack: Stack, state: str, **values: Any) -> str:
+    """A job that a learner has brought into a state."""
+    with stack.http() as http:
+        job_id = submit_job(http)
+    take_up(stack, job_id, state=state, **values)
+    return job_id
+
+
 def train(stack: Stack, job_id: str) -> None:
     """Be a learner that trains a job."""
+    take_up(stack, job_id, state=JobState.RUNNING, step=1)
+    record = stack.record(job_id)
+    active = ActiveJob(job_id=job_id, attempt=record.attempt, recipe=record.recipe)
+    stack.exchange(lambda exchange: exchange.activate(active))
 
-    async def activate(exchange: Exchange) -> None:
-        attempt = await exchange.begin_attempt(job_id)
-        await exchange.update_job(job_id, attempt, state=JobState.RUNNING, step=1)
-        record = await exchange.job(job_id)
-        assert record is not None
-        await exchange.activate(ActiveJob(job_id=job_id, attempt=attempt, recipe=record.recipe))
 
-    stack.exchange(activate)
+@contextmanager
+def beside(work: Callable[[Event], object]) -> Iterator[None]:
+    """Work in a thread, until the event that it gets is set."""
+    stopping = Event()
+    thread = Thread(target=work, args=(stopping,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
 
 
 @contextmanager
 def a_learner(stack: Stack) -> Iterator[list[str]]:
     """Be the learner of every job that is submitted meanwhile: a sample, an event, a success."""
     before = stack.contents()[0]
-    stop = Event()
     learned = list[str]()
 
-    def learn() -> None:
-        while not stop.wait(0.1):
+    def learn(stopping: Event) -> None:
+        while not stopping.wait(0.1):
             for job_id in stack.contents()[0] - before - {*learned}:
-                folder = stack.job_folder(job_id) / "samples"
-                write_samples(folder, a_sample(97, step=12, texts=["It is 3.", "No."]))
+                samples = a_sample(97, step=12, texts=["It is 3.", "No."])
+                write_samples(stack.job_folder(job_id) / "samples", samples)
                 take_up(stack, job_id, state=JobState.RUNNING)
                 record_events(stack, job_id, range(12, 13))
                 take_up(stack, job_id, state=JobState.SUCCEEDED, result={"model": "/final"})
                 learned.append(job_id)
 
-    thread = Thread(target=learn)
-    thread.start()
-    try:
+    with beside(learn):
         yield learned
-    finally:
-        stop.set()
-        thread.join()
 
 
 def assert_refused(reply: httpx.Response, status: int, param: str | None) -> None:
@@ -299,23 +349,21 @@ def reinforcement(**settings: Any) -> dict[str, Any]:
     return {"type": "reinforcement", "reinforcement": settings}
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+def wait_until(condition: Callable[[], object], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def wait_until_ready(url: str) -> None:
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
+    def is_ready() -> bool:
         try:
-            if httpx.get(f"{url}/readyz").status_code == 200:
-                return
+            return httpx.get(f"{url}/readyz").is_success
         except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError("the gateway did not get ready")
+            return False
+
+    wait_until(is_ready, limit_s=180)
 
 
 # ---------------------------------------------------------------------- the command
@@ -326,10 +374,7 @@ def know(folder: Path, url: str, key: str = KEY) -> None:
     (folder / ".weir" / "stack.json").write_text(json.dumps({"url": url, "api_key": key}))
 
 
-def start_weir(
-    folder: Path, *arguments: str, max_bytes: int | None = None, **variables: str
-) -> subprocess.Popen[str]:
-    """The command in ``here``; no file that it writes can get larger than ``max_bytes``."""
+def start_weir(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if "WEIR" not in name}
     environment["PYTHONPATH"] = python_path({})
     return subprocess.Popen(
@@ -339,23 +384,16 @@ def start_weir(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_before(max_bytes),
+        # A shell that runs the tests in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
-def weir(
-    folder: Path, *arguments: str, max_bytes: int | None = None, **variables: str
-) -> tuple[int, str, str]:
-    process = start_weir(folder, *arguments, max_bytes=max_bytes, **variables)
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Its exit status, its output and its errors."""
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 
-def _before(max_bytes: int | None) -> Callable[[], None]:
-    def prepare() -> None:
-        # A shell that runs the tests in the background has its children ignore Ctrl-C.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if max_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
-
-    return prepare
+def weir(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    return end_of(start_weir(folder, *arguments))

@@ -1,7 +1,5 @@
 """The OpenAI SDK gets the answers and refusals that the reference lists."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from functools import partial
@@ -102,7 +100,12 @@ def test_every_method_works_or_is_refused_as_the_table_says(
     create = "fine_tuning.jobs.create"
     of_tiny = {"model": "tiny", "training_file": file.id}
     labels = {"team": "compatibility"}
-    job = call(create, **of_tiny, method=reinforcement(grader=EXACT), metadata=labels)
+    job = call(
+        create,
+        **of_tiny,
+        method=reinforcement(grader=EXACT),
+        metadata=labels,
+    )
     call(f"{create}(method={{'type': 'supervised'}})", **of_tiny, method={"type": "supervised"})
     formatted = reinforcement(grader=EXACT, response_format={"type": "json_object"})
     call(f"{create}(response_format=…)", **of_tiny, method=formatted)
@@ -124,9 +127,12 @@ def test_every_method_works_or_is_refused_as_the_table_says(
 
     a_model(stack.job_folder(job.id) / "model")
     models = {"tiny", job.id, checkpoint}
-    assert {model.id for model in call("models.list")} >= models
+    listed = {model.id: model for model in call("models.list")}
+    assert listed.keys() >= models | {"chat", "examples/arithmetic/base-model"}
+    assert not listed.keys() & {"pickled", "no-config", "escape", "leak"}
     for model in models:
-        call("models.retrieve", model)
+        assert call("models.retrieve", model) == listed[model]
+        assert listed[model].owned_by == ("system" if model == "tiny" else "weir")
     for verb in ("pause", "resume", "cancel"):
         call(f"fine_tuning.jobs.{verb}", job.id)
     ended = call(create, **of_tiny).id

@@ -1,7 +1,5 @@
 """The code blocks of the documents run as they stand."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -13,7 +11,6 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +42,12 @@ ELSEWHERE = (
 )
 
 
-@dataclass(frozen=True)
-class Block:
-    """One code block; ``language`` is empty where the document says none."""
-
-    language: str
-    text: str
-
-
-def run_here(document: str, *languages: str) -> list[Block]:
-    """The blocks of a document that run in a test, in their order."""
-    blocks = [Block(*groups) for groups in BLOCK.findall((ROOT / document).read_text())]
+def run_here(document: str, *languages: str) -> list[tuple[str, str]]:
+    """The language and the text of the blocks of a document that run in a test, in their order."""
     return [
-        block
-        for block in blocks
-        if block.language in languages and not block.text.lstrip().startswith(ELSEWHERE)
+        (language, text)
+        for language, text in BLOCK.findall((ROOT / document).read_text())
+        if language in languages and not text.lstrip().startswith(ELSEWHERE)
     ]
 
 
@@ -84,7 +72,7 @@ def test_jobs_by_hand_run_as_they_stand(stack: Stack, tmp_path: Path, document: 
 
 
 def test_a_division_of_gpus_makes_a_compose_file(tmp_path: Path) -> None:
-    (command,) = (block.text for block in run_here(GPU_BOX, "bash") if "weir compose" in block.text)
+    (command,) = (text for _, text in run_here(GPU_BOX, "bash") if "weir compose" in text)
     done = run_shell(command, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "device_ids" in (tmp_path / "docker-compose.override.yml").read_text()
@@ -103,13 +91,17 @@ def test_the_files_of_the_tutorial_do_what_it_shows(
 ) -> None:
     (tmp_path / "carries").mkdir()
     files = ("make_tasks.py", "rewards.py", "recipe.toml")
-    for name, block in zip(files, run_here(TUTORIAL, "python", "toml"), strict=True):
-        (tmp_path / "carries" / name).write_text(block.text)
-    command = run_here(TUTORIAL, "bash")[0]
-    output = run_here(TUTORIAL, "")[0]
-    done = run_shell(command.text, tmp_path)
+    for name, (_, text) in zip(
+        files,
+        run_here(TUTORIAL, "python", "toml"),
+        strict=True,
+    ):
+        (tmp_path / "carries" / name).write_text(text)
+    (_, command), *_ = run_here(TUTORIAL, "bash")
+    (_, output), *_ = run_here(TUTORIAL, "")
+    done = run_shell(command, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == output.text
+    assert done.stdout == output
     monkeypatch.setitem(VERIFIERS, "carries.true_steps", None)  # it goes with the test
     rewards: dict[str, Any] = {}
     exec((tmp_path / "carries/rewards.py").read_text(), rewards)
@@ -120,16 +112,15 @@ def test_the_files_of_the_tutorial_do_what_it_shows(
 
 
 def test_responses_get_the_verdicts_that_the_document_shows(tmp_path: Path) -> None:
-    command, responses, verdicts = run_here("docs/reference/rewards.md", "")
-    (tmp_path / "responses.jsonl").write_text(responses.text)
-    done = run_shell(command.text, tmp_path)
+    command, responses, verdicts = (text for _, text in run_here("docs/reference/rewards.md", ""))
+    (tmp_path / "responses.jsonl").write_text(responses)
+    done = run_shell(command, tmp_path)
     assert done.returncode == 0, done.stderr
 
     def drop_times(text: str) -> list[dict[str, Any]]:
         return [json.loads(line) | {"ms": None} for line in text.splitlines()]
 
-    verdict_lines = (tmp_path / "verdicts.jsonl").read_text()
-    assert drop_times(verdict_lines) == drop_times(verdicts.text)
+    assert drop_times((tmp_path / "verdicts.jsonl").read_text()) == drop_times(verdicts)
 
 
 def parse_reward(tables: dict[str, Any]) -> Reward:
@@ -147,22 +138,26 @@ def parse_reward(tables: dict[str, Any]) -> Reward:
 def test_tables_of_recipes_and_rubrics_can_be_read(
     document: str, read: list[Callable[[dict[str, Any]], BaseModel]]
 ) -> None:
-    for block, model in zip(run_here(document, "toml"), read, strict=True):
-        assert model(tomllib.loads(block.text)).model_fields_set
+    for (_, text), model in zip(
+        run_here(document, "toml"),
+        read,
+        strict=True,
+    ):
+        assert model(tomllib.loads(text)).model_fields_set
 
 
 def test_the_advantage_that_contributors_read_can_be_computed() -> None:
-    (block,) = run_here("CONTRIBUTING.md", "python")
+    ((_, text),) = run_here("CONTRIBUTING.md", "python")
     names = dict(vars(advantages))
-    exec(textwrap.dedent(block.text), names)
+    exec(textwrap.dedent(text), names)
     assert callable(names["centered"])
 
 
 def run(document: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the commands of a document in one shell."""
     script = [
-        f"python <<'END'\n{block.text}END\n" if block.language == "python" else block.text
-        for block in run_here(document, "bash", "python")
+        f"python <<'END'\n{text}END\n" if language == "python" else text
+        for language, text in run_here(document, "bash", "python")
     ]
     return run_shell("".join(script), folder, **variables)
 

@@ -1,30 +1,25 @@
 """Files and result files as OpenAI's SDK knows them, and data as OpenAI has it."""
 
-from __future__ import annotations
-
-import csv
 import json
 import socket
-import time
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from protocol.exchange import Exchange
 
-from services.chassis.deployment import Deployment
-from services.chassis.service import Service
 from services.gateway.core.files.store import FileStore
-from services.gateway.core.jobs.service import JobService
 from tests.contract.gateway.stack import (
     EXACT,
     JOBS,
     KEY,
     RECIPE,
+    Client,
     Stack,
     a_body,
     a_job,
+    a_job_in,
     an_event,
     assert_refused,
     record_events,
@@ -39,7 +34,7 @@ from tests.contract.gateway.stack import (
 pytestmark = pytest.mark.redis
 
 
-def a_file(http: httpx.Client, name: str) -> str:
+def a_file(http: Client, name: str) -> str:
     line = {"id": name, "prompt": "1+1=?", "answer": "2"}
     return upload(http, json.dumps(line)).json()["id"]
 
@@ -48,56 +43,49 @@ def file_store(stack: Stack) -> FileStore:
     return FileStore(stack.data_dir / "files")
 
 
-def expire(stack: Stack) -> None:
-    async def work(exchange: Exchange) -> None:
-        values = {"WEIR_REDIS_URL": stack.server.url, "WEIR_DATA_DIR": str(stack.data_dir)}
-        deployment = Deployment.from_environment(values | {"WEIR_PORT": "1"})
-        await JobService(Service("gateway", deployment, exchange), file_store(stack)).expire_files()
-
-    stack.exchange(work)
-
-
 # ---------------------------------------------------------------------- files
 
 
-def test_the_sdk_lists_files_by_order_purpose_and_page(
-    http: httpx.Client, sdk: openai.OpenAI
-) -> None:
+def test_files_are_listed_by_order_purpose_and_page(http: Client) -> None:
     mine = {a_file(http, f"listed-{number}") for number in range(3)}
-    newest = [file.id for file in sdk.files.list(limit=1)]
-    oldest = [file.id for file in sdk.files.list(order="asc", purpose="fine-tune", limit=2)]
-    assert newest == oldest[::-1]
-    assert mine <= set(newest)
-    assert sdk.files.list(after=newest[0], limit=1).data[0].id == newest[1]
-    assert sdk.files.list(purpose="batch").data == []
-    assert_refused(http.get("/v1/files?after=file-none"), 400, "after")
+
+    def find(**params: Any) -> list[str]:
+        return [file["id"] for file in http.read("/v1/files", **params)["data"]]
+
+    newest = find(limit=2)
+    assert mine > set(newest)
+    assert find(after=newest[0], limit=1) == newest[1:]
+    assert find(order="asc", purpose="fine-tune", limit=10_000)[-2:] == newest[::-1]
+    assert find(purpose="batch") == []
 
 
-def test_an_expired_file_goes_once_no_unfinished_job_needs_it(
-    stack: Stack, http: httpx.Client
-) -> None:
+def test_an_expired_file_goes_once_no_unfinished_job_needs_it(stack: Stack, http: Client) -> None:
     idle, trained, held_out, lasting = (a_file(http, name) for name in "abcd")
     evaluated = RECIPE | {"evaluation": {"samples": 1}}
     job = a_job(http, training_file=trained, validation_file=held_out, recipe=evaluated)
     for file_id in (idle, trained, held_out):
         path = stack.data_dir / "files" / f"{file_id}.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"expires_at": int(time.time())}))
-    expire(stack)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"expires_at": 1}))
+    stack.as_gateway(lambda jobs: jobs.expire_files())
     assert not list((stack.data_dir / "files").glob(f"{idle}*"))
     assert file_store(stack).content(trained).exists()
     assert file_store(stack).content(held_out).exists()
     http.post(f"{JOBS}/{job['id']}/cancel")
-    expire(stack)
+    stack.as_gateway(lambda jobs: jobs.expire_files())
     file_ids = {file.id for file in file_store(stack).all()}
     assert lasting in file_ids
     assert not {trained, held_out} & file_ids
 
 
-def test_a_file_whose_content_was_lost_makes_no_job(stack: Stack, http: httpx.Client) -> None:
+def test_a_file_whose_content_was_lost_makes_no_job(stack: Stack, http: Client) -> None:
     file_id = a_file(http, "lost")
     file_store(stack).path(file_id).unlink()
     assert_refused(http.get(f"/v1/files/{file_id}/content"), 404, "id")
-    assert_refused(http.post(JOBS, json=a_body(http, training_file=file_id)), 400, "training_file")
+    assert_refused(
+        http.post(JOBS, json=a_body(http, training_file=file_id)),
+        400,
+        "training_file",
+    )
 
 
 # ---------------------------------------------------------------------- data as OpenAI has it
@@ -113,66 +101,78 @@ def graded(name: str) -> dict[str, Any]:
     return reinforcement(grader=EXACT | {"reference": f"{{{{item.{name}}}}}"})
 
 
-def test_data_and_templates_of_openai_make_a_job(http: httpx.Client) -> None:
+def test_data_and_templates_of_openai_make_a_job(http: Client) -> None:
     data = openai_data(reference_answer="2", source={"book": "Euklid"})
     file_id = upload(http, data).json()["id"]
     for name in ("reference_answer", "source.book", "answer", "metadata"):
         a_job(http, model="chat", training_file=file_id, method=graded(name))
 
 
-def test_a_column_that_tasks_lack_is_refused_at_submission(http: httpx.Client) -> None:
+def test_a_column_that_tasks_lack_is_refused_at_submission(http: Client) -> None:
     lacks = upload(http, openai_data(complies="no")).json()["id"]
     evaluated = {"recipe": RECIPE | {"evaluation": {"samples": 1}}, "validation_file": lacks}
-    for name, changes, param in (
-        ("reference", {"method": graded("reference"), "training_file": lacks}, "training_file"),
-        ("messages", {"method": graded("messages"), "training_file": lacks}, "training_file"),
-        ("answer", {"training_file": lacks}, "training_file"),
-        ("answer", evaluated, "validation_file"),
+    train = {"training_file": lacks}
+    for name, changes in (
+        ("reference", train | {"method": graded("reference")}),
+        ("messages", train | {"method": graded("messages")}),
+        ("answer", train),
+        ("answer", evaluated),
     ):
         reply = http.post(JOBS, json=a_body(http, **changes))
-        assert_refused(reply, 400, param)
+        field = "training_file" if "training_file" in changes else "validation_file"
+        assert_refused(reply, 400, field)
         assert reply.json()["error"]["code"] == "missing_column"
         assert repr(name) in reply.json()["detail"]
 
 
 # ---------------------------------------------------------------------- results
 
-TOLD: list[dict[str, Any]] = [
+STEPS: list[dict[str, Any]] = [
     {"kind": "evaluation", "step": 0, "evaluation": {"step": 0, "accuracy": 0.25}},
-    {"kind": "step", "step": 1, "reward": 0.5, "loss": 1e-7, "phase_seconds": {"train": 1.0}},
+    {
+        "kind": "step",
+        "step": 1,
+        "reward": 0.5,
+        "loss": 1e-7,
+        "phase_seconds": {"train": 1.0},
+    },
     {"kind": "step", "step": 2, "reward": 0.75, "kl": None},
     {"kind": "evaluation", "step": 2, "evaluation": {"step": 2, "accuracy": 0.5}},
     {"kind": "pretrain", "pretrain_step": 1, "loss": 9.0},
 ]
+METRICS = """\
+step,evaluation_accuracy,reward,loss
+0,0.25,,
+1,,0.5,1e-07
+2,0.5,0.75,
+"""
 
 
 def test_an_ended_jobs_result_file_has_a_row_for_each_step(
-    stack: Stack, http: httpx.Client, sdk: openai.OpenAI
+    stack: Stack, http: Client, sdk: openai.OpenAI
 ) -> None:
     job_id = submit_job(http)
     assert sdk.fine_tuning.jobs.retrieve(job_id).result_files == []
     assert http.get(f"/v1/files/file-{job_id}").status_code == 404
     record_events(stack, job_id, range(1))
-    for number, data in enumerate(TOLD, start=1):
-        tell(stack, an_event(job_id, number, data=data))
+    tell(
+        stack,
+        *(an_event(job_id, number, data=data) for number, data in enumerate(STEPS, 1)),
+    )
     take_up(stack, job_id, state="succeeded", step=2, finished_at=1_800_000_000.0)
     (file_id,) = sdk.fine_tuning.jobs.retrieve(job_id).result_files
-    content = sdk.files.content(file_id).read()
-    assert list(csv.DictReader(content.decode().splitlines())) == [
-        {"step": "0", "evaluation_accuracy": "0.25", "reward": "", "loss": ""},
-        {"step": "1", "evaluation_accuracy": "", "reward": "0.5", "loss": "1e-07"},
-        {"step": "2", "evaluation_accuracy": "0.5", "reward": "0.75", "loss": ""},
-    ]
-    file = sdk.files.retrieve(file_id)
-    assert file.bytes == len(content)
-    assert file.created_at == 1_800_000_000
-    assert file.filename == "step_metrics.csv"
-    assert file.purpose == "fine-tune-results"
+    assert sdk.files.content(file_id).text.replace("\r", "") == METRICS
+    file = sdk.files.retrieve(file_id).to_dict()
+    assert file == file | {
+        "bytes": len(sdk.files.content(file_id).read()),
+        "created_at": 1_800_000_000,
+        "filename": "step_metrics.csv",
+        "purpose": "fine-tune-results",
+    }
 
 
-def test_a_result_file_goes_with_its_job_and_not_before(stack: Stack, http: httpx.Client) -> None:
-    job_id = submit_job(http)
-    take_up(stack, job_id, state="failed", step=1)
+def test_a_result_file_goes_with_its_job_and_not_before(stack: Stack, http: Client) -> None:
+    job_id = a_job_in(stack, "failed", step=1)
     url = f"/v1/files/file-{job_id}"
     assert http.get(f"{url}/content").text == "step\n"
     assert_refused(http.delete(url), 409, "file_id")
@@ -182,17 +182,15 @@ def test_a_result_file_goes_with_its_job_and_not_before(stack: Stack, http: http
         assert reply.status_code == 404
 
 
-def test_slow_uploads_of_one_key_take_nothing_from_another(
-    stack: Stack, http: httpx.Client
-) -> None:
+def test_slow_uploads_of_one_key_take_nothing_from_another(stack: Stack, http: Client) -> None:
     """Four of them never get further than their heads."""
     head = f"POST /v1/files HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\n"
     head += "Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 999\r\n\r\n"
-    address = (httpx.URL(stack.url).host, httpx.URL(stack.url).port)
-    silent = [socket.create_connection(address, timeout=60) for _ in range(4)]
-    try:
-        for connection in silent:
-            connection.sendall(head.encode())
+    url = httpx.URL(stack.url)
+    with ExitStack() as connections:
+        for _ in range(4):
+            connection = socket.create_connection((url.host, url.port), timeout=60)
+            connections.enter_context(connection).sendall(head.encode())
         wait_until(lambda: upload(http).status_code == 429)
         refused = upload(http)
         assert_refused(refused, 429, None)
@@ -200,7 +198,4 @@ def test_slow_uploads_of_one_key_take_nothing_from_another(
         assert http.get("/v1/files").is_success
         with stack.http("other-key") as another:
             assert upload(another).is_success
-    finally:
-        for connection in silent:
-            connection.close()
-    wait_until(lambda: upload(http).status_code == 200)
+    wait_until(lambda: upload(http).is_success)

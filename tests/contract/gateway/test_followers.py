@@ -62,29 +62,23 @@ async def test_everyone_gets_every_event_once_from_where_they_begin(
 ) -> None:
     await tell(exchange, *range(5))
     third = (await exchange.events("job", count=3))[-1][0]
-    early = [
-        asyncio.create_task(read_steps(follow_until_ended(jobs, "job", "0"))) for _ in range(20)
-    ]
-    midway = asyncio.create_task(read_steps(follow_until_ended(jobs, "job", third)))
+
+    def follow(place: str) -> asyncio.Task[list[str]]:
+        return asyncio.create_task(read_steps(follow_until_ended(jobs, "job", place)))
+
+    slow = follow_until_ended(jobs, "job", "0")
+    assert "step 0" in await anext(slow)
+    early = [follow("0") for _ in range(20)]
+    midway = follow(third)
     for number in range(5, 9):
         await tell(exchange, number)
         await asyncio.sleep(0)
-    late = asyncio.create_task(read_steps(follow_until_ended(jobs, "job", "0")))
-    await tell(exchange, 9)
+    late = follow("0")
+    await tell(exchange, *range(9, 500))  # several pages
     await end(exchange)
-    assert await asyncio.gather(*early, late) == [step_names(*range(10))] * 21
-    assert await midway == step_names(*range(3, 10))
-
-
-async def test_who_reads_slowly_misses_nothing(jobs: JobService, exchange: Exchange) -> None:
-    quick = asyncio.create_task(read_steps(follow_until_ended(jobs, "job", "0")))
-    slow = follow_until_ended(jobs, "job", "0")
-    await tell(exchange, 0)
-    assert "step 0" in await anext(slow)
-    await tell(exchange, *range(1, 500))  # several pages
-    await end(exchange)
-    assert await quick == step_names(*range(500))
-    assert await read_steps(slow) == step_names(*range(1, 500))
+    assert await asyncio.gather(*early, late) == [step_names(*range(500))] * 21
+    assert await midway == step_names(*range(3, 500))
+    assert await read_steps(slow) == step_names(*range(5, 500))
 
 
 async def test_many_who_follow_a_job_read_it_once(

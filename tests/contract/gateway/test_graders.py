@@ -1,17 +1,15 @@
 """Graders that a running grader offers, tried by the openai SDK."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from tests.contract.gateway.stack import (
     EXACT,
     JOBS,
+    Client,
     Stack,
     a_body,
     a_grader,
@@ -19,11 +17,11 @@ from tests.contract.gateway.stack import (
     reinforcement,
     submit_job,
 )
-from tests.fuzz.bodies import TRIALS, try_bodies
+from tests.fuzz.bodies import ROUTES, TRIALS, VALIDATE, try_bodies
 
 pytestmark = pytest.mark.redis
 
-RUN = "/v1/fine_tuning/alpha/graders/run"
+LONG = [pytest.mark.long, pytest.mark.timeout(3600)]
 SOURCE = {
     "type": "python",
     "name": "own",
@@ -56,30 +54,28 @@ def run(sdk: openai.OpenAI, grader: Any, text: str, **item: Any) -> Any:
 
 def test_a_grader_is_run_in_the_shape_of_the_sdk(sdk: openai.OpenAI) -> None:
     result = run(sdk, EXACT, "Paris", answer="Paris")
-    assert result.reward == 1
-    assert result.sub_rewards == {}
+    assert (result.reward, result.sub_rewards) == (1, {})
     assert result.metadata.name == "exact"
     assert result.metadata.type == "string_check"
     assert result.metadata.scores == {"string_check": 1}
     assert result.metadata.execution_time > 0
     assert not any(result.metadata.errors.to_dict().values())
     result = run(sdk, BOTH, r"\boxed{2.0}", answer="2")
-    assert result.reward == 0.75
-    assert result.sub_rewards == {"exact": 0, "maths": 1}
+    assert (result.reward, result.sub_rewards) == (0.75, {"exact": 0, "maths": 1})
     assert run(sdk, SOURCE, "ab", most=8).reward == 0.25
 
 
-def test_a_response_is_graded_as_a_job_does(http: httpx.Client) -> None:
+def test_a_response_is_graded_as_a_job_does(http: Client) -> None:
     trial = {"model_sample": r"1+1=2; 2+1=4; \boxed{2}", "item": {"prompt": "1+1=?", "answer": "2"}}
     by_job = trial | {"job": submit_job(http)}
-    result = http.post(RUN, json=by_job).json()
+    result = http.post(TRIALS, json=by_job).json()
     assert result["reward"] == 1
     assert result["metadata"]["type"] == "job"
     assert result["weir"]["outcome"]["marks"]
     assert 0 < result["weir"]["process"]["value"] < 1
     for body in (trial, by_job | {"grader": EXACT}):
-        assert_refused(http.post(RUN, json=body), 400, "grader")
-    assert_refused(http.post(RUN, json=trial | {"job": "ftjob-none"}), 404, "id")
+        assert_refused(http.post(TRIALS, json=body), 400, "grader")
+    assert_refused(http.post(TRIALS, json=trial | {"job": "ftjob-none"}), 404, "id")
 
 
 @pytest.mark.parametrize(
@@ -100,26 +96,30 @@ def test_what_cannot_be_graded_has_no_reward_and_a_flag(
     assert details is None or details in errors[f"{error}_details"]
 
 
-def test_what_no_grader_can_do_is_refused_by_name(http: httpx.Client, sdk: openai.OpenAI) -> None:
-    graders = sdk.fine_tuning.alpha.graders
-    for param, work in {
-        "grader": lambda: graders.validate(grader=JUDGED),  # type: ignore[arg-type]
-        "item.answer": lambda: run(sdk, {"type": "math_answer"}, "x"),
-    }.items():
-        with pytest.raises(openai.BadRequestError) as caught:
-            work()
-        assert caught.value.param == param
-    for changes, param in (
-        ({"method": reinforcement(grader=JUDGED)}, "method.reinforcement.grader"),
-        ({"recipe": {"reward": {"process": "my_lab.oracle"}}}, "recipe.reward.process.0"),
+def test_what_no_grader_can_do_is_refused_by_name(http: Client) -> None:
+    answerless = {"grader": {"type": "math_answer"}, "model_sample": "x", "item": {}}
+    oracle = {"recipe": {"reward": {"process": "my_lab.oracle"}}}
+    for path, body, param in (
+        (VALIDATE, {"grader": JUDGED}, "grader"),
+        (TRIALS, answerless, "item.answer"),
+        (JOBS, a_body(http, method=reinforcement(grader=JUDGED)), "method.reinforcement.grader"),
+        (JOBS, a_body(http, **oracle), "recipe.reward.process.0"),
     ):
-        assert_refused(http.post(JOBS, json=a_body(http, **changes)), 400, param)
+        assert_refused(http.post(path, json=body), 400, param)
 
 
 @pytest.mark.parametrize(
-    "count", [40, pytest.param(2_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+    ("routes", "count"),
+    [
+        (ROUTES, 150),
+        ((TRIALS,), 40),
+        pytest.param(ROUTES, 20_000, marks=LONG),
+        pytest.param((TRIALS,), 2_000, marks=LONG),
+    ],
 )
-def test_no_body_breaks_a_trial(stack: Stack, count: int) -> None:
-    result = try_bodies(stack, seed=1, numbers=range(count), routes=[TRIALS])
+def test_no_random_body_breaks_the_gateway(
+    stack: Stack, routes: tuple[str, ...], count: int
+) -> None:
+    result = try_bodies(stack, seed=1, numbers=range(count), routes=routes)
     assert result.faults == []
     assert set(result.statuses) >= {200, 400}

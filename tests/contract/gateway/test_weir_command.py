@@ -1,33 +1,30 @@
 """The ``weir`` command against the real gateway, whose learner the test plays, and odd servers."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
-from protocol.calls import Call, Refusal
+from protocol.calls import Call, CallSampling, Refusal
 
-from tests.contract.gateway.fake_rollout import a_seen_rollout
+from tests.contract.gateway.fake_rollout import a_rollout
 from tests.contract.gateway.stack import (
     JOBS,
     KEY,
     RECIPE,
     TASKS,
+    Client,
     Stack,
     a_checkpoint,
     a_job,
+    a_job_in,
     a_learner,
     a_model,
     an_event,
@@ -61,6 +58,7 @@ steps = 2
 groups_per_step = 4
 """
 Weir = Callable[..., tuple[int, str, str]]
+Fails = Callable[..., str]
 
 
 @pytest.fixture
@@ -81,28 +79,33 @@ def weir(folder: Path, capsys: pytest.CaptureFixture[str]) -> Weir:
 
     def run(*words: str) -> tuple[int, str, str]:
         status = main(words)
-        out, err = capsys.readouterr()
-        return status, out, err
+        return status, *capsys.readouterr()
 
     return run
 
 
-def learn(stack: Stack, job_id: str, steps: int, **end: Any) -> None:
-    """Be the learner: report some steps, then end the job."""
-    take_up(stack, job_id, state="running")
-    for step in range(1, steps + 1):
+@pytest.fixture
+def fails(weir: Weir) -> Fails:
+    """Runs a verb that exits with 2 and says nothing but its errors."""
+
+    def run(*words: str) -> str:
+        status, out, err = weir(*words)
+        assert status == 2, (words, err)
+        assert out == "", words
+        return err
+
+    return run
+
+
+def a_job_with_steps(stack: Stack, count: int, state: str, **values: Any) -> str:
+    job_id = a_job_in(stack, state, **values)
+    for step in range(1, count + 1):
         data = {"kind": "step", "step": step, "reward": step / 4, "tokens_per_second": 1234.5}
         tell(stack, an_event(job_id, step, data=data))
-    take_up(stack, job_id, **end)
+    return job_id
 
 
-def newest_id(http: httpx.Client) -> str:
-    return http.get(JOBS, params={"limit": 1}).json()["data"][0]["id"]
-
-
-def test_run_submits_the_recipe_and_follows_its_job(
-    stack: Stack, http: httpx.Client, weir: Weir
-) -> None:
+def test_run_submits_the_recipe_and_follows_its_job(stack: Stack, http: Client, weir: Weir) -> None:
     with a_learner(stack) as learned:
         status, out, err = weir("run", "recipe.toml")
     assert status == 0, err
@@ -110,53 +113,48 @@ def test_run_submits_the_recipe_and_follows_its_job(
     assert f"{job_id} is queued: by hand, 2 steps" in out
     assert "m12" in out
     assert f"{job_id} succeeded: /final" in out
-    job = http.get(f"{JOBS}/{job_id}").json()
+    job = http.read(f"{JOBS}/{job_id}")
     assert job["weir"]["recipe"]["model"]["path"] == str(stack.models / "tiny")
 
 
-@pytest.mark.parametrize(
-    ("words", "step", "name"),
-    [((), 4, "tiny"), (("recipe.toml", "--step", "2"), 2, "by hand")],
-)
 def test_a_job_goes_on_from_a_checkpoint_of_another_by_its_recipe_or_a_new_one(
-    stack: Stack, http: httpx.Client, weir: Weir, words: tuple[str, ...], step: int, name: str
+    stack: Stack, http: Client, weir: Weir
 ) -> None:
     job = a_job(http)
     for saved_step in (2, 4):
         a_checkpoint(stack, job["id"], saved_step)
-    take_up(stack, job["id"], state="failed", error="the disk is gone")
-    with a_learner(stack) as learned:
-        assert weir("fork", job["id"], *words)[0] == 0
-    forked = http.get(f"{JOBS}/{learned[0]}").json()
-    assert forked["model"] == f"ftckpt-{job['id']}-{step}"
-    assert forked["weir"]["forked_from"] == {"job": job["id"], "step": step}
-    assert forked["weir"]["recipe"]["name"] == name
-    if not words:
-        assert forked["training_file"] == job["training_file"]
-        recipes = [other["weir"]["recipe"] | {"model": None} for other in (forked, job)]
-        assert recipes[0] == recipes[1]
+
+    def fork(*words: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        with a_learner(stack) as learned:
+            assert weir("fork", job["id"], *words)[0] == 0
+        forked = http.read(f"{JOBS}/{learned[0]}")
+        step = forked["weir"]["forked_from"]["step"]
+        assert forked["weir"]["forked_from"]["job"] == job["id"]
+        assert forked["model"] == f"ftckpt-{job['id']}-{step}"
+        return forked, forked["weir"]["recipe"]
+
+    forked, recipe = fork()
+    assert forked["weir"]["forked_from"]["step"] == 4
+    assert forked["training_file"] == job["training_file"]
+    assert recipe == job["weir"]["recipe"] | {"model": recipe["model"]}
+    forked, recipe = fork("recipe.toml", "--step", "2")
+    assert forked["weir"]["forked_from"]["step"] == 2
+    assert recipe["name"] == "by hand"
 
 
 def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(
-    stack: Stack, http: httpx.Client, weir: Weir
+    stack: Stack, http: Client, fails: Fails
 ) -> None:
     job_id = submit_job(http)
-    assert weir("fork", job_id)[::2] == (
-        2,
-        f"weir: {job_id} has no such checkpoint; the steps of its checkpoints: none\n",
-    )
-    a_checkpoint(stack, job_id, 4)
-    status, _, err = weir("fork", job_id, "--step", "3")
-    assert status == 2
-    assert err.endswith(": 4\n")
-    assert newest_id(http) == job_id
+    with a_learner(stack) as learned:
+        assert fails("fork", job_id).endswith(": none\n")
+        a_checkpoint(stack, job_id, 4)
+        assert fails("fork", job_id, "--step", "3").endswith(": 4\n")
+    assert learned == []
 
 
-def test_watch_prints_a_line_per_step_and_the_end(
-    stack: Stack, http: httpx.Client, weir: Weir
-) -> None:
-    job_id = submit_job(http)
-    learn(stack, job_id, steps=2, state="failed", error="the judge is away")
+def test_watch_prints_a_line_per_step_and_the_end(stack: Stack, weir: Weir) -> None:
+    job_id = a_job_with_steps(stack, 2, "failed", error="the judge is away")
     status, out, err = weir("watch", job_id)
     assert "step 1/3  reward 0.250  tokens/s 1,234\n" in out
     assert "step 2/3  reward 0.500" in out
@@ -164,8 +162,14 @@ def test_watch_prints_a_line_per_step_and_the_end(
     assert err == f"weir: {job_id} failed: the judge is away\n"
 
 
-APART = {"rollout": "rollout-0", "version": 1, "mean": 0.25, "max": 0.5, "most": 1e-4}
-APART |= {"agrees": False}
+APART: dict[str, Any] = {
+    "rollout": "rollout-0",
+    "version": 1,
+    "mean": 0.25,
+    "max": 0.5,
+    "most": 1e-4,
+    "agrees": False,
+}
 CLOSE = APART | {"rollout": "rollout-1", "version": 2, "mean": 1e-6, "agrees": True}
 
 
@@ -174,30 +178,35 @@ CLOSE = APART | {"rollout": "rollout-1", "version": 2, "mean": 1e-6, "agrees": T
     [
         ([], 1),
         ([CLOSE | {"version": 1}, APART | {"version": 2}], 1),
-        ([CLOSE | {"version": 1}, CLOSE], 0),
         # The first rollout has gone.
         ([APART, CLOSE | {"rollout": None, "version": 1}, CLOSE], 0),
     ],
 )
 def test_doctor_judges_rollouts_at_the_newest_version(
-    stack: Stack, http: httpx.Client, weir: Weir, rows: list[dict[str, Any]], expected: int
+    stack: Stack, http: Client, weir: Weir, rows: list[dict[str, Any]], expected: int
 ) -> None:
     job_id = submit_job(http)
     if rows:
-        tell(stack, an_event(job_id, 1, data={"kind": "notice", "details": {"parity": rows}}))
+        tell(
+            stack,
+            an_event(job_id, 1, data={"kind": "notice", "details": {"parity": rows}}),
+        )
     status, out, _ = weir("doctor", job_id)
     assert status == expected
     assert rows or out.startswith("nothing was compared yet\n")
     assert all(f"{row['mean']:.1e}" in out for row in rows)
-    lines = weir("doctor", job_id, "--json")[1].splitlines()
-    assert [json.loads(line) for line in lines] == rows
+    assert [
+        *map(
+            json.loads,
+            weir("doctor", job_id, "--json")[1].splitlines(),
+        )
+    ] == rows
 
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(
-    stack: Stack, http: httpx.Client, folder: Path
+    stack: Stack, http: Client, folder: Path
 ) -> None:
-    job_id = submit_job(http)
-    learn(stack, job_id, steps=1, state="running")
+    job_id = a_job_with_steps(stack, 1, "running")
     process = start_weir(folder, "watch", job_id)
     assert process.stdout is not None
     assert any(line.startswith("step 1/3") for line in process.stdout)
@@ -206,11 +215,11 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(
     assert process.returncode == 130, err
     assert f"weir watch {job_id}" in out
     assert f"weir cancel {job_id}" in out
-    assert http.get(f"{JOBS}/{job_id}").json()["status"] == "running"
+    assert http.read(f"{JOBS}/{job_id}")["status"] == "running"
 
 
-def test_jobs_are_listed_paused_resumed_cancelled_and_deleted(
-    stack: Stack, http: httpx.Client, weir: Weir, monkeypatch: pytest.MonkeyPatch
+def test_a_job_is_paused_resumed_cancelled_and_deleted(
+    stack: Stack, http: Client, weir: Weir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "a name as long as a name may be, or at least nearly as long"
     job = a_job(http, recipe=RECIPE | {"name": name})
@@ -220,14 +229,10 @@ def test_jobs_are_listed_paused_resumed_cancelled_and_deleted(
     assert weir("pause", job_id) == (0, f"{job_id} is pausing\n", "")
     take_up(stack, job_id, state="paused")
     assert weir("resume", job_id) == (0, f"{job_id} is queued\n", "")
-    assert http.get(f"{JOBS}/{job_id}").json()["weir"]["requested"] == "run"
     monkeypatch.setenv("COLUMNS", "20")  # where a narrow terminal cuts nothing
     (line,) = [line for line in weir("jobs")[1].splitlines() if line.startswith(f"{job_id} ")]
     assert name in line
     assert line.rstrip().endswith(job["model"])
-    status, out, _ = weir("jobs", "--limit", "1", "--json")
-    assert status == 0
-    assert [json.loads(line)["id"] for line in out.splitlines()] == [job_id]
     assert weir("cancel", job_id) == (0, f"{job_id} is cancelled\n", "")
     assert weir("pause", job_id)[0] == 2
     assert weir("watch", job_id)[0] == 1
@@ -236,61 +241,43 @@ def test_jobs_are_listed_paused_resumed_cancelled_and_deleted(
 
 
 def test_jobs_are_listed_cancelled_and_deleted_by_what_they_have_in_common(
-    stack: Stack, http: httpx.Client, weir: Weir
+    http: Client, weir: Weir
 ) -> None:
-    ids = [submit_job(http, recipe=RECIPE | {"name": "in common"}) for _ in range(2)]
-    ids.reverse()
+    old, new = [
+        submit_job(
+            http,
+            recipe=RECIPE | {"name": "in common"},
+        )
+        for _ in range(2)
+    ]
     other_id = submit_job(http)
-    listed = weir("jobs", "--name", "in common", "--status", "queued", "--json")[1]
-    assert [json.loads(line)["id"] for line in listed.splitlines()] == ids
+    options = ("--name", "in common", "--status", "queued", "--json")
+    for limit, ids in ((1, [new]), (9, [new, old])):
+        lines = weir(
+            "jobs",
+            *options,
+            "--limit",
+            str(limit),
+        )[1].splitlines()
+        assert [json.loads(line)["id"] for line in lines] == ids
     for verb, word in (("cancel", "cancelled"), ("delete", "deleted")):
-        expected = "".join(f"{job_id} is {word}\n" for job_id in ids)
+        expected = f"{new} is {word}\n{old} is {word}\n"
         assert weir(verb, "--name", "in common") == (0, expected, "")
-    assert http.get(f"{JOBS}/{other_id}").json()["status"] == "queued"
-    for words in (("cancel",), ("delete", other_id, "--name", "in common")):
-        assert weir(*words)[0] == 2
-
-
-def test_wrong_input_is_named_and_exits_with_2(stack: Stack, folder: Path, weir: Weir) -> None:
-    (folder / "typo.toml").write_text(BY_HAND.replace("steps = 2", "stepz = 2"))
-    (folder / "bad.toml").write_text(BY_HAND.replace("train.jsonl", "bad.jsonl"))
-    (folder / "no-tasks.toml").write_text(BY_HAND.replace("train.jsonl", "none.jsonl"))
-    (folder / "bad.jsonl").write_text('{"id": "a", "prompt": "b"}\n')
-    for words, named in {
-        ("run", "typo.toml"): "training.stepz",
-        ("run", "bad.toml"): "bad.jsonl: line 1: answer",
-        ("run", "absent.toml"): "absent.toml",
-        ("run", "no-tasks.toml"): f"weir: {folder / 'none.jsonl'}: No such file or directory\n",
-        ("watch", "ftjob-none"): "ftjob-none",
-        ("evaluations", "ftjob-none"): "ftjob-none",
-    }.items():
-        status, out, err = weir(*words)
-        assert status == 2, err
-        assert out == "", err
-        assert named in err, err
-    (folder / "tiny").mkdir()  # a folder of this machine is sent by its full path
-    status, _, err = weir("run", "recipe.toml")
-    assert status == 2
-    assert str(folder.resolve() / "tiny") in err
-
-
-def test_it_says_what_to_do_when_nothing_runs_or_the_key_is_wrong(
-    stack: Stack, folder: Path, weir: Weir
-) -> None:
-    for url, key, named in (
-        (stack.url, "wrong", "wrong API key"),
-        ("http://127.0.0.1:9", KEY, "127.0.0.1:9"),
-    ):
-        know(folder, url, key)
-        status, _, err = weir("jobs")
-        assert status == 2, err
-        assert named in err, err
+    assert http.read(f"{JOBS}/{other_id}")["status"] == "queued"
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
+        ("run typo.toml", "training.stepz"),
+        ("run bad.toml", "bad.jsonl: line 1: answer"),
+        ("run absent.toml", "absent.toml"),
+        ("run no-tasks.toml", "none.jsonl: No such file or directory\n"),
+        ("watch ftjob-none", "ftjob-none"),
+        ("evaluations ftjob-none", "ftjob-none"),
         ("jobs --limit 0", "--limit"),
+        ("cancel", "options that select jobs"),
+        ("delete ftjob-none --name x", "options that select jobs"),
         ("track --to tensorboard:runs", "--all"),
         ("track j --all --to tensorboard:runs", "--all"),
         ("track j --to comet:maths", "tensorboard:…"),
@@ -299,10 +286,33 @@ def test_it_says_what_to_do_when_nothing_runs_or_the_key_is_wrong(
         ("cancel ..", "is no id"),
     ],
 )
-def test_words_that_make_no_command_are_named(weir: Weir, words: str, complaint: str) -> None:
-    status, _, err = weir(*words.split())
-    assert status == 2, err
-    assert complaint in err, err
+def test_wrong_input_is_named_and_exits_with_2(
+    folder: Path, fails: Fails, words: str, complaint: str
+) -> None:
+    for name, old, new in (
+        ("typo.toml", "steps = 2", "stepz = 2"),
+        ("bad.toml", "train.jsonl", "bad.jsonl"),
+        ("no-tasks.toml", "train.jsonl", "none.jsonl"),
+    ):
+        (folder / name).write_text(BY_HAND.replace(old, new))
+    (folder / "bad.jsonl").write_text('{"id": "a", "prompt": "b"}\n')
+    assert complaint in fails(*words.split())
+
+
+def test_a_folder_of_this_machine_is_sent_by_its_full_path(folder: Path, fails: Fails) -> None:
+    (folder / "tiny").mkdir()
+    assert str(folder.resolve() / "tiny") in fails("run", "recipe.toml")
+
+
+def test_it_says_what_to_do_when_nothing_runs_or_the_key_is_wrong(
+    stack: Stack, folder: Path, fails: Fails
+) -> None:
+    for url, key, remedy in (
+        (stack.url, "wrong", "wrong API key"),
+        ("http://127.0.0.1:9", KEY, "127.0.0.1:9"),
+    ):
+        know(folder, url, key)
+        assert remedy in fails("jobs")
 
 
 # ---------------------------------------------------------------------- models that answer
@@ -320,22 +330,24 @@ def conversation_of_call(call: Call) -> list[str]:
 def test_a_question_through_a_pipe_is_answered_and_nothing_else_is_said(
     stack: Stack, weir: Weir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--system", "Count.", "--max-tokens", "5", "--temperature", "0", "--seed", "3")
-    with a_seen_rollout(stack) as rollout:
+    options = "--system Count. --max-tokens 5 --temperature 0 --seed 3"
+    with a_rollout(stack) as rollout:
         monkeypatch.setattr(sys, "stdin", io.StringIO("To four?\n"))
-        status, out, err = weir("chat", "tiny", *options)
+        status, out, err = weir("chat", "tiny", *options.split())
     assert status == 0
     assert out == "0 1 2 3 4 \n"
     assert "cut off" in err
     (call,) = rollout.calls
     assert conversation_of_call(call) == ["Count.", "To four?"]
-    assert call.sampling.max_tokens == 5
-    assert call.sampling.temperature == 0
-    assert call.sampling.seed == 3
+    assert call.sampling == CallSampling(max_tokens=5, temperature=0, seed=3)
 
 
 @pytest.mark.parametrize(
-    ("model", "second"), [("chat", ["One", "0 1 2 3 4 ", "Two"]), ("tiny", ["Two"])]
+    ("model", "second"),
+    [
+        ("chat", ["One", "0 1 2 3 4 ", "Two"]),
+        ("tiny", ["Two"]),
+    ],
 )
 def test_a_conversation_goes_on_after_a_refusal_and_is_begun_again(
     stack: Stack, weir: Weir, monkeypatch: pytest.MonkeyPatch, model: str, second: list[str]
@@ -345,37 +357,29 @@ def test_a_conversation_goes_on_after_a_refusal_and_is_begun_again(
     def refuse(call: Call) -> Refusal | None:
         return long if conversation_of_call(call)[-1] == "long" else None
 
-    lines = "One\nlong\nTwo\n/reset\nThree\n/quit\nFour\n"
-    monkeypatch.setattr(sys, "stdin", Terminal(lines))
-    with a_seen_rollout(stack, refuse=refuse) as rollout:
+    monkeypatch.setattr(sys, "stdin", Terminal("One\nlong\nTwo\n/reset\nThree\n/quit\nFour\n"))
+    with a_rollout(stack, refuse=refuse) as rollout:
         status, out, err = weir("chat", model)
     assert status == 0
     assert out.count("0 1 2 3 4 \n") == 3
     assert "weir: too long\n" in err
     assert err.count("stands alone") == (len(second) == 1)
-    answered = [
-        conversation_of_call(call)
-        for call in rollout.calls
-        if conversation_of_call(call)[-1] != "long"
-    ]
-    assert answered == [["One"], second, ["Three"]]
+    questions = [conversation_of_call(call) for call in rollout.calls]
+    assert [turns for turns in questions if turns[-1] != "long"] == [["One"], second, ["Three"]]
 
 
 def test_a_model_that_is_not_there_is_told_where_a_chat_or_a_server_asks_for_it(
-    stack: Stack, http: httpx.Client, weir: Weir, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, http: Client, fails: Fails, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
     job_id = submit_job(http)
     a_checkpoint(stack, job_id, 4)
-    for verb, named in (("chat", f"ftckpt-{job_id}-4"), ("serve", job_id)):
-        status, out, err = weir(verb, job_id)
-        assert status == 2, err
-        assert out == "", err
-        assert named in err, err
+    assert f"ftckpt-{job_id}-4" in fails("chat", job_id)
+    assert job_id in fails("serve", job_id)
 
 
 def test_serve_prints_what_fetches_a_model_and_serves_it(
-    stack: Stack, http: httpx.Client, folder: Path, weir: Weir
+    stack: Stack, http: Client, folder: Path, weir: Weir
 ) -> None:
     recipe = RECIPE | {"model": RECIPE["model"] | {"lora": {"rank": 24}}}
     job_id = submit_job(http, recipe=recipe)
@@ -397,45 +401,12 @@ def test_serve_prints_what_fetches_a_model_and_serves_it(
 # ---------------------------------------------------------------------- odd servers
 
 
-@contextmanager
-def answering(answer: Any) -> Iterator[str]:
-    """Where a server listens that answers as a gateway of another make would."""
-    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *_: Any) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client may leave in the middle; its own words are looked at."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-
-
-def a_page(*objects: dict[str, Any]) -> dict[str, Any]:
-    return {"data": objects, "has_more": False, "last_id": "1"}
-
-
-@pytest.mark.parametrize("end", ["", "/v1/"])
 def test_an_address_may_end_as_openais_does(
-    weir: Weir, monkeypatch: pytest.MonkeyPatch, end: str
+    stack: Stack, weir: Weir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with answering(a_page()) as url:
-        monkeypatch.setenv("WEIR_URL", url + end)
-        monkeypatch.setenv("WEIR_API_KEYS", "one,\ntwo")
-        assert weir("jobs")[0] == 0
+    monkeypatch.setenv("WEIR_URL", f"{stack.url}/v1/")
+    monkeypatch.setenv("WEIR_API_KEYS", f"{KEY},\nother")
+    assert weir("jobs")[0] == 0
 
 
 def test_ctrl_c_while_it_starts_leaves_no_traceback(folder: Path) -> None:
@@ -450,17 +421,14 @@ def test_ctrl_c_while_it_starts_leaves_no_traceback(folder: Path) -> None:
     assert "Traceback" not in errors
 
 
-def test_it_ends_quietly_when_nobody_reads_its_output(folder: Path) -> None:
-    details = {"step": 1, "steps": 3, "recipe": {"name": "r"}}
-    job = {"id": "j", "status": "running", "model": "m", "weir": details}
-    with answering(a_page(*[job] * 100)) as url:
-        know(folder, url)
-        process = start_weir(folder, "jobs")
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-        assert process.wait(timeout=60) == 141
+def test_it_ends_quietly_when_nobody_reads_its_output(http: Client, folder: Path) -> None:
+    submit_job(http)
+    process = start_weir(folder, "jobs")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 141
 
 
 ODD = [
@@ -472,12 +440,18 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("answer", ODD, ids=[str(answer)[:40] for answer in ODD])
-def test_what_is_no_gateway_gets_a_message(folder: Path, weir: Weir, answer: Any) -> None:
-    with answering(answer) as url:
-        know(folder, url)
-        for verb in ("jobs", "watch j", "why j", "evaluations j", "samples j k"):
-            status, _, err = weir(*verb.split())
-            assert status == 2, (verb, err)
-            assert err.startswith("weir: "), (verb, err)
-            assert "is it a Weir gateway" in err, (verb, err)
+@pytest.mark.parametrize(
+    "answer",
+    ODD,
+    ids=[str(answer)[:40] for answer in ODD],
+)
+def test_what_is_no_gateway_gets_a_message(
+    fails: Fails, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    reply = lambda *_: httpx.Response(200, content=body)  # noqa: E731
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", reply)
+    for verb in ("jobs", "watch j", "why j", "evaluations j", "samples j k"):
+        err = fails(*verb.split())
+        assert err.startswith("weir: "), verb
+        assert "is it a Weir gateway" in err, verb

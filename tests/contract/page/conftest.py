@@ -1,7 +1,5 @@
 """A real Chromium that looks at a real gateway on a real Valkey."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from protocol.messages import JobEvent
 
-from tests.contract.gateway.stack import KEY, Stack, a_body, a_gateway, a_model, take_up, tell
+from tests.contract.gateway.stack import (
+    KEY,
+    RECIPE,
+    Client,
+    Stack,
+    a_gateway,
+    a_model,
+    submit_job,
+    take_up,
+    tell,
+)
 from tests.contract.page import story
 from tests.contract.valkey_server import Server
 
@@ -33,11 +40,7 @@ class Site:
     def submit(self, name: str, *, steps: int = 40) -> str:
         """Queue a job, as a client does."""
         with self.stack.http() as http:
-            body = a_body(http)
-            body["recipe"] = body["recipe"] | {"name": name, "training": {"steps": steps}}
-            reply = http.post("/v1/fine_tuning/jobs", json=body)
-            assert reply.status_code == 200, reply.text
-            return reply.json()["id"]
+            return submit_job(http, recipe=RECIPE | {"name": name, "training": {"steps": steps}})
 
     def take_up(self, job_id: str, **values: Any) -> None:
         """Be the learner: begin an attempt, and write the job's state."""
@@ -49,7 +52,7 @@ class Site:
 
     def end(self, job_id: str) -> None:
         """Be the learner that has trained a model."""
-        model = a_model(self.stack.data_dir / "jobs" / job_id / "model")
+        model = a_model(self.stack.job_folder(job_id) / "model")
         self.take_up(job_id, state="succeeded", result={"model": str(model)})
 
     def a_run(
@@ -59,7 +62,10 @@ class Site:
         job_id = self.submit(name, steps=steps)
         self.take_up(job_id, state=state, step=done)
         self.tell(job_id, story.evaluation_event(job_id, 0, 0.3))
-        self.tell(job_id, *story.step_events(job_id, range(1, done + 1), seed=seed))
+        self.tell(
+            job_id,
+            *story.step_events(job_id, range(1, done + 1), seed=seed),
+        )
         self.tell(job_id, story.evaluation_event(job_id, done, 0.7))
         return job_id
 
@@ -67,7 +73,7 @@ class Site:
         self, job_id: str, groups: int, *, first: int = 0, purpose: str = "train"
     ) -> None:
         """Fill the job's sample store."""
-        folder = self.stack.data_dir / "jobs" / job_id / "samples"
+        folder = self.stack.job_folder(job_id) / "samples"
         story.write_samples(folder, job_id, range(first, first + groups), purpose=purpose)
 
 
@@ -121,12 +127,15 @@ def page(context: BrowserContext, faults: list[str]) -> Iterator[Page]:
 
 def watched(page: Page, faults: list[str]) -> Page:
     """The page, whose faults are noted: a violation of its security policy is an error, too."""
-    page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    page.on(
+        "console",
+        lambda line: faults.append(line.text) if line.type == "error" else None,
+    )
     page.on("pageerror", lambda error: faults.append(str(error)))
     return page
 
 
 @pytest.fixture
-def http(site: Site) -> Iterator[httpx.Client]:
+def http(site: Site) -> Iterator[Client]:
     with site.stack.http() as client:
         yield client

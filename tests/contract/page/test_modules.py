@@ -1,7 +1,5 @@
 """The page's own arithmetic, run by the browser that will run it."""
 
-from __future__ import annotations
-
 import tomllib
 from typing import Any
 
@@ -17,15 +15,25 @@ def call(page: Page) -> Any:
     page.goto("/")
 
     def call(module: str, function: str, *arguments: Any) -> Any:
-        script = f"async (given) => (await import('/static/js/{module}.js')).{function}(...given)"
+        script = f"async (values) => (await import('/static/js/{module}.js')).{function}(...values)"
         return page.evaluate(script, list(arguments))
 
     return call
 
 
 def test_smoothing_begins_at_the_first_value_and_passes_over_gaps(call: Any) -> None:
-    assert call("data/series", "smoothed", [2, None, 4], 0) == [2, None, 4]
-    first, gap, second = call("data/series", "smoothed", [2, None, 4], 0.5)
+    assert call(
+        "data/series",
+        "smoothed",
+        [2, None, 4],
+        0,
+    ) == [2, None, 4]
+    first, gap, second = call(
+        "data/series",
+        "smoothed",
+        [2, None, 4],
+        0.5,
+    )
     assert (first, gap) == (2, None)
     assert second == pytest.approx((0.5 * 0.5 * 2 + 0.5 * 4) / 0.75)
 
@@ -34,24 +42,23 @@ def test_a_text_is_cut_at_tokens_and_marks_in_characters_beyond_the_first_plane(
     call: Any,
 ) -> None:
     marks = [
-        {"start": 1, "end": 4, "verdict": "wrong", "note": "outer"},
-        {"start": 2, "end": 3, "verdict": "right", "note": "inner"},
+        {"start": 1, "end": 4, "note": "outer"},
+        {"start": 2, "end": 3, "note": "inner"},
     ]
     runs = call("samples/pieces", "pieces", ["😀a", "bcd", "", "e"], marks)
-    told = [
-        (
-            run["mark"] and run["mark"]["note"],
-            [(part["token"], part["text"]) for part in run["parts"]],
-        )
-        for run in runs
-    ]
-    assert told == [
-        (None, [(0, "😀")]),
-        ("outer", [(0, "a")]),
-        ("inner", [(1, "b")]),
-        ("outer", [(1, "c")]),
-        (None, [(1, "d"), (2, ""), (3, "e")]),
-    ]
+    for run, (note, parts) in zip(
+        runs,
+        [
+            (None, [(0, "😀")]),
+            ("outer", [(0, "a")]),
+            ("inner", [(1, "b")]),
+            ("outer", [(1, "c")]),
+            (None, [(1, "d"), (2, ""), (3, "e")]),
+        ],
+        strict=True,
+    ):
+        assert (run["mark"] or {}).get("note") == note
+        assert [(part["token"], part["text"]) for part in run["parts"]] == parts
 
 
 def test_few_far_values_do_not_bleach_a_scale(page: Page) -> None:
@@ -62,8 +69,8 @@ def test_few_far_values_do_not_bleach_a_scale(page: Page) -> None:
         const end = scaleEnd([{ token_advantages }], kind);
         return [end, ...[50, -25, 0, null, 9000].map((value) => levelClass(value, end, kind))];
     }"""
-    told = page.evaluate(script, [*range(-50, 51), None, 9000])
-    assert told == [50, "up8", "down4", "", "", "up8"]
+    levels = page.evaluate(script, [*range(-50, 51), None, 9000])
+    assert levels == [50, "up8", "down4", "", "", "up8"]
 
 
 @pytest.mark.parametrize(
@@ -91,11 +98,11 @@ def test_what_was_measured_on_no_token_is_a_gap_in_its_curve(page: Page) -> None
         steps.forEach((data) => history.absorb({ type: 'metrics', data }));
         return history.curve('parity_max');
     }"""
-    told = [
+    steps = [
         {"step": 1, "parity_max": 2e-6, "parity_tokens": 70},
         {"step": 2, "parity_tokens": 0},
     ]
-    assert page.evaluate(script, told) == [[1, 2], [2e-6, None]]
+    assert page.evaluate(script, steps) == [[1, 2], [2e-6, None]]
 
 
 def test_a_recipe_is_toml_that_python_reads_and_its_defaults_are_marked(call: Any) -> None:
@@ -104,8 +111,20 @@ def test_a_recipe_is_toml_that_python_reads_and_its_defaults_are_marked(call: An
         "none": None,
         "training": {"steps": 3, "rate": 1e-7},
     }
-    recipe["reward"] = {"outcome": [{"verifier": "x", "of a": {"b": [True, 2.5]}}]}
-    text = call("jobs/toml", "toml", recipe, {"name": "", "training": {"steps": 3}, "reward": {}})
+    recipe["reward"] = {
+        "outcome": [
+            {
+                "verifier": "x",
+                "of a": {"b": [True, 2.5]},
+            }
+        ]
+    }
+    text = call(
+        "jobs/toml",
+        "toml",
+        recipe,
+        {"name": "", "training": {"steps": 3}, "reward": {}},
+    )
     del recipe["none"]
     marked = [line.split(" = ")[0] for line in text.splitlines() if line.endswith("# default")]
     assert tomllib.loads(text) == recipe

@@ -1,7 +1,5 @@
 """Takes the pictures of the page that the README shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,13 @@ def test_curves_in_light_colours_and_a_group_of_samples_in_dark_ones(
     site: Site, browser: Browser
 ) -> None:
     first, other = (
-        site.a_run(name, steps=220, done=220, state="succeeded", seed=seed)
+        site.a_run(
+            name,
+            steps=220,
+            done=220,
+            state="succeeded",
+            seed=seed,
+        )
         for seed, name in enumerate(("demo-papo", "demo-grpo"), start=1)
     )
     site.keep_samples(first, 600)
