@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from tests.engine.conftest import write_model
+from tests.engine.outputs import TOLERANCE, largest_gap
 from tests.engine.ranks import Ranks
-from tests.engine.told import TOLERANCE, largest_gap
 from tests.engine.trouble import warm_start
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
