@@ -72,19 +72,28 @@ async def kill(stack: Stack, fault: Fault) -> None:
     await stack.lives[fault.replica].kill()
 
 
+async def until(condition: Callable[[], Awaitable[bool]], within_s: float) -> None:
+    """Wait no longer than that for what may never come."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while not await condition():
+                await asyncio.sleep(0.02)
+
+
 async def kill_learner(stack: Stack, fault: Fault) -> None:
     """Kill it when it comes to a phase, or where it is if it does not come to it in time."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_PHASE_COMES_WITHIN_S):
-            while not stack.switches.is_enabled(PHASES[fault.amount]):
-                await asyncio.sleep(0.01)
+
+    async def is_in_phase() -> bool:
+        return stack.switches.is_enabled(PHASES[fault.amount])
+
+    async def has_saved() -> bool:
+        return stack.checkpoints != before
+
+    await until(is_in_phase, _PHASE_COMES_WITHIN_S)
     await kill(stack, fault)
     stack.kills.update(phase for phase in PHASES if stack.switches.is_enabled(phase))
     before = stack.checkpoints
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_TAKES_OVER_WITHIN_S):
-            while stack.checkpoints == before:  # or it would learn nothing until the next kill
-                await asyncio.sleep(0.05)
+    await until(has_saved, _TAKES_OVER_WITHIN_S)  # or it would learn nothing until the next kill
 
 
 async def freeze(stack: Stack, fault: Fault) -> None:
@@ -100,23 +109,23 @@ async def replace(stack: Stack, fault: Fault) -> None:
     "Here" is a process that was cut off and whose name its successor has taken.
     """
     before = await stack.record()
+
+    async def is_replaced() -> bool:
+        return (await stack.record()).attempt != before.attempt
+
     zombie = stack.vacate(fault.replica, machine=fault.amount)
     zombie.send(SIGSTOP)
     await asyncio.sleep(fault.lasting_s)
     if fault.replica is LEARNER:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_TAKES_OVER_WITHIN_S):
-                while (await stack.record()).attempt == before.attempt:
-                    await asyncio.sleep(0.05)
+        await until(is_replaced, _TAKES_OVER_WITHIN_S)
     zombie.send(SIGCONT)
     await asyncio.sleep(fault.lasting_s)
     await zombie.kill()
 
 
 async def stop(stack: Stack, fault: Fault) -> None:
-    life = stack.lives[fault.replica]
-    life.send(SIGTERM)
-    await life.ended.wait()
+    stack.lives[fault.replica].send(SIGTERM)
+    await stack.lives[fault.replica].ended.wait()
 
 
 async def kill_server(stack: Stack, fault: Fault) -> None:

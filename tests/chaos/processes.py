@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from protocol.exchange import connect
 from protocol.messages import ActiveJob, GradedGroup, RolloutGroup, RolloutRequest
@@ -60,7 +60,8 @@ async def _serve(place: Place) -> None:
 
 
 async def learn(service: Service, place: Place) -> None:
-    await work_on_one_job(service, HashTeam(place.switches), InlinePrompts())
+    team = cast(Any, HashTeam(place.switches))
+    await work_on_one_job(service, team, InlinePrompts())
 
 
 @dataclass

@@ -26,7 +26,7 @@ from deploy.processes import free_ports
 from services.chassis.parent import die_with_parent
 
 ROOT = Path(__file__).parents[2]
-_IMPORTED = (
+IMPORTED = (
     "tests.engine.trouble",
     "services.learner.sft.run",
     "peft.tuners.lora",
@@ -132,7 +132,7 @@ def main() -> None:
     die_with_parent()
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what an import prints is nobody's answer
-    for module in _IMPORTED:
+    for module in IMPORTED:
         importlib.import_module(module)
     gc.freeze()  # a collection in a child would copy all it has inherited
     for line in sys.stdin:
