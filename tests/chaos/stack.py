@@ -49,9 +49,8 @@ class Life:
 
     def __init__(self, place: Place) -> None:
         self.ended = asyncio.Event()
-        self.replica_is_free = (
-            asyncio.Event()
-        )  # since it has ended, or another is to take its place
+        # Since it has ended, or another is to take its place.
+        self.replica_is_free = asyncio.Event()
         self.process = _FORKS.Process(target=live, args=(place,), daemon=True)
         self.process.start()
         asyncio.get_running_loop().add_reader(self.process.sentinel, self._ends)

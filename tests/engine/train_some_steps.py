@@ -253,12 +253,5 @@ def load_weights_alone(model: str, out: str, settings: Sequence[dict[str, Any]])
     leave_ranks()
 
 
-def dropout_of(model: str) -> float:
-    """What share of the attention a policy that is loaded to be trained drops."""
-    init_ranks()
-    policy: Any = Models(recipe_of(model, {}), Path(model), Path(model)).policy.module
-    return policy.model.config.attention_dropout
-
-
 if __name__ == "__main__":
     train(sys.argv[1], sys.argv[2], **json.loads(sys.argv[3]))

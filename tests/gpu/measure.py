@@ -127,7 +127,8 @@ def publish(model: str, shape: ModelShape, recipe: Json) -> Iterator[Figure]:
 
 def attention(model: str, shape: ModelShape, tokens: int) -> Iterator[Figure]:
     """One sample, forward and backward: padded with a mask, as it is, and packed."""
-    found: dict[str, Json] = {}
+    seconds: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     ids = torch.arange(tokens, device=_DEVICE)[None] % shape.vocabulary
     mask = torch.ones_like(ids)
     mask[0, -1] = 0  # one position of padding is enough to lose the kernel
@@ -157,19 +158,19 @@ def attention(model: str, shape: ModelShape, tokens: int) -> Iterator[Figure]:
         passes()
         if _DEVICE.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        found[name] = {"seconds": _timed(passes), "peak": _peak()}
+        seconds[name] = _timed(passes)
+        peaks[name] = _peak() / GIB
         gradients[name] = loaded.model.layers[0].self_attn.q_proj.weight.grad.float()
         del loaded
     gap = (gradients["packed"] - gradients["no mask"]).norm() / gradients["no mask"].norm()
     source = "rounding of bfloat16"
-    yield Figure(
-        "gap of gradients to unmasked", float(gap), "", most=0.02, source=source, on_cpus=True
-    )
-    for what, unit, size in (("seconds", "s", 1), ("peak", "GiB", GIB)):
-        masked, plain, own = (found[way][what] for way in ways)
-        yield Figure(f"{what}, packed", own / size, unit)
-        yield Figure(f"{what}, packed ÷ unmasked", own / plain, most=1.1, source="the same kernel")
-        yield Figure(f"{what}, masked ÷ packed", masked / own)
+    yield Figure("gap of gradients", float(gap), most=0.02, source=source, on_cpus=True)
+    for what, unit, values in (("seconds", "s", seconds), ("peak", "GiB", peaks)):
+        masked, plain, packed_value = values.values()
+        ratio = packed_value / plain
+        yield Figure(f"{what}, packed", packed_value, unit)
+        yield Figure(f"{what}, packed ÷ unmasked", ratio, most=1.1, source="the same kernel")
+        yield Figure(f"{what}, masked ÷ packed", masked / packed_value)
 
 
 def updates(model: str, shape: ModelShape) -> Iterator[Figure]:
@@ -178,16 +179,18 @@ def updates(model: str, shape: ModelShape) -> Iterator[Figure]:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # or torch refuses it as not deterministic
     with tempfile.TemporaryDirectory() as folder:
         here, there = f"{folder}/here", f"{folder}/cpu"
-        command = [sys.executable, "-m", train_some_steps.__name__, model, there]
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        program = [sys.executable, "-m", train_some_steps.__name__]
         subprocess.run(
-            [*command, json.dumps(settings)], env=os.environ | hidden, check=True, stdout=sys.stderr
+            [*program, model, there, json.dumps(settings)],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
+            check=True,
+            stdout=sys.stderr,
         )
         train_some_steps.train(model, here, **settings)
         own, cpu = (load_file(f"{out}/model.safetensors") for out in (here, there))
     gap = max((own[name] - cpu[name]).abs().max().item() for name in cpu)
     source = "float32; two CPUs that round in other ways differ by 6.7e-7"
-    yield Figure("largest gap to a CPU's", gap, "", most=2e-6, source=source, on_cpus=True)
+    yield Figure("largest gap to a CPU's", gap, most=2e-6, source=source, on_cpus=True)
 
 
 def _recipe(model: str, tables: Json) -> Recipe:
@@ -206,8 +209,7 @@ def _recipe(model: str, tables: Json) -> Recipe:
 
 def _models(recipe: Recipe) -> Models:
     init_ranks()
-    folder = Path(recipe.model.path)
-    return Models(recipe, folder, folder)
+    return Models(recipe, Path(recipe.model.path), Path(recipe.model.path))
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -225,15 +227,16 @@ def _peak() -> float:
 def main(what: str, model: str, shape: Json, **settings: Any) -> Json:
     ways = {way.__name__: way for way in (memory, speed, publish, attention, updates)}
     try:
-        made = ModelShape(**shape)
-        write_model(made, Path(model))
-        found: Json = {"figures": [asdict(f) for f in ways[what](model, made, **settings)]}
+        model_shape = ModelShape(**shape)
+        write_model(model_shape, Path(model))
+        figures = [asdict(figure) for figure in ways[what](model, model_shape, **settings)]
+        output: Json = {"figures": figures}
     except Exception as error:
         traceback.print_exc()
-        found = {"error": f"{type(error).__name__}: {error}"}
+        output = {"error": f"{type(error).__name__}: {error}"}
     if torch.distributed.is_initialized():
         leave_ranks()
-    return found
+    return output
 
 
 if __name__ == "__main__":

@@ -145,12 +145,10 @@ def _last_line(command: Sequence[str], limit_s: float) -> Json:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)  # its compilers, too
-    if child.returncode:
-        return {"error": f"its process ended with {child.returncode}"}
     try:
         return json.loads(printed.splitlines()[-1])
     except (IndexError, ValueError):
-        return {"error": "its process printed no result"}
+        return {"error": f"its process ended with {child.returncode} and printed no result"}
 
 
 def page(head: str, results: Sequence[Result]) -> str:
