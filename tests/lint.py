@@ -26,7 +26,7 @@ from docs.reference import recipe as recipe_page
 from docs.reference import security as security_page
 from examples.claims import report as claims
 from examples.claims.registered import FIRST_SEED
-from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
+from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT, name_of
 from weir.__main__ import main as weir
 
 FILE = re.compile(r"(?!-)[\w./*-]+(?:\.(?:py|md|toml|lua|yml|png|jsonl)|/)")
@@ -79,9 +79,9 @@ def paths() -> Iterator[Fault]:
 
 def commands() -> Iterator[Fault]:
     """What documents have a person type: targets of make, modules, verbs of weir."""
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         weir(["--help"])
-    verbs = re.findall(r"^  (\w+) ", told.getvalue(), re.M)
+    verbs = re.findall(r"^  (\w+) ", output.getvalue(), re.M)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     known = ((r"\bmake ([a-z-]+)", targets), (r"(?<![\w.])weir ([a-z]+)", verbs))
     for document in DOCUMENTS:
@@ -130,13 +130,15 @@ def architecture() -> Iterator[Fault]:
 
 def written_files() -> Iterator[Fault]:
     """What a command writes is what it would write now."""
-    if recipe_page.PAGE.read_text() != recipe_page.page():
-        yield recipe_page.PAGE, 1, "not what python -m docs.reference.recipe writes"
-    if recipe_page.SETTINGS.read_text() != recipe_page.settings():
-        yield recipe_page.SETTINGS, 1, "not what python -m docs.reference.recipe writes"
+    pages = {
+        recipe_page.PAGE: recipe_page.page,
+        recipe_page.SETTINGS: recipe_page.settings,
+        security_page.PAGE: security_page.page,
+    }
+    for path, write in pages.items():
+        if path.read_text() != write():
+            yield path, 1, f"not what python -m {write.__module__} writes"
     load_recipe(recipe_page.SETTINGS)
-    if security_page.PAGE.read_text() != security_page.page():
-        yield security_page.PAGE, 1, "not what python -m docs.reference.security writes"
     runs, index = json.loads((ROOT / methods.RESULTS).read_text()), INDEX.read_text()
     if not (demo := methods.demo_table(runs)) or demo not in README.read_text():
         yield README, 1, "not the demo's table as python -m benchmarks.methods prints it"
@@ -278,12 +280,21 @@ def recipes() -> Iterator[Fault]:
 
 
 CHECKS = (
-    *(paths, commands, blocks, architecture, written_files, places, shapes),
-    *(metrics, panels, runbooks, recipes),
+    paths,
+    commands,
+    blocks,
+    architecture,
+    written_files,
+    places,
+    shapes,
+    metrics,
+    panels,
+    runbooks,
+    recipes,
 )
 
 if __name__ == "__main__":
-    found = sorted(fault for check in CHECKS for fault in check())
-    for path, number, text in found:
-        print(f"{path.relative_to(ROOT)}:{number}: {text}")
-    sys.exit(bool(found))
+    faults = sorted(fault for check in CHECKS for fault in check())
+    for path, number, text in faults:
+        print(f"{name_of(path)}:{number}: {text}")
+    sys.exit(bool(faults))

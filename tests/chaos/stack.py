@@ -38,7 +38,7 @@ def prepare_forks() -> None:
     """Start the process that the others are forked from, which imports all that they need."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    _FORKS.set_forkserver_preload(["tests.chaos.forks"])
+    _FORKS.set_forkserver_preload(["pytest", "tests.chaos.processes", "tests.forks"])
     first = _FORKS.Process(target=int)
     first.start()
     first.join()

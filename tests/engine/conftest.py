@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,10 +95,8 @@ def write_model(folder: Path, seed: int, *, ends_soon: bool = False) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.end()
+def ranks() -> Ranks:
+    return Ranks()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,6 +22,7 @@ from protocol.operations import PROBES
 from protocol.recipe import Lora, Model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from vllm.engine.arg_utils import AsyncEngineArgs
 
 from services.chassis.deployment import Deployment
 from services.chassis.parity import digest_prompts
@@ -30,11 +32,13 @@ from services.learner.training.models import write_merged
 from services.rollout.engine import Engine
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineDied, ParityError, Sample
+from services.rollout.scheduler import AsyncBatchingScheduler
 from services.rollout.settings import EngineSettings
 from tests.contract.call_client import a_call
 from tests.contract.valkey_server import Server
 from tests.engine.conftest import (
     APART,
+    LONG_PROMPT,
     MAX_CONTEXT,
     PROMPT,
     begin_group,
@@ -52,7 +56,7 @@ from tests.inline_prompts import InlinePrompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 LORA = Lora(rank=4, alpha=8)
-SAME = 1e-5  # nats: adapter or merged, learner or engine
+SAME = 1e-4  # nats: adapter or merged, learner or engine
 FILE = "adapter_model.safetensors"
 
 
@@ -139,8 +143,19 @@ def merged(adapter: Path) -> Path:
 async def adapted(
     folders: list[Path], adapters: list[Path], settings: EngineSettings
 ) -> AsyncIterator[Engine]:
+    """With the scheduler that vLLM uses on GPUs; the other engine has that of CPUs."""
+    configure = AsyncEngineArgs.create_engine_config
+
+    def configure_as_on_gpus(*arguments: Any, **options: Any) -> Any:
+        config = configure(*arguments, **options)
+        config.scheduler_config.async_scheduling = True
+        return config
+
     with_rank = replace(settings, lora_rank=LORA.rank)
-    engine = await Engine.start(InlinePrompts(), adapters[1], "1.0", with_rank, folders[0])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(AsyncEngineArgs, "create_engine_config", configure_as_on_gpus)
+        engine = await Engine.start(InlinePrompts(), adapters[1], "1.0", with_rank, folders[0])
+    assert engine.llm.vllm_config.scheduler_config.scheduler_cls is AsyncBatchingScheduler
     yield engine
     engine.shut_down()
 
@@ -151,15 +166,16 @@ async def test_adapter_and_merged_weights_give_the_same_logprobs_in_learner_and_
     for adapter in (adapters[1], adapters[0]):  # it was started with the former
         await adapted.load(adapter, "1.1", keep_kv=False)
         await engine.load(merged(adapter), "1.1", keep_kv=False)
-        (sample,), (twin,) = [await sample_group(each, seed=3) for each in (adapted, engine)]
-        assert sample.token_ids.tolist() == twin.token_ids.tolist()
-        gaps = {
-            "merged, engine": np.abs(sample.behavior_logprobs - twin.behavior_logprobs).max(),
-            "merged, learner": gap(merged(adapter), sample),
-            "adapter, learner": learners_gap(folders[0], adapter, sample),
-        }
-        assert max(gaps.values()) <= SAME, gaps
-        assert gap(folders[0], sample) > APART
+        for prompt in (PROMPT, LONG_PROMPT):
+            groups = [await sample_group(each, 8, prompt=prompt) for each in (adapted, engine)]
+            for sample, twin in zip(*groups, strict=True):
+                assert sample.token_ids.tolist() == twin.token_ids.tolist()
+                assert sample.spans == twin.spans
+                assert gap(merged(adapter), twin, prompt) <= SAME
+                assert gap(merged(adapter), sample, prompt) <= SAME
+                assert gap(folders[0], sample, prompt) > APART
+        (sample,) = await sample_group(adapted)
+        assert learners_gap(folders[0], adapter, sample) <= SAME
 
 
 def learners_gap(folder: Path, adapter: Path, sample: Sample) -> float:
@@ -173,19 +189,20 @@ def learners_gap(folder: Path, adapter: Path, sample: Sample) -> float:
     return float(np.abs(expected.numpy() - sample.behavior_logprobs).max())
 
 
+@pytest.mark.parametrize("keep_kv", [False, True])
 async def test_a_sync_in_the_middle_goes_on_under_the_new_adapter(
-    adapted: Engine, adapters: list[Path]
+    adapted: Engine, adapters: list[Path], *, keep_kv: bool
 ) -> None:
     await adapted.load(adapters[0], "1.2", keep_kv=False)
     group = begin_group(adapted, 2, max_tokens=800)
     await until_sampling(adapted, 2)
-    await adapted.load(adapters[1], "1.3", keep_kv=False)
+    await adapted.load(adapters[1], "1.3", keep_kv=keep_kv)
     old, new = map(merged, adapters)
     for sample in await group:
         edge = sample.spans[0].end
         assert [span.version for span in sample.spans] == [2, 3]
         assert gap(old, sample, end=edge) <= SAME
-        assert gap(new, sample, start=edge) <= SAME
+        assert keep_kv or gap(new, sample, start=edge) <= SAME
         assert gap(old, sample, start=edge) > APART
 
 

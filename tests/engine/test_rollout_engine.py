@@ -18,14 +18,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from protocol.messages import FinishReason
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists
 
 from services.rollout.engine import Engine
 from services.rollout.samples import EngineError, LoadError, Sample
-from services.rollout.scheduler import AsyncBatchingScheduler, _Batching
+from services.rollout.scheduler import _Batching
 from services.rollout.settings import EngineSettings
 from tests.engine.conftest import (
     APART,
@@ -122,44 +121,6 @@ async def test_an_engine_that_slept_goes_on_where_it_was_with_the_same_weights(
         assert len(sample.spans) == 1
     await engine.load(folders[1], "1.1", keep_kv=True)
     await check_weights(engine, folders[1])
-
-
-async def test_the_scheduler_that_vllm_uses_on_gpus_samples_the_same_tokens_and_loads_weights(
-    engine: Engine,
-    settings: EngineSettings,
-    folders: list[Path],
-    folder_that_ends_soon: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    configure = AsyncEngineArgs.create_engine_config
-
-    def configure_as_on_gpus(*arguments: Any, **options: Any) -> Any:
-        config = configure(*arguments, **options)
-        config.scheduler_config.async_scheduling = True
-        return config
-
-    monkeypatch.setattr(AsyncEngineArgs, "create_engine_config", configure_as_on_gpus)
-    ahead = await Engine.start(InlinePrompts(), folders[0], "1.0", settings)
-    try:
-        assert ahead.llm.vllm_config.scheduler_config.scheduler_cls is AsyncBatchingScheduler
-        for prompt in (PROMPT, LONG_PROMPT):
-            options: Any = {"prompt": prompt, "seed": 7, "temperature": 1.3, "max_tokens": 200}
-            groups = [await sample_group(each, 8, **options) for each in (ahead, engine)]
-            for sample, twin in zip(*groups, strict=True):
-                assert sample.token_ids.tolist() == twin.token_ids.tolist()
-                gaps = np.abs(sample.behavior_logprobs - twin.behavior_logprobs)
-                assert gaps.max() < TOLERANCE
-                assert sample.spans == twin.spans
-        new = folder_that_ends_soon
-        for keep_kv in (False, True):
-            await ahead.load(folders[0], "1.0", keep_kv=False)
-            for sample in await sample_through_a_sync(ahead, new, "1.1", keep_kv=keep_kv):
-                edge = sample.spans[0].end
-                assert [span.version for span in sample.spans] == [0, 1]
-                assert gap(folders[0], sample, end=edge) < TOLERANCE
-                assert keep_kv or gap(new, sample, start=edge) < TOLERANCE
-    finally:
-        ahead.shut_down()
 
 
 async def test_kept_kv_continues_on_the_old_prefix_but_never_leaks_into_new_requests(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,7 +26,7 @@ from deploy.processes import free_ports
 from services.learner.durable.trained_rows import MAX_SEQUENCES
 from tests.architecture.project import ROOT
 from tests.contract.valkey_server import Server
-from tests.engine.ranks import IMPORTED
+from tests.engine.ranks import FORKS, Ranks
 from tests.kept_samples import all_samples
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(600)]
@@ -37,7 +35,6 @@ ADAM = AdamW(learning_rate=1e-3, max_grad_norm=1.0)
 PATIENCE_S = 120
 SILENT_S = 15
 COUNTS = [16, 16, 16, 16, 16, 300]  # of each step's data
-FORKS = multiprocessing.get_context("forkserver")
 
 
 def learn(environment: dict[str, str], log: Path) -> None:
@@ -169,16 +166,6 @@ class Client:
         return [str(row | {"attempt": 0, "created_at": 0}) for rows in groups for row in rows]
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ |= {"DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-    FORKS.set_forkserver_preload([*IMPORTED, "services.learner.job.role"])
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "redis").mkdir()
@@ -187,7 +174,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(server: Server, tmp_path: Path, forks: None) -> Iterator[Client]:
+def client(server: Server, tmp_path: Path, ranks: Ranks) -> Iterator[Client]:
     client = Client(server, tmp_path)
     yield client
     client.kill()

@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.stack.conftest import ROOT, Stack
+from tests.stack.test_calls import ask
 
 pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(3600)]
 EXAMPLE = ROOT / "examples/real-model"
@@ -24,7 +24,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "a critic": {"algorithm": {"advantage": "gae"}, "critic": {"pretrain_steps": 1}},
 }
 SMALL: dict[str, Any] = {
-    "model": {"max_context": 96},
+    # A pretrained model has its chat template.
+    "model": {"max_context": 96, "prompt_template": None},
     "rollout": {"group_size": 4, "sampling": {"temperature": 1.0, "max_tokens": 12}},
     # Every response has a reward of its own, so both steps learn.
     "reward": {
@@ -35,41 +36,17 @@ SMALL: dict[str, Any] = {
 }
 
 
-def run(*command: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=False, **options
-    )
-
-
 @pytest.fixture(scope="module")
 def folder(stack: Stack) -> Path:
     """The model and, beside it, its tasks."""
     model = stack.home / "models/smollm2"
     model.parent.mkdir(exist_ok=True)
-    ran = run(EXAMPLE / "base_model.py", model)
-    if ran.returncode == os.EX_UNAVAILABLE:
-        pytest.skip(ran.stderr)
-    assert ran.returncode == 0, ran.stderr
-    assert run(EXAMPLE / "tasks.py", model.parent).returncode == 0
+    status = subprocess.run([sys.executable, EXAMPLE / "base_model.py", model]).returncode
+    if status == os.EX_UNAVAILABLE:
+        pytest.skip("the package with the model cannot be had")
+    assert status == 0
+    subprocess.run([sys.executable, EXAMPLE / "tasks.py", model.parent], check=True)
     return model
-
-
-def weir(stack: Stack, *words: str, **options: Any) -> str:
-    address = {"WEIR_URL": stack.facts["url"], "WEIR_API_KEY": stack.facts["api_key"]}
-    ran = run("-m", "weir", *words, env=os.environ | address, **options)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
-def submit(stack: Stack, folder: Path, changes: dict[str, Any]) -> str:
-    recipe = tomllib.loads((EXAMPLE / "recipe.toml").read_text())
-    del recipe["tasks"], recipe["evaluation"], recipe["model"]["path"], recipe["model"]["lora"]
-    del recipe["model"]["prompt_template"]  # a pretrained model has its chat template
-    for table in {*SMALL, *changes}:
-        recipe[table] = {**recipe.get(table, {}), **SMALL.get(table, {}), **changes.get(table, {})}
-    tasks = stack.weir.upload(folder.parent / "train.jsonl")
-    body = {"model": str(folder), "training_file": tasks, "recipe": recipe}
-    return stack.weir.submit(body)["id"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -77,7 +54,9 @@ def test_a_pretrained_model_is_trained_asked_and_fetched(
     stack: Stack, folder: Path, way: str, tmp_path: Path
 ) -> None:
     changes = WAYS[way]
-    job_id = submit(stack, folder, changes)
+    tables = {name: SMALL.get(name, {}) | changes.get(name, {}) for name in {*SMALL, *changes}}
+    tasks = folder.parent / "train.jsonl"
+    job_id = stack.submit(start=str(folder), tasks=tasks, **tables)
     job = stack.wait_for_end(job_id, timeout_s=1800)
     assert job["status"] == "succeeded", job["error"]
     steps = [data for data in stack.metrics(job_id) if "entropy" in data]
@@ -88,8 +67,8 @@ def test_a_pretrained_model_is_trained_asked_and_fetched(
     assert job["weir"]["result"]["parity_max_abs"] > 0
     assert max(step.get("probe_gap", 0.0) for step in steps) < MOST_PARITY[dtype]
 
-    assert weir(stack, "chat", job_id, "--max-tokens", "8", input="What is the capital of France?")
-    weir(stack, "fetch", job_id, str(tmp_path / "fetched"))
+    ask(stack, job_id)
+    stack.weir.fetch_model(job_id, tmp_path / "fetched")
     before, after = map(state_of, (folder, tmp_path / "fetched"))
     assert before.keys() == after.keys()
     moved = max((before[name] - after[name]).abs().max().item() for name in before)
