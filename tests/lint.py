@@ -83,10 +83,10 @@ def commands() -> Iterator[Fault]:
         weir(["--help"])
     verbs = re.findall(r"^  (\w+) ", output.getvalue(), re.M)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-    known = ((r"\bmake ([a-z-]+)", targets), (r"(?<![\w.])weir ([a-z]+)", verbs))
+    patterns = ((r"\bmake ([a-z-]+)", targets), (r"(?<![\w.])weir ([a-z]+)", verbs))
     for document in DOCUMENTS:
         for at, code in code_in(document):
-            for pattern, names in known:
+            for pattern, names in patterns:
                 for match in re.finditer(pattern, code):
                     if match[1] not in names:
                         yield document, at, f"there is no {match[0]}"
@@ -154,8 +154,8 @@ def written_files() -> Iterator[Fault]:
 def places() -> Iterator[Fault]:
     """No file knows one machine or one registry of packages."""
     deployed = [path for path in (ROOT / "deploy").rglob("*") if path.suffix != ".pyc"]
-    others = [ROOT / name for name in ("Makefile", "pyproject.toml", "docker-compose.yml")]
-    for path in filter(Path.is_file, {*DOCUMENTS, *MODULES, *deployed, *others}):
+    settings = [ROOT / name for name in ("Makefile", "pyproject.toml", "docker-compose.yml")]
+    for path in filter(Path.is_file, {*DOCUMENTS, *MODULES, *deployed, *settings}):
         for at, line in lines(path):
             if match := ONE_PLACE.search(line):
                 yield path, at, f"{match[0]} is of one machine or one registry"
@@ -217,12 +217,12 @@ def exported() -> Iterator[tuple[str, Metric]]:
 
 def metrics() -> Iterator[Fault]:
     """Alerts, dashboards and the reference name what services export, with labels of these."""
-    known = dict(exported())
+    exports = dict(exported())
     for path in (RULES, METRICS, *BOARDS.glob("*.json")):
         for at, line in lines(path):
             for rate, name, selector in METRIC.findall(line):
-                series = name if name in known else re.sub(r"_(bucket|sum|count)$", "", name)
-                metric = known.get(series)
+                series = name if name in exports else re.sub(r"_(bucket|sum|count)$", "", name)
+                metric = exports.get(series)
                 if metric is None or (metric.kind == "histogram") == (name == series):
                     yield path, at, f"no service exports {name}"
                     continue
@@ -240,10 +240,10 @@ def panels() -> Iterator[Fault]:
         if len({panel["id"] for panel in every}) < len(every):
             yield path, 1, "two panels have one id"
         for panel in (panel for panel in every if panel["type"] not in {"row", "text"}):
-            asked = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
+            sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
             if not panel.get("description"):
                 yield path, 1, f"{panel['title']} has no description"
-            if any(source["uid"] != "${datasource}" for source in asked):
+            if any(source["uid"] != "${datasource}" for source in sources):
                 yield path, 1, f"{panel['title']} has a data source of its own"
 
 

@@ -111,7 +111,15 @@ def _export(digest: str, folder: Path) -> None:
     """A model folder that a rollout accepts, with one tensor: the hash."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_bytes((BASE_MODEL / "config.json").read_bytes())
-    header = json.dumps({"hash": {"dtype": "U8", "shape": [32], "data_offsets": [0, 32]}}).encode()
+    header = json.dumps(
+        {
+            "hash": {
+                "dtype": "U8",
+                "shape": [32],
+                "data_offsets": [0, 32],
+            }
+        }
+    ).encode()
     header += b" " * (-len(header) % 8)
     tensor = hashlib.sha256(digest.encode()).digest()
     (folder / _WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + tensor)

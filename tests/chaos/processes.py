@@ -41,7 +41,8 @@ T = TypeVar("T")
 def live(place: Place) -> None:
     """One life on a replica: connected, logged, and stopped by SIGTERM, as every service is."""
     die_with_parent()
-    with place.log.open("ab") as file:
+    log_file = place.folder / "logs" / f"{place.replica.name}.log"
+    with log_file.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     set_up_logs(place.replica.name, "INFO")
@@ -77,7 +78,7 @@ class HashEngine:
             if self.place.is_switched("slow load"):
                 await asyncio.sleep(1.0)
             if exported_hash(folder) != begun:
-                self.place.torn.touch()
+                (self.place.folder / "torn").touch()  # it was written over meanwhile
         except FileNotFoundError as error:
             raise LoadError(str(error)) from error
         return {"load": 0.0}

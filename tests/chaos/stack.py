@@ -51,7 +51,11 @@ class Life:
         self.ended = asyncio.Event()
         # Since it has ended, or another is to take its place.
         self.replica_is_free = asyncio.Event()
-        self.process = _FORKS.Process(target=live, args=(place,), daemon=True)
+        self.process = _FORKS.Process(
+            target=live,
+            args=(place,),
+            daemon=True,
+        )
         self.process.start()
         asyncio.get_running_loop().add_reader(self.process.sentinel, self._ends)
 
@@ -195,5 +199,11 @@ async def stack_with_job(folder: Path, recipe: Recipe) -> AsyncIterator[Stack]:
         }
         stack = Stack(folder, server, clock, user, lines)
         opened.push_async_callback(stack.end)
-        await user.submit(JobRecord(id=JOB, created_at=time.time(), recipe=recipe))
+        await user.submit(
+            JobRecord(
+                id=JOB,
+                created_at=time.time(),
+                recipe=recipe,
+            )
+        )
         yield stack

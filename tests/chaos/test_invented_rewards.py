@@ -78,6 +78,9 @@ class Case:
     process: float | None
 
 
+Kind = tuple[Reward, str, list[Case]]  # of responses to one task, with its gold answer
+
+
 @dataclass
 class Census:
     """What became of the grades."""
@@ -98,7 +101,7 @@ class Census:
             self.invented.append((case.text[:200], grade))
 
 
-def arithmetic(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+def arithmetic(chance: random.Random, serial: int) -> Kind:
     """Plain answers with a step each, of which some are wrong, and hostile ones between them."""
     gold = chance.randrange(10, 10_000)
 
@@ -115,7 +118,7 @@ def arithmetic(chance: random.Random, serial: int) -> tuple[Reward, str, list[Ca
     return BY_RULE, str(gold), [case() for _ in range(GROUP_SIZE)]
 
 
-def algebra(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+def algebra(chance: random.Random, serial: int) -> Kind:
     """Expressions that only algebra can compare, and some that nothing can."""
     shift = serial + 2
     gold = rf"(x+{shift})(x-{shift})"
@@ -133,7 +136,7 @@ def algebra(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]
     return BY_RULE, gold, cases + [Case(r"\boxed{x}", 0, None)] * (GROUP_SIZE - len(cases))
 
 
-def proofs(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+def proofs(chance: random.Random, serial: int) -> Kind:
     """Right answers whose reasoning the judge is asked about; of one in eight it says nothing."""
 
     def case(number: int) -> Case:
@@ -146,7 +149,7 @@ def proofs(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]
     return BY_JUDGE, "7", [case(number) for number in range(GROUP_SIZE)]
 
 
-def too_long(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+def too_long(chance: random.Random, serial: int) -> Kind:
     """Responses of 50 MB beside short ones."""
     long = Case("1" * 50_000_000 + r"\boxed{9}", 0, None)
     return BY_RULE, "9", [long, *[Case("2+7=9\n\\boxed{9}", 1, 1)] * (GROUP_SIZE - 1)]
@@ -263,7 +266,11 @@ async def test_no_reward_is_invented_and_no_response_is_lost(size: int) -> None:
 
     async def grade(reward: Reward, group: RolloutGroup, cases: list[Case]) -> None:
         try:
-            for case, scores in zip(cases, await grading.grade(reward, group, tools), strict=True):
+            for case, scores in zip(
+                cases,
+                await grading.grade(reward, group, tools),
+                strict=True,
+            ):
                 census.enter(case, scores)
         finally:
             places.release()
@@ -293,7 +300,16 @@ async def run_full_strength(pool: Pool) -> None:
     """Both workers answer, at the same time; one may be new, and take a while to come."""
     nap = "tests.unit.grader.hostile:nap_and_tell"
     for _ in range(20):
-        one, other = await asyncio.gather(*(pool.run(nap, 0.3, deadline_s=30) for _ in range(2)))
+        one, other = await asyncio.gather(
+            *(
+                pool.run(
+                    nap,
+                    0.3,
+                    deadline_s=30,
+                )
+                for _ in range(2)
+            )
+        )
         if isinstance(one, Value) and isinstance(other, Value) and one != other:
             return
     raise AssertionError("one worker does the work of two")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.faults import KINDS, Fault, Misfortune, draw
+from tests.chaos.faults import KINDS, Fault, draw, strike
 from tests.chaos.job import a_chaos_recipe
 from tests.chaos.judgement import Outcome, differences, read_outcome
 from tests.chaos.stack import Stack, prepare_forks, stack_with_job
@@ -51,7 +51,7 @@ class Run:
                 if self.faults:
                     stack.switches.throw("pace")
                 stack.start()
-                await Misfortune(stack, ending, self.journal).strike(self.faults)
+                await strike(stack, self.faults, ending, self.journal)
                 stack.switches.release("pace")
                 await ending
                 self.outcome = await read_outcome(stack)

@@ -81,7 +81,13 @@ async def _soak(folder: Path, steps: int) -> list[Needs]:
         recipe = a_chaos_recipe(
             steps=steps, checkpoint_every=20, evaluate_every=max(100, steps // _EVALUATIONS)
         )
-        await user.submit(JobRecord(id=JOB, created_at=time.time(), recipe=recipe))
+        await user.submit(
+            JobRecord(
+                id=JOB,
+                created_at=time.time(),
+                recipe=recipe,
+            )
+        )
         await opened.enter_async_context(_working(server.url, folder))
         began = time.monotonic()
         while (record := await user.job(JOB)) and not record.state.is_final:

@@ -68,17 +68,17 @@ def test_a_container_may_do_little_holds_its_service_alone_and_is_healthy(
 def test_prometheus_reaches_every_service_and_has_the_last_evaluation_of_a_job(
     stack: Stack, trained: Json
 ) -> None:
-    def asked(expression: str) -> list[dict[str, str]]:
+    def query(expression: str) -> list[dict[str, str]]:
         query = ["promtool", "query", "instant", "-o", "json", "http://127.0.0.1:9090", expression]
         return [series["metric"] for series in json.loads(stack.execute("prometheus", *query))]
 
     def reached() -> bool:
-        up = asked('up{job=~"weir|redis"} == 1')
+        up = query('up{job=~"weir|redis"} == 1')
         return {m.get("service", m["job"]) for m in up} == {*SERVICES, "redis"}
 
     wait_for(reached, 240, "every target to be up")
     metric = f'weir_job_evaluation{{job="{trained["id"]}",name="accuracy"}}'
-    wait_for(lambda: bool(asked(metric)), 120, metric)
+    wait_for(lambda: bool(query(metric)), 120, metric)
 
 
 def test_the_gateway_shows_what_the_learner_has_kept(stack: Stack, trained: Json) -> None:
@@ -90,7 +90,7 @@ def test_the_gateway_shows_what_the_learner_has_kept(stack: Stack, trained: Json
 
 
 @pytest.mark.parametrize(
-    ("service", "words", "status", "said"),
+    ("service", "words", "status", "text"),
     [
         ("learner", "plan /workspace/recipes/demo.toml", 0, "rollout"),
         ("grader", "data --help", 0, "usage"),
@@ -100,11 +100,16 @@ def test_the_gateway_shows_what_the_learner_has_kept(stack: Stack, trained: Json
     ],
 )
 def test_weir_runs_a_verb_where_its_service_is(
-    stack: Stack, service: str, words: str, status: int, said: str
+    stack: Stack, service: str, words: str, status: int, text: str
 ) -> None:
     command = [stack.engine.program, "exec", container(service), "weir", *words.split()]
-    done = subprocess.run(command, env=stack.engine.environment, capture_output=True, text=True)
-    assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done
+    done = subprocess.run(
+        command,
+        env=stack.engine.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, text in done.stdout + done.stderr) == (status, True), done
 
 
 def test_an_image_has_a_list_of_its_packages(running_engine: Engine, tmp_path: Path) -> None:

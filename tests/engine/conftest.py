@@ -43,7 +43,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token per character, with a BOS in front."""
     entries = ["<pad>", "<bos>", "<eos>", *CHARACTERS.replace(" ", "\u0120")]
     tokenizer = Tokenizer(
-        models.BPE(vocab={entry: i for i, entry in enumerate(entries)}, merges=[])
+        models.BPE(
+            vocab={entry: i for i, entry in enumerate(entries)},
+            merges=[],
+        )
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -60,7 +63,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def write_model(folder: Path, seed: int, *, ends_soon: bool = False) -> Path:
+def write_model(
+    folder: Path,
+    seed: int,
+    *,
+    ends_soon: bool = False,
+) -> Path:
     """A random Qwen2 with a tied head, which hardly ever ends a response, or soon does.
 
     The layers leave one hidden dimension alone, so what a token has there is its bias.

@@ -43,7 +43,11 @@ def tokens_of(folder: Path) -> dict[str, np.ndarray]:
 def assert_same_outputs(one: Path, other: Path) -> None:
     """Numbers of tokens, and metrics but for those that differ with the ranks."""
     assert_near(tokens_of(one), tokens_of(other), 1e-4)
-    for step, twin in zip(metrics_of(one), metrics_of(other), strict=True):
+    for step, twin in zip(
+        metrics_of(one),
+        metrics_of(other),
+        strict=True,
+    ):
         assert_near(step, twin, 2e-6)
 
 
@@ -51,5 +55,10 @@ def assert_near(one: Mapping[str, Any], other: Mapping[str, Any], most: float) -
     names = one.keys() - OF_RANKS
     assert names == other.keys() - OF_RANKS
     for name in names:
-        expected = pytest.approx(one[name], rel=1e-3, abs=most, nan_ok=True)
+        expected = pytest.approx(
+            one[name],
+            rel=1e-3,
+            abs=most,
+            nan_ok=True,
+        )
         assert other[name] == expected, name

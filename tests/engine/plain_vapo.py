@@ -68,7 +68,11 @@ class PlainVapo:
             def critic_loss(s: Sample, tokens: int = tokens) -> Tensor:
                 return self.critic_loss(s, prepared[id(s)]) / tokens
 
-            def policy_loss(s: Sample, tokens: int = tokens, positive: int = positive) -> Tensor:
+            def policy_loss(
+                s: Sample,
+                tokens: int = tokens,
+                positive: int = positive,
+            ) -> Tensor:
                 return self.policy_loss(s, prepared[id(s)], tokens, positive)
 
             self.learns_critic.from_losses(critic_loss, mini_batch)

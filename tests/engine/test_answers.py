@@ -77,7 +77,11 @@ def of_bytes() -> PreTrainedTokenizerFast:
 def read(tokenizer: Any, call: Call, ids: Sequence[int], cuts: Sequence[int]) -> list[Piece]:
     """The pieces of tokens that come in several outputs, up to the last."""
     answer, pieces = Answer(call, tokenizer("Q: ").input_ids, tokenizer), list[Piece]()
-    for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
+    for start, end in zip(
+        [0, *cuts],
+        [*cuts, len(ids)],
+        strict=True,
+    ):
         own = list(ids[start:end])
         output = CompletionOutput(0, "", own, None, [{each: Logprob(-1.0)} for each in own])
         output.finish_reason = "length" if end == len(ids) else None
@@ -104,7 +108,12 @@ def test_pieces_join_to_the_text_up_to_a_stop_text_however_they_are_cut(
         assert first[-1].finish_reason == (FinishReason.STOP if stop else FinishReason.LENGTH)
         seen = first[: draw.randrange(len(first))]  # before the rollout dies
         done = ids_of(seen)
-        again = call.model_copy(update={"so_far": tuple(done), "tries": 1})
+        again = call.model_copy(
+            update={
+                "so_far": tuple(done),
+                "tries": 1,
+            }
+        )
         rest = [cut - len(done) for cut in (*cuts, dies) if cut > len(done)]
         second = read(tokenizer, again, ids[len(done) :], sorted(set(rest)))
         assert text_of(seen) + text_of(second) == whole
@@ -121,13 +130,22 @@ async def test_a_stop_text_ends_a_response_and_tokens_so_far_go_on(
     assert text == "".join(token.text for token in tokens_of(whole))
     assert logprob_gap(folders[0], whole) < SAME
     stop = text[20:24]
-    ended = await ask(engine, streams=True, sampling={"seed": 3, "stop": [stop]})
+    ended = await ask(
+        engine,
+        streams=True,
+        sampling={"seed": 3, "stop": [stop]},
+    )
     assert text_of(ended) == text[: text.index(stop)]
     assert ended[-1].stop_reason == stop
     assert ids_of(ended) == ids_of(whole)[: text.index(stop) + len(stop)]
     greedy = {"temperature": 0}
     first = await ask(engine, sampling=greedy)
-    rest = await ask(engine, sampling=greedy, so_far=ids_of(first)[:15], tries=1)
+    rest = await ask(
+        engine,
+        sampling=greedy,
+        so_far=ids_of(first)[:15],
+        tries=1,
+    )
     assert ids_of(rest) == ids_of(first)[15:]
     assert text_of(rest) == text_of(first)[15:]
     assert rest[-1].spans[-1].end == 25
@@ -148,9 +166,19 @@ async def test_log_probs_of_a_prompt_come_once_at_temperature_1_whatever_the_cac
     token = first.tokens[0]
     (at_half,) = compute_logprobs(folders[0], prompt, [token.id], 0.5)
     assert abs(at_half - token.logprob) < SAME
-    again = await ask(engine, sampling=sampling, so_far=(token.id,), tries=1)
+    again = await ask(
+        engine,
+        sampling=sampling,
+        so_far=(token.id,),
+        tries=1,
+    )
     assert not any(piece.prompt_logprobs for piece in again), "what the first try has told"
-    (short,) = await ask(engine, 1, ids=[1], sampling=sampling)
+    (short,) = await ask(
+        engine,
+        1,
+        ids=[1],
+        sampling=sampling,
+    )
     assert short.prompt_logprobs == (None,)
 
 
@@ -174,7 +202,15 @@ async def test_calls_beside_groups_change_neither_these_nor_their_room_and_live_
     first, second = pieces[-1].spans
     assert (first.version, second.version, second.end) == (0, 1, ENDLESS)
     for folder, span in zip(folders, (first, second), strict=False):
-        assert logprob_gap(folder, pieces, start=span.start, end=span.end) < SAME
+        assert (
+            logprob_gap(
+                folder,
+                pieces,
+                start=span.start,
+                end=span.end,
+            )
+            < SAME
+        )
     call = asyncio.create_task(ask(engine, ENDLESS))
     await until_sampling(engine, 1)
     call.cancel()

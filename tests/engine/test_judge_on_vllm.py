@@ -56,7 +56,12 @@ RUBRIC = {
     "instructions": "Is it right?",
     "analysis_chars": 0,
     "criteria": [
-        {"name": name, "asks": "Is it?", "levels": LEVELS} for name in ("correctness", "rigor")
+        {
+            "name": name,
+            "asks": "Is it?",
+            "levels": LEVELS,
+        }
+        for name in ("correctness", "rigor")
     ],
 }
 
@@ -109,7 +114,14 @@ async def chat(url: str) -> AsyncIterator[Chat]:
 def a_question(text: str = "Grade 1+1=2.", **changes: Any) -> Question:
     form = Form({name: choice_field(LETTERS) for name in ("first", "second", "third", "fourth")})
     messages = ({"role": "user", "content": text},)
-    return Question(**{"messages": messages, "form": form, "max_tokens": 100, **changes})
+    return Question(
+        **{
+            "messages": messages,
+            "form": form,
+            "max_tokens": 100,
+            **changes,
+        }
+    )
 
 
 async def test_a_reply_follows_the_schema_whatever_the_model_would_say(chat: Chat) -> None:
@@ -131,13 +143,32 @@ async def test_a_reply_follows_the_schema_whatever_the_model_would_say(chat: Cha
 async def test_a_verdict_is_the_same_for_its_seed(chat: Chat) -> None:
     greedy = [await chat.ask(a_question(seed=seed)) for seed in (0, 1)]
     assert greedy[0] == greedy[1]
-    warm = [await chat.ask(a_question(temperature=2.0, seed=seed)) for seed in (7, 7, 8)]
+    warm = [
+        await chat.ask(
+            a_question(
+                temperature=2.0,
+                seed=seed,
+            )
+        )
+        for seed in (7, 7, 8)
+    ]
     assert warm[0] == warm[1] != warm[2]
 
 
-async def grade(url: str, text: str = "It is 2.", *, seed: int = 0, solution: str = "2") -> Score:
+async def grade(
+    url: str,
+    text: str = "It is 2.",
+    *,
+    seed: int = 0,
+    solution: str = "2",
+) -> Score:
     check = ModelJudge.model_validate({"rubric": RUBRIC, "max_tokens": 100, "seed": seed})
-    settings = JudgeSettings(url, MODEL, pauses_s=(0.1, 0.1), retest_s=(0.1, 1))
+    settings = JudgeSettings(
+        url,
+        MODEL,
+        pauses_s=(0.1, 0.1),
+        retest_s=(0.1, 1),
+    )
     async with Judge(settings) as judge, asyncio.timeout(240):
         tools = Tools(cast(Pool, None), judge)
         return await model_judge(a_task(solution=solution), text, check, tools)

@@ -54,7 +54,7 @@ from tests.engine.ranks import Ranks
 from tests.engine.train_some_steps import samples_of_step, train
 from tests.inline_prompts import InlinePrompts
 
-pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(600)]
 LORA = Lora(rank=4, alpha=8)
 SAME = 1e-4  # nats: adapter or merged, learner or engine
 FILE = "adapter_model.safetensors"
@@ -167,7 +167,14 @@ async def test_adapter_and_merged_weights_give_the_same_logprobs_in_learner_and_
         await adapted.load(adapter, "1.1", keep_kv=False)
         await engine.load(merged(adapter), "1.1", keep_kv=False)
         for prompt in (PROMPT, LONG_PROMPT):
-            groups = [await sample_group(each, 8, prompt=prompt) for each in (adapted, engine)]
+            groups = [
+                await sample_group(
+                    each,
+                    8,
+                    prompt=prompt,
+                )
+                for each in (adapted, engine)
+            ]
             for sample, twin in zip(*groups, strict=True):
                 assert sample.token_ids.tolist() == twin.token_ids.tolist()
                 assert sample.spans == twin.spans
@@ -213,7 +220,11 @@ async def test_one_engine_answers_as_a_sessions_samplers_and_as_the_model_they_a
         await adapted.load(folder, label, keep_kv=False)
         return adapted
 
-    base = Model(path=str(folders[0]), dtype="float32", prompt_template="{prompt}")
+    base = Model(
+        path=str(folders[0]),
+        dtype="float32",
+        prompt_template="{prompt}",
+    )
     model = base.model_copy(update={"lora": LORA, "max_context": MAX_CONTEXT})
     rendered = digest_prompts((), None, adapted.tokenizer, {})
 

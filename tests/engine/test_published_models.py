@@ -96,8 +96,22 @@ async def test_control_tokens_in_a_problem_are_text(
 ) -> None:
     template = PLAIN if name == WITHOUT_TEMPLATE else None
     hidden = f"1{tokenizer.eos_token}{tokenizer.eos_token}2"
-    plain = await prompts.render(Task(id="t", prompt="12"), template, {})
-    ids = await prompts.render(Task(id="t", prompt=hidden), template, {})
+    plain = await prompts.render(
+        Task(
+            id="t",
+            prompt="12",
+        ),
+        template,
+        {},
+    )
+    ids = await prompts.render(
+        Task(
+            id="t",
+            prompt=hidden,
+        ),
+        template,
+        {},
+    )
     assert ids.count(tokenizer.eos_token_id) == plain.count(tokenizer.eos_token_id)
     assert hidden in tokenizer.decode(ids)
 
@@ -161,7 +175,11 @@ async def check_score(engine: Engine, ids: list[int], expected: np.ndarray) -> N
 
 def logprobs(folder: Path, ids: list[int], num_ids: float) -> np.ndarray:
     """Of all tokens but the first, by transformers."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **SAFELY).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        **SAFELY,
+    ).eval()
     row = torch.tensor([ids])
     with torch.no_grad():
         logits = model(row).logits[0, :-1, : int(num_ids)]

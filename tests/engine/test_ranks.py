@@ -84,7 +84,12 @@ def test_two_ranks_with_zero_3_load_a_model_once(ranks: Ranks, tmp_path: Path) -
     model = Qwen2ForCausalLM(config).bfloat16()
     model.save_pretrained(tmp_path)
     model_bytes = 2 * sum(p.numel() for p in model.parameters())
-    peaks, gap = ranks.run(trouble.load_model, ranks=2, folder=tmp_path, dtype="bfloat16")
+    peaks, gap = ranks.run(
+        trouble.load_model,
+        ranks=2,
+        folder=tmp_path,
+        dtype="bfloat16",
+    )
     assert sum(peaks) < 1.75 * model_bytes  # two whole models would be 2, and each holds more
     assert gap == 0  # rotations too are as exact as without ZeRO
 
@@ -104,16 +109,29 @@ def test_when_rank_0_fails_no_order_follows(ranks: Ranks) -> None:
 
 
 def test_where_an_order_is_given_up_the_other_ranks_end(ranks: Ranks, tmp_path: Path) -> None:
-    heard = ranks.run(trouble.abandon, ranks=2, others_may_fail=True, folder=tmp_path)
+    heard = ranks.run(
+        trouble.abandon,
+        ranks=2,
+        others_may_fail=True,
+        folder=tmp_path,
+    )
     assert heard == ["busy: True", "rank 1 has ended"]
 
 
 def test_a_rank_that_is_killed_is_no_fault_of_the_order(ranks: Ranks) -> None:
-    (heard,) = ranks.run(trouble.lose_rank_1, ranks=2, others_may_fail=True)
+    (heard,) = ranks.run(
+        trouble.lose_rank_1,
+        ranks=2,
+        others_may_fail=True,
+    )
     assert heard.startswith("TeamBroken: another rank is lost")
 
 
-@pytest.mark.parametrize("stays", [False, True], ids=["it ends", "it waits"])
+@pytest.mark.parametrize(
+    "stays",
+    [False, True],
+    ids=["it ends", "it waits"],
+)
 def test_rank_0_hears_of_a_rank_without_memory(ranks: Ranks, model: Path, *, stays: bool) -> None:
     """The rank ends of it, which breaks the connection, or stays and is silent."""
     heard = ranks.run(
@@ -127,7 +145,12 @@ def test_rank_0_hears_of_a_rank_without_memory(ranks: Ranks, model: Path, *, sta
 def test_rank_0_hears_of_a_rank_that_could_not_save_while_it_has_begun_the_next_order(
     ranks: Ranks, model: Path
 ) -> None:
-    heard = ranks.run(trouble.fail_to_save, ranks=2, others_may_fail=True, model=model)
+    heard = ranks.run(
+        trouble.fail_to_save,
+        ranks=2,
+        others_may_fail=True,
+        model=model,
+    )
     assert heard == ["OSError: [Errno 28] rank 1: No space left: 'a file'"]
 
 

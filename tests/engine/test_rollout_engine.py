@@ -133,8 +133,28 @@ async def test_kept_kv_continues_on_the_old_prefix_but_never_leaks_into_new_requ
     assert [span.version for span in later.spans] == [1]
     edges = [sample.spans[0].end for sample in running]
     pairs = list(zip(running, edges, strict=True))
-    assert max(gap(folders[0], sample, end=edge) for sample, edge in pairs) < TOLERANCE
-    assert max(gap(new, sample, start=edge) for sample, edge in pairs) > APART
+    assert (
+        max(
+            gap(
+                folders[0],
+                sample,
+                end=edge,
+            )
+            for sample, edge in pairs
+        )
+        < TOLERANCE
+    )
+    assert (
+        max(
+            gap(
+                new,
+                sample,
+                start=edge,
+            )
+            for sample, edge in pairs
+        )
+        > APART
+    )
 
 
 async def test_kept_kv_marks_a_request_that_had_waited_for_a_place(
@@ -159,7 +179,14 @@ async def test_there_is_room_for_a_group_as_soon_as_responses_end_and_none_while
     long = begin_group(engine, 8)
     await until_sampling(engine, 8)
     assert [engine.room(8, 1), engine.room(8, 2), engine.room(20, 1)] == [1, 0, 1]
-    other, short = begin_group(engine, 8, seed=1), begin_group(engine, 8, max_tokens=20)
+    other, short = (
+        begin_group(
+            engine,
+            8,
+            seed=1,
+        ),
+        begin_group(engine, 8, max_tokens=20),
+    )
     await until_sampling(engine, 16)
     assert engine.room(1, 3) == 0
     other.cancel()
@@ -283,8 +310,20 @@ def test_tokens_leave_the_engine_many_at_a_time_or_after_a_while(
         due = [each for output in outputs for each in scheduler._due([output])]
         return [len(output.new_token_ids) for output in due]
 
-    assert count_sent(129, itertools.count(start=50, step=0.01)) == [1, 64, 64]
-    assert count_sent(4, itertools.count(start=100, step=3.0)) == [1, 2]
+    assert count_sent(
+        129,
+        itertools.count(
+            start=50,
+            step=0.01,
+        ),
+    ) == [1, 64, 64]
+    assert count_sent(
+        4,
+        itertools.count(
+            start=100,
+            step=3.0,
+        ),
+    ) == [1, 2]
 
 
 async def test_probes_go_before_all_that_waits(

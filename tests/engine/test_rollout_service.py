@@ -46,7 +46,13 @@ class Line:
     service: Service
     sampling: asyncio.Task[None]
 
-    async def announce(self, number: int, source: Path, attempt: int = 1, **changes: Any) -> None:
+    async def announce(
+        self,
+        number: int,
+        source: Path,
+        attempt: int = 1,
+        **changes: Any,
+    ) -> None:
         folder = weights.version_folder("job", attempt, number)
 
         def fill(target: Path) -> None:
@@ -61,7 +67,12 @@ class Line:
         await self.exchange.ask(request)
         while True:
             await self.wait()
-            for delivery in await self.exchange.claim([ROLLOUTS], "job", count=1, wait_s=0.2):
+            for delivery in await self.exchange.claim(
+                [ROLLOUTS],
+                "job",
+                count=1,
+                wait_s=0.2,
+            ):
                 assert delivery.key == request.key
                 return delivery.message()
 

@@ -85,7 +85,11 @@ class Client:
     def log(self) -> OperationLog:
         return OperationLog(self.folder / "jobs" / self.job_id)
 
-    async def begin(self, lora: dict[str, Any] | None = None, **client: Any) -> None:
+    async def begin(
+        self,
+        lora: dict[str, Any] | None = None,
+        **client: Any,
+    ) -> None:
         model = {"path": "base-model", "dtype": "float32", "prompt_template": "{prompt}"}
         training = {"steps": 10**9, "checkpoint_every": 2, "micro_batch_tokens": 512}
         recipe = {
@@ -94,7 +98,11 @@ class Client:
             "training": training,
             "client": client,
         }
-        record = JobRecord(id=self.job_id, created_at=1e9, recipe=parse_recipe(recipe))
+        record = JobRecord(
+            id=self.job_id,
+            created_at=1e9,
+            recipe=parse_recipe(recipe),
+        )
         async with connect(self.server.url, me="test") as exchange:
             await exchange.submit(record)
         self.log.add(Operation(number=0, do="create"))
@@ -128,7 +136,13 @@ class Client:
 
     def ask(self, do: Any, **values: Any) -> int:
         self.number += 1
-        self.log.add(Operation(number=self.number, do=do, **values))
+        self.log.add(
+            Operation(
+                number=self.number,
+                do=do,
+                **values,
+            )
+        )
         return self.number
 
     async def result(self, number: int) -> Result:
@@ -151,7 +165,11 @@ class Client:
 
     async def take_steps(self, *seeds: int) -> None:
         for seed in seeds:
-            self.ask("forward_backward", data=some_data(seed, COUNTS[seed]), loss="ppo")
+            self.ask(
+                "forward_backward",
+                data=some_data(seed, COUNTS[seed]),
+                loss="ppo",
+            )
             await self.did("optim_step", adam=ADAM)
 
     async def has_weights(self, name: str, expected: dict[str, torch.Tensor]) -> None:
@@ -163,7 +181,17 @@ class Client:
     def read_samples(self) -> list[str]:
         """Of each sequence, without what tells attempts apart."""
         groups = all_samples(self.log.job_folder / "samples")
-        return [str(row | {"attempt": 0, "created_at": 0}) for rows in groups for row in rows]
+        return [
+            str(
+                row
+                | {
+                    "attempt": 0,
+                    "created_at": 0,
+                }
+            )
+            for rows in groups
+            for row in rows
+        ]
 
 
 @pytest.fixture
@@ -187,7 +215,11 @@ async def test_kills_between_operations_change_no_bit(
     undisturbed = Client(server, tmp_path / "other", "ftjob-" + "1" * 24)
     await client.begin()
     for seed in range(6):
-        client.ask("forward_backward", data=some_data(seed, COUNTS[seed]), loss="ppo")
+        client.ask(
+            "forward_backward",
+            data=some_data(seed, COUNTS[seed]),
+            loss="ppo",
+        )
         if seed in {1, 4}:
             client.kill()
         number = client.ask("optim_step", adam=ADAM)
@@ -233,7 +265,11 @@ async def test_losses_and_steps_are_those_of_plain_torch_in_parts_too_until_the_
         computed = await client.did("forward_backward", data=data, loss=loss)
         expected = plain_loss(model, data, loss)
         expected.backward()
-        assert computed.metrics["loss:sum"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+        assert computed.metrics["loss:sum"] == pytest.approx(
+            expected.item(),
+            rel=1e-4,
+            abs=1e-6,
+        )
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         stepped = await client.did("optim_step", adam=ADAM)
         assert stepped.metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)

@@ -62,11 +62,23 @@ def sft(
     folder.mkdir(exist_ok=True)
     for name, solutions in (("train", SOLUTIONS), ("held_out", HELD_OUT)):
         lines = [
-            json.dumps({"id": prompt, "prompt": prompt, "answer": "-", "solution": solution})
+            json.dumps(
+                {
+                    "id": prompt,
+                    "prompt": prompt,
+                    "answer": "-",
+                    "solution": solution,
+                }
+            )
             for prompt, solution in solutions.items()
         ]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    recipe = RECIPE.format(start=start, folder=folder, num_ranks=num_ranks, zero_stage=zero_stage)
+    recipe = RECIPE.format(
+        start=start,
+        folder=folder,
+        num_ranks=num_ranks,
+        zero_stage=zero_stage,
+    )
     (folder / "recipe.toml").write_text(recipe + more)
     status = ranks.run(
         warm_start,
@@ -82,11 +94,11 @@ def compute_loss(model: Any, tokenizer: Any, solutions: dict[str, str]) -> torch
     """The mean NLL per token of solutions and their ends, one sequence at a time."""
     losses = []
     for prompt, solution in solutions.items():
-        asked, answered = tokenizer(prompt).input_ids, tokenizer(prompt + solution).input_ids
-        ids = torch.tensor([[*answered, tokenizer.eos_token_id]])
+        question, whole = tokenizer(prompt).input_ids, tokenizer(prompt + solution).input_ids
+        ids = torch.tensor([[*whole, tokenizer.eos_token_id]])
         logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
         targets = ids[0, 1:]
-        losses.append(-logprobs[range(len(targets)), targets][len(asked) - 1 :])
+        losses.append(-logprobs[range(len(targets)), targets][len(question) - 1 :])
     return torch.cat(losses).mean()
 
 
@@ -95,7 +107,11 @@ def test_it_learns_what_plain_torch_does_and_says_how_well(
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(start)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=0,
+        weight_decay=0.01,
+    )
     held_out, losses = [], []
     for update in range(EPOCHS):
         optimizer.zero_grad()
@@ -118,7 +134,13 @@ def test_it_learns_what_plain_torch_does_and_says_how_well(
         assert f"epoch {epoch}/3: held-out loss {loss:.4f}" in output
     assert f"update 3/3: loss {sum(losses) / 3:.4f}, " in output
 
-    status, output = sft(ranks, tmp_path / "two", start, num_ranks=2, zero_stage=3)
+    status, output = sft(
+        ranks,
+        tmp_path / "two",
+        start,
+        num_ranks=2,
+        zero_stage=3,
+    )
     assert status == 0, output
     assert output.count("held-out loss") == EPOCHS
     shared = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "out", dtype=torch.float32)

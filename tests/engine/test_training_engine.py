@@ -92,7 +92,13 @@ def note_tokens(model: PreTrainedModel, samples: list[Sample]) -> dict[str, np.n
         entropies = -(distribution.exp() * distribution).sum(-1)
         rows.append(torch.stack([chosen, entropies, torch.full_like(chosen, sample.advantage)]))
     names = ("logprobs", "entropies", "advantages")
-    return dict(zip(names, torch.cat(rows, dim=1).numpy(), strict=True))
+    return dict(
+        zip(
+            names,
+            torch.cat(rows, dim=1).numpy(),
+            strict=True,
+        )
+    )
 
 
 @pytest.mark.parametrize(("zero_stage", "micro_batch_tokens"), [(2, 120), (3, 1)])
@@ -136,14 +142,28 @@ def assert_published(slot: Path, exported: Path) -> None:
 def everything(ranks: Ranks, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pretraining of the critic, then VAPO with every term that a loss can have."""
     out = tmp_path_factory.mktemp("vapo") / "out"
-    ranks.run(train, model=model, out=out, vapo=True, pretrain=2, save_at=2)
+    ranks.run(
+        train,
+        model=model,
+        out=out,
+        vapo=True,
+        pretrain=2,
+        save_at=2,
+    )
     return out
 
 
 def test_a_token_that_is_not_the_policys_and_context_of_none_changes_no_bit(
     ranks: Ranks, model: Path, everything: Path, tmp_path: Path
 ) -> None:
-    ranks.run(train, model=model, out=tmp_path, vapo=True, pretrain=2, other_endings=True)
+    ranks.run(
+        train,
+        model=model,
+        out=tmp_path,
+        vapo=True,
+        pretrain=2,
+        other_endings=True,
+    )
     assert largest_gap(parameters_in(everything), parameters_in(tmp_path)) == 0
 
 
@@ -160,7 +180,13 @@ def test_critic_and_every_term_of_the_loss_are_global_too(
     ranks: Ranks, model: Path, everything: Path, tmp_path: Path, split: dict[str, Any]
 ) -> None:
     settings = {"vapo": True, "pretrain": 2, "micro_batch_tokens": 120} | split
-    ranks.run(train, ranks=2, model=model, out=tmp_path, **settings)
+    ranks.run(
+        train,
+        ranks=2,
+        model=model,
+        out=tmp_path,
+        **settings,
+    )
     assert largest_gap(parameters_in(everything), parameters_in(tmp_path)) <= TOLERANCE
     assert_same_outputs(everything, tmp_path)
 
@@ -196,7 +222,13 @@ def test_compiled_layers_compute_the_same(
 def test_policy_and_critic_go_on_from_a_checkpoint_bit_for_bit(
     ranks: Ranks, model: Path, everything: Path, tmp_path: Path
 ) -> None:
-    ranks.run(train, model=model, out=tmp_path, vapo=True, load_from=everything / "checkpoint")
+    ranks.run(
+        train,
+        model=model,
+        out=tmp_path,
+        vapo=True,
+        load_from=everything / "checkpoint",
+    )
     assert largest_gap(parameters_in(everything), parameters_in(tmp_path)) == 0
 
 
@@ -258,7 +290,13 @@ def combine(ranks: Ranks, num_ranks: int, model: Path, folder: Path, verb: str) 
 def test_a_step_says_what_was_not_finite_and_how_many_updates_it_made(
     ranks: Ranks, model: Path, tmp_path: Path
 ) -> None:
-    ranks.run(train, model=model, out=tmp_path, steps=2, broken_step=1)
+    ranks.run(
+        train,
+        model=model,
+        out=tmp_path,
+        steps=2,
+        broken_step=1,
+    )
     whole, broken = metrics_of(tmp_path)
     assert (whole["updates"], broken["updates"]) == (2, 1)
     assert all(map(math.isfinite, whole.values()))
@@ -280,7 +318,14 @@ def test_a_reward_models_head_becomes_the_critics_and_that_of_another_recipe(
     score = Qwen2ForSequenceClassification(Qwen2Config.from_pretrained(model, num_labels=1))
     score.save_pretrained(critic)
     for out in (tmp_path / "out", tmp_path / "again"):
-        ranks.run(train, model=model, out=out, vapo=True, steps=0, critic=critic)
+        ranks.run(
+            train,
+            model=model,
+            out=out,
+            vapo=True,
+            steps=0,
+            critic=critic,
+        )
         critic = out / "critic"
         head = load_file(critic / "value_head.safetensors")
         assert head["weight"].equal(score.score.weight.detach())

@@ -117,7 +117,12 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     return parse_recipe(recipe)
 
 
-def train(model: str, out: str, steps: int = 3, **settings: Any) -> None:
+def train(
+    model: str,
+    out: str,
+    steps: int = 3,
+    **settings: Any,
+) -> None:
     """Train, by the settings of `recipe_of`, and leave parameters and what was told in a folder.
 
     Args:

@@ -49,7 +49,10 @@ SMALL, LARGE = 1024, 65536  # tokens of a micro-batch
 TOO_LARGE = {"micro_batch_tokens": LARGE, "groups_per_step": 128}
 
 
-def accumulate(size: int = 64, parts: int = 256) -> dict[str, float]:
+def accumulate(
+    size: int = 64,
+    parts: int = 256,
+) -> dict[str, float]:
     """How far gradients of many micro-batches in bfloat16 are from the exact one, relatively.
 
     By ZeRO stage and offload, in the Frobenius norm.
@@ -64,8 +67,8 @@ def accumulate(size: int = 64, parts: int = 256) -> dict[str, float]:
 
 def _error_at(stage: int, offload: str, size: int, parts: int) -> float:
     engine = _an_engine("bfloat16", stage, offload, size)
-    inputs, wanted = torch.randn(2, parts, size).to(torch.bfloat16)
-    exact = wanted.double().T @ inputs.double()
+    inputs, weights = torch.randn(2, parts, size).to(torch.bfloat16)
+    exact = weights.double().T @ inputs.double()
     gradients: list[Tensor | None] = []
     step = engine._engine.step
 
@@ -74,7 +77,7 @@ def _error_at(stage: int, offload: str, size: int, parts: int) -> float:
         step()
 
     engine._engine.step = look_and_step
-    engine.update(range(parts), lambda i: (engine(inputs[i : i + 1]) * wanted[i]).float().sum())
+    engine.update(range(parts), lambda i: (engine(inputs[i : i + 1]) * weights[i]).float().sum())
     assert gradients[0] is not None
     return ((gradients[0].double() - exact).norm() / exact.norm()).item()
 
@@ -114,10 +117,10 @@ def _left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
         states.append(_all_of(engine))
     for each in (engine, undisturbed):
         assert _update(each, dtype, seed=3)
-    first, *others = states
+    first, *later = states
     return {
         "finite": finite,
-        "changed": [not all(map(torch.equal, first, state)) for state in others],
+        "changed": [not all(map(torch.equal, first, state)) for state in later],
         "learned": not all(map(torch.equal, first, _all_of(engine))),
         "as undisturbed": all(map(torch.equal, _all_of(undisturbed), _all_of(engine))),
         "updates": engine.updates,
@@ -125,16 +128,36 @@ def _left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
     }
 
 
-def _an_engine(dtype: Any, stage: Any, offload: Any, size: int = SIZE) -> Engine:
+def _an_engine(
+    dtype: Any,
+    stage: Any,
+    offload: Any,
+    size: int = SIZE,
+) -> Engine:
     torch.manual_seed(0)
-    module = nn.Linear(size, size, bias=False, dtype=DTYPES[dtype])
+    module = nn.Linear(
+        size,
+        size,
+        bias=False,
+        dtype=DTYPES[dtype],
+    )
     settings = Optimizer(zero_stage=stage, offload=offload, learning_rate=0.01, warmup_steps=3)
     return Engine(module, settings, Model(path="none", dtype=dtype))
 
 
-def _update(engine: Engine, dtype: str, seed: int, bad: Loss | None = None) -> bool:
+def _update(
+    engine: Engine,
+    dtype: str,
+    seed: int,
+    bad: Loss | None = None,
+) -> bool:
     """Whether the norm was finite."""
-    inputs = torch.randn(PARTS, 2, SIZE, generator=torch.Generator().manual_seed(seed))
+    inputs = torch.randn(
+        PARTS,
+        2,
+        SIZE,
+        generator=torch.Generator().manual_seed(seed),
+    )
     is_last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
 
     def compute_loss(part: int) -> Tensor:
@@ -178,7 +201,13 @@ def load_model(folder: str, dtype: Any) -> tuple[list[int], float]:
     itself.
     """
     init_ranks()
-    optimizer, model = Optimizer(zero_stage=3), Model(path=folder, dtype=dtype)
+    optimizer, model = (
+        Optimizer(zero_stage=3),
+        Model(
+            path=folder,
+            dtype=dtype,
+        ),
+    )
     with _growth() as peak:
         with loading(optimizer, model):
             policy = _policy_in(folder, dtype)
@@ -236,7 +265,12 @@ def warm_start(recipe: str, out: str, models: str) -> int:
 class _TroubledRank(Rank):
     """Trains by one collective that one rank never reaches; there is nothing to save on rank 0."""
 
-    def __init__(self, trouble: Callable[[], None], rank: int, do: str = "train") -> None:
+    def __init__(
+        self,
+        trouble: Callable[[], None],
+        rank: int,
+        do: str = "train",
+    ) -> None:
         super().__init__()
         self.trouble, self.rank, self.do = trouble, rank, do
 
@@ -286,7 +320,11 @@ def fail_to_save(model: str) -> list[str]:
         await team.save(Path(model))
         return await _errors_of(team.rehearse(largest_micro_batches(recipe, team.num_ranks)))
 
-    return _led(lead, _TroubledRank(fail, rank=1, do="save"), stays=True)
+    return _led(
+        lead,
+        _TroubledRank(fail, rank=1, do="save"),
+        stays=True,
+    )
 
 
 def run_out_of_memory(model: str, *, stays: bool) -> list[str]:
@@ -301,7 +339,11 @@ def run_out_of_memory(model: str, *, stays: bool) -> list[str]:
             heard += await _errors_of(rehearsal) or ["it fits"]
         return heard
 
-    return _led(lead, Rank() if os.environ["RANK"] == "0" else _SmallRank(), stays=stays)
+    return _led(
+        lead,
+        Rank() if os.environ["RANK"] == "0" else _SmallRank(),
+        stays=stays,
+    )
 
 
 class _SmallRank(Rank):
@@ -358,7 +400,12 @@ def abandon(folder: str) -> list[str]:
     return _led(lead, Endless())
 
 
-def _led(lead: Lead, rank: Rank, *, stays: bool = False) -> list[str]:
+def _led(
+    lead: Lead,
+    rank: Rank,
+    *,
+    stays: bool = False,
+) -> list[str]:
     """What rank 0 hears; another one that fails is silent then, or ends."""
     init_ranks()
     if os.environ["RANK"] == "0":

@@ -67,7 +67,12 @@ def problems(case: Case, atol: float) -> list[str]:
     return list(differences(case.expected, result, atol))
 
 
-def differences(expected: Any, result: Any, atol: float, place: str = "") -> Iterator[str]:
+def differences(
+    expected: Any,
+    result: Any,
+    atol: float,
+    place: str = "",
+) -> Iterator[str]:
     """One line for each value that is not as expected, or that nothing computed."""
     if isinstance(result, Tensor):
         result = result.tolist()

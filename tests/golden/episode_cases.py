@@ -73,7 +73,12 @@ def value_loss(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
         "explained_variance": Moments.of(returns, values).explained_variance()
     }
     for name, clip in (("mse_half", None), ("clipped_half", inputs.clip)):
-        results[name] = formulas.value_loss(values, old, returns, value_clip=clip).mean()
+        results[name] = formulas.value_loss(
+            values,
+            old,
+            returns,
+            value_clip=clip,
+        ).mean()
     return results
 
 
@@ -86,7 +91,12 @@ def _described(inputs: Inputs) -> dict[str, Any]:
     if match is None:
         raise ValueError(f"inputs.desc is not understood: {inputs.desc!r}")
     low, high, size, reward, alpha = map(float, match.groups())
-    values = torch.linspace(low, high, int(size), dtype=torch.float64).unsqueeze(0)
+    values = torch.linspace(
+        low,
+        high,
+        int(size),
+        dtype=torch.float64,
+    ).unsqueeze(0)
     rewards = torch.zeros_like(values)
     mask = torch.ones_like(values, dtype=torch.bool)
     settings = {"gamma": 1.0, "length_alpha": alpha, "lambda_critic": 1.0}
@@ -99,7 +109,11 @@ def _described(inputs: Inputs) -> dict[str, Any]:
         "adv_first": advantages[0],
         "adv_mid": advantages[inputs.length // 2],
         "adv_last": advantages[-1],
-        "adv95_first": formulas.discounted(episodes, gamma=1.0, lambda_=0.95)[0, 0],
+        "adv95_first": formulas.discounted(
+            episodes,
+            gamma=1.0,
+            lambda_=0.95,
+        )[0, 0],
         "adv_sum": advantages.sum(),
         "reward_weight_first": (advantages[0] - unrewarded[0][0, 0]) / reward,
     }

@@ -76,7 +76,12 @@ def grpo_advantage(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
     return {
         "verl_ddof1_eps1e6": formulas.grpo_verl(scores),
         "trl_ddof1_eps1e4": formulas.grpo_trl(scores),
-        "ddof0_max": formulas.grpo(scores, ddof=0, denominator="max", std_eps=inputs.eps),
+        "ddof0_max": formulas.grpo(
+            scores,
+            ddof=0,
+            denominator="max",
+            std_eps=inputs.eps,
+        ),
         "dr_grpo": formulas.dr_grpo(scores),
         "rloo": formulas.rloo(scores),
         "max_rl": formulas.max_rl(scores),
@@ -145,7 +150,11 @@ def papo_filter(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
 def overlong_penalty(
     inputs: Inputs, keys: list[str], form: Callable[..., Tensor] = shaping.overlong_penalty
 ) -> Tensor:
-    bounds = {"limit": inputs.l_max, "buffer": inputs.l_cache, "factor": inputs.factor}
+    bounds = {
+        "limit": inputs.l_max,
+        "buffer": inputs.l_cache,
+        "factor": inputs.factor,
+    }
     return form(inputs.lengths, **bounds)
 
 

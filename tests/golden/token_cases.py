@@ -77,7 +77,11 @@ def clip_surrogate(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
     losses, bound = clip(tokens, **bounds)
     totals = _totals(tokens)
     mean = (token_mean(tokens.lengths, totals) * losses).sum()
-    (gradient,) = torch.autograd.grad(mean, tokens.logprobs, retain_graph=True)
+    (gradient,) = torch.autograd.grad(
+        mean,
+        tokens.logprobs,
+        retain_graph=True,
+    )
     terms = inputs.spread(losses)
     results: dict[str, Any] = {
         "ratio": inputs.spread(tokens.ratio),
@@ -91,7 +95,11 @@ def clip_surrogate(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
     }
     for key in keys:
         if match := re.fullmatch(r"dual_c_(\S+)", key):
-            losses_held, _ = dual_clip(tokens, **bounds, dual_clip=float(match[1]))
+            losses_held, _ = dual_clip(
+                tokens,
+                **bounds,
+                dual_clip=float(match[1]),
+            )
             results[key] = inputs.spread(losses_held)
         elif match := re.fullmatch(r"dr_grpo_const_(\d+)", key):
             results[key] = _fixed_length_loss(tokens, losses, int(match[1]))
@@ -183,7 +191,11 @@ def mis(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
 
 
 def _totals(tokens: TokenBatch) -> Totals:
-    return Totals(len(tokens.logprobs), len(tokens.sequence.unique()), positive_tokens=0)
+    return Totals(
+        len(tokens.logprobs),
+        len(tokens.sequence.unique()),
+        positive_tokens=0,
+    )
 
 
 def _fixed_length_loss(tokens: TokenBatch, losses: Tensor, max_tokens: int) -> Tensor:

@@ -76,12 +76,12 @@ def write_model(shape: ModelShape, folder: Path) -> None:
 
 def memory(model: str, shape: ModelShape, recipe: Json) -> Iterator[Figure]:
     """The largest micro-batch that a recipe allows, forward, backward and update."""
-    made = _recipe(model, recipe)
-    trainer = Trainer(made, _models(made))
-    samples = assign_places(largest_micro_batches(made, num_ranks=1))
+    parsed = _recipe(model, recipe)
+    trainer = Trainer(parsed, _models(parsed))
+    samples = assign_places(largest_micro_batches(parsed, num_ranks=1))
     trainer.train(samples)  # whatever is made once
     seconds = _timed(lambda: trainer.train(samples))
-    planned = learner_footprint(made, shape, None, num_ranks=1).peak / GIB
+    planned = learner_footprint(parsed, shape, None, num_ranks=1).peak / GIB
     source = f"`weir plan`: {shown(planned)} GiB, give or take a tenth"
     yield Figure("peak", _peak() / GIB, "GiB", 0.9 * planned, 1.1 * planned, source)
     yield Figure("step", seconds, "s")
@@ -89,17 +89,42 @@ def memory(model: str, shape: ModelShape, recipe: Json) -> Iterator[Figure]:
 
 def speed(model: str, shape: ModelShape, recipe: Json, longest: int) -> Iterator[Figure]:
     """A step on 32 samples of log-normal lengths, the first time and again."""
-    made, random = _recipe(model, recipe), np.random.default_rng(0)
-    trainer = Trainer(made, _models(made))
-    drawn = random.lognormal(np.log(longest / 6), 0.9, size=32).clip(2, longest - 1)
+    parsed, random = _recipe(model, recipe), np.random.default_rng(0)
+    trainer = Trainer(parsed, _models(parsed))
+    drawn = random.lognormal(
+        np.log(longest / 6),
+        0.9,
+        size=32,
+    ).clip(2, longest - 1)
     lengths = drawn.astype(int).tolist()
-    ids = [random.integers(shape.vocabulary, size=n - 1, dtype=np.int32) for n in lengths]
+    ids = [
+        random.integers(
+            shape.vocabulary,
+            size=n - 1,
+            dtype=np.int32,
+        )
+        for n in lengths
+    ]
     blank = [blank_sample(length, length - 1) for length in lengths]
-    samples = assign_places([replace(b, token_ids=i) for b, i in zip(blank, ids, strict=True)])
+    samples = assign_places(
+        [
+            replace(b, token_ids=i)
+            for b, i in zip(
+                blank,
+                ids,
+                strict=True,
+            )
+        ]
+    )
     first, seconds = (_timed(lambda: trainer.train(samples)) for _ in range(2))
-    flops = Flops.from_models(made, Path(model), None, 1, name_of_device()).of(lengths, seconds)
+    flops = Flops.from_models(parsed, Path(model), None, 1, name_of_device()).of(lengths, seconds)
     source = f"{_PUBLISHED}; `weir plan` assumes {FLOPS_USED}"
-    yield Figure("MFU", flops.get("mfu", math.nan), least=_LEAST_MFU, source=source)
+    yield Figure(
+        "MFU",
+        flops.get("mfu", math.nan),
+        least=_LEAST_MFU,
+        source=source,
+    )
     yield Figure("tokens a second", sum(lengths) / seconds)
     yield Figure("step", seconds, "s")
     yield Figure("first step", first, "s")
@@ -132,7 +157,11 @@ def attention(model: str, shape: ModelShape, tokens: int) -> Iterator[Figure]:
     ids = torch.arange(tokens, device=_DEVICE)[None] % shape.vocabulary
     mask = torch.ones_like(ids)
     mask[0, -1] = 0  # one position of padding is enough to lose the kernel
-    bounds = torch.tensor([0, tokens], dtype=torch.int32, device=_DEVICE)
+    bounds = torch.tensor(
+        [0, tokens],
+        dtype=torch.int32,
+        device=_DEVICE,
+    )
     packed = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
     packed |= {"max_length_q": tokens, "max_length_k": tokens}
     ways: dict[str, tuple[str, Json]] = {
@@ -164,7 +193,13 @@ def attention(model: str, shape: ModelShape, tokens: int) -> Iterator[Figure]:
         del loaded
     gap = (gradients["packed"] - gradients["no mask"]).norm() / gradients["no mask"].norm()
     source = "rounding of bfloat16"
-    yield Figure("gap of gradients", float(gap), most=0.02, source=source, on_cpus=True)
+    yield Figure(
+        "gap of gradients",
+        float(gap),
+        most=0.02,
+        source=source,
+        on_cpus=True,
+    )
     for what, unit, values in (("seconds", "s", seconds), ("peak", "GiB", peaks)):
         masked, plain, packed_value = values.values()
         ratio = packed_value / plain
@@ -203,7 +238,11 @@ def _recipe(model: str, tables: Json) -> Recipe:
     context = recipe.pop("context")
     recipe["model"] = {"path": model, "max_context": context}
     recipe["rollout"] = {"sampling": {"max_tokens": context - 1}}
-    recipe["training"] = {"steps": 1, "groups_per_step": 1, **recipe.get("training", {})}
+    recipe["training"] = {
+        "steps": 1,
+        "groups_per_step": 1,
+        **recipe.get("training", {}),
+    }
     return parse_recipe(recipe)
 
 

@@ -67,7 +67,11 @@ class Jobs:
             changed = {**tables.get(table, {}), **changes.get(table, {})}
             recipe[table] = {**(recipe[table] or {}), **changed}
         del recipe["tasks"], recipe["model"]["path"]
-        body = {"model": start, "training_file": self.weir.upload(tasks), "recipe": recipe}
+        body = {
+            "model": start,
+            "training_file": self.weir.upload(tasks),
+            "recipe": recipe,
+        }
         if held_out:
             body["validation_file"] = self.weir.upload(held_out)
         else:
@@ -79,7 +83,12 @@ class Jobs:
         assert job["status"] not in ENDED - {"succeeded"}, job["error"]
         return job["weir"]["step"]
 
-    def wait_for_step(self, job_id: str, step: int, timeout_s: float = 300) -> None:
+    def wait_for_step(
+        self,
+        job_id: str,
+        step: int,
+        timeout_s: float = 300,
+    ) -> None:
         wait_for(lambda: self.step(job_id) >= step, timeout_s, f"step {step}")
 
     def wait_for_end(self, job_id: str, timeout_s: float = 400) -> Json:

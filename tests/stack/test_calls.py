@@ -13,7 +13,11 @@ from tests.stack.conftest import Stack, wait_for
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 
-def ask(stack: Stack, model: str, seed: int = 0) -> list[dict[str, int]]:
+def ask(
+    stack: Stack,
+    model: str,
+    seed: int = 0,
+) -> list[dict[str, int]]:
     """Which versions sampled which tokens, of an answer that is whole."""
     client = openai.OpenAI(
         base_url=f"{stack.facts['url']}/v1",

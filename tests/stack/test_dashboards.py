@@ -71,7 +71,11 @@ class Prometheus:
         if query.get("instant"):
             series = self.ask("query", query=expression, time=self.until)
             return [{**each, "values": [each["value"]]} for each in series]
-        times = {"start": self.since, "end": self.until, "step": max(1, seconds // 300)}
+        times = {
+            "start": self.since,
+            "end": self.until,
+            "step": max(1, seconds // 300),
+        }
         return self.ask("query_range", query=expression, **times)
 
     def numbers(self, query: Json, **labels: str) -> list[float]:

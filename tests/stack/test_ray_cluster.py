@@ -27,7 +27,12 @@ PLACEMENT = "learner=a:0,c:0 rollout=a:1 rollout=b:0 idle=b:1,c:1"
 
 def add_node(cluster: Cluster, name: str, **settings: Any) -> Any:
     """A raylet whose GPUs are declared and not there, so all compute on the CPU."""
-    return cluster.add_node(num_cpus=4, num_gpus=2, resources={f"node:{name}": 1}, **settings)
+    return cluster.add_node(
+        num_cpus=4,
+        num_gpus=2,
+        resources={f"node:{name}": 1},
+        **settings,
+    )
 
 
 @pytest.fixture

@@ -19,7 +19,15 @@ EXAMPLE = ROOT / "examples/real-model"
 MOST_PARITY = {"float32": 1e-3, "bfloat16": 5e-2}
 WAYS: dict[str, dict[str, Any]] = {
     "all weights": {},
-    "an adapter": {"model": {"lora": {"rank": 4, "alpha": 8, "merge": True}}},
+    "an adapter": {
+        "model": {
+            "lora": {
+                "rank": 4,
+                "alpha": 8,
+                "merge": True,
+            }
+        }
+    },
     "bfloat16": {"model": {"dtype": "bfloat16"}},
     "a critic": {"algorithm": {"advantage": "gae"}, "critic": {"pretrain_steps": 1}},
 }

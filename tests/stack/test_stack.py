@@ -83,8 +83,8 @@ def assert_every_group_is_accounted_for(stack: Stack, job_id: str) -> list[Json]
     assert not account["dropped"]
     assert account["trained"] == len(steps) * GROUPS_PER_STEP
     assert account["asked"] == account["trained"] + account["under_way"]
-    kept = fates(stack.job_folder(job_id) / "samples", Purpose.TRAIN)
-    assert {kept[number] for number in range(account["trained"])} == {"used"}
+    fate_of = fates(stack.job_folder(job_id) / "samples", Purpose.TRAIN)
+    assert {fate_of[number] for number in range(account["trained"])} == {"used"}
     gaps = [data["parity_max"] for data in steps if data.get("parity_tokens")]
     assert 0 <= max(gaps) <= 1e-3
     return steps
@@ -105,7 +105,11 @@ def assert_no_orphan(stack: Stack) -> None:
 def replayed(stack: Stack, job_id: str, step: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "weir", "replay", job_id, "--step", str(step)],
-        env=os.environ | {"WEIR_HOME": str(stack.home), "PYTHONPATH": python_path({})},
+        env=os.environ
+        | {
+            "WEIR_HOME": str(stack.home),
+            "PYTHONPATH": python_path({}),
+        },
         capture_output=True,
         text=True,
     )
@@ -123,7 +127,10 @@ def test_two_ranks_survive_the_death_of_the_supervisor_and_a_stop_saves_what_the
     orphans = of_home(home)
     assert len(orphans) >= 6
     shared = {**ENDLESS, "checkpoint_every": ENDLESS["steps"], "sequence_parallel": 2}
-    job_id = first.submit(training=shared, model={"lora": {"rank": 2}})
+    job_id = first.submit(
+        training=shared,
+        model={"lora": {"rank": 2}},
+    )
     first.wait_for_step(job_id, 2)
     step = first.step(job_id)
     first.supervisor.kill()

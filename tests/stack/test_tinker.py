@@ -33,7 +33,10 @@ def test_a_loop_of_the_sdk_notices_no_kill(stack: Stack) -> None:
     prompt = types.ModelInput.from_ints(ids)
     params = types.SamplingParams(max_tokens=40)
     key = f"tml-{stack.facts['api_key']}"
-    with tinker.ServiceClient(base_url=stack.facts["url"], api_key=key) as service:
+    with tinker.ServiceClient(
+        base_url=stack.facts["url"],
+        api_key=key,
+    ) as service:
         model = service.create_lora_training_client(BASE_MODEL, rank=4).result()
         for victim in ("learner", "gateway", "rollout"):
             sampler = model.save_weights_and_get_sampling_client().result()
@@ -43,9 +46,9 @@ def test_a_loop_of_the_sdk_notices_no_kill(stack: Stack) -> None:
             computed = model.forward_backward(data, "importance_sampling")
             assert model.optim_step(ADAM).result().metrics
             assert len(computed.result().loss_fn_outputs) == 4
-        first, *others = sampler.compute_logprobs(prompt).result()
+        first, *logprobs = sampler.compute_logprobs(prompt).result()
         assert first is None
-        assert len(others) == len(ids) - 1
+        assert len(logprobs) == len(ids) - 1
         state = model.save_state("three").result()
         assert state.path == f"tinker://{model.model_id}/weights/three"
     assert stack.wait_for_end(model.model_id)["status"] == "succeeded"
