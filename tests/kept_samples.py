@@ -18,8 +18,8 @@ def all_samples(folder: Path) -> Iterator[list[Row]]:
 
 
 def fates(folder: Path, purpose: Purpose) -> dict[int, str]:
-    found = [rows[0] for rows in all_samples(folder) if rows[0]["purpose"] == purpose]
-    return {row["number"]: row["fate"] for row in sorted(found, key=lambda row: row["number"])}
+    firsts = [rows[0] for rows in all_samples(folder) if rows[0]["purpose"] == purpose]
+    return {row["number"]: row["fate"] for row in sorted(firsts, key=lambda row: row["number"])}
 
 
 def counted(fates: dict[int, str]) -> dict[str, int]:

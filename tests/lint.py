@@ -26,7 +26,7 @@ from docs.reference import recipe as recipe_page
 from docs.reference import security as security_page
 from examples.claims import report as claims
 from examples.claims.registered import FIRST_SEED
-from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT
+from tests.architecture.project import DOCUMENTS, FOLDERS, MODULES, ROOT, name_of
 from weir.__main__ import main as weir
 
 FILE = re.compile(r"(?!-)[\w./*-]+(?:\.(?:py|md|toml|lua|yml|png|jsonl)|/)")
@@ -79,14 +79,14 @@ def paths() -> Iterator[Fault]:
 
 def commands() -> Iterator[Fault]:
     """What documents have a person type: targets of make, modules, verbs of weir."""
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         weir(["--help"])
-    verbs = re.findall(r"^  (\w+) ", told.getvalue(), re.M)
+    verbs = re.findall(r"^  (\w+) ", output.getvalue(), re.M)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-    known = ((r"\bmake ([a-z-]+)", targets), (r"(?<![\w.])weir ([a-z]+)", verbs))
+    patterns = ((r"\bmake ([a-z-]+)", targets), (r"(?<![\w.])weir ([a-z]+)", verbs))
     for document in DOCUMENTS:
         for at, code in code_in(document):
-            for pattern, names in known:
+            for pattern, names in patterns:
                 for match in re.finditer(pattern, code):
                     if match[1] not in names:
                         yield document, at, f"there is no {match[0]}"
@@ -130,13 +130,15 @@ def architecture() -> Iterator[Fault]:
 
 def written_files() -> Iterator[Fault]:
     """What a command writes is what it would write now."""
-    if recipe_page.PAGE.read_text() != recipe_page.page():
-        yield recipe_page.PAGE, 1, "not what python -m docs.reference.recipe writes"
-    if recipe_page.SETTINGS.read_text() != recipe_page.settings():
-        yield recipe_page.SETTINGS, 1, "not what python -m docs.reference.recipe writes"
+    pages = {
+        recipe_page.PAGE: recipe_page.page,
+        recipe_page.SETTINGS: recipe_page.settings,
+        security_page.PAGE: security_page.page,
+    }
+    for path, write in pages.items():
+        if path.read_text() != write():
+            yield path, 1, f"not what python -m {write.__module__} writes"
     load_recipe(recipe_page.SETTINGS)
-    if security_page.PAGE.read_text() != security_page.page():
-        yield security_page.PAGE, 1, "not what python -m docs.reference.security writes"
     runs, index = json.loads((ROOT / methods.RESULTS).read_text()), INDEX.read_text()
     if not (demo := methods.demo_table(runs)) or demo not in README.read_text():
         yield README, 1, "not the demo's table as python -m benchmarks.methods prints it"
@@ -152,8 +154,8 @@ def written_files() -> Iterator[Fault]:
 def places() -> Iterator[Fault]:
     """No file knows one machine or one registry of packages."""
     deployed = [path for path in (ROOT / "deploy").rglob("*") if path.suffix != ".pyc"]
-    others = [ROOT / name for name in ("Makefile", "pyproject.toml", "docker-compose.yml")]
-    for path in filter(Path.is_file, {*DOCUMENTS, *MODULES, *deployed, *others}):
+    settings = [ROOT / name for name in ("Makefile", "pyproject.toml", "docker-compose.yml")]
+    for path in filter(Path.is_file, {*DOCUMENTS, *MODULES, *deployed, *settings}):
         for at, line in lines(path):
             if match := ONE_PLACE.search(line):
                 yield path, at, f"{match[0]} is of one machine or one registry"
@@ -215,12 +217,12 @@ def exported() -> Iterator[tuple[str, Metric]]:
 
 def metrics() -> Iterator[Fault]:
     """Alerts, dashboards and the reference name what services export, with labels of these."""
-    known = dict(exported())
+    exports = dict(exported())
     for path in (RULES, METRICS, *BOARDS.glob("*.json")):
         for at, line in lines(path):
             for rate, name, selector in METRIC.findall(line):
-                series = name if name in known else re.sub(r"_(bucket|sum|count)$", "", name)
-                metric = known.get(series)
+                series = name if name in exports else re.sub(r"_(bucket|sum|count)$", "", name)
+                metric = exports.get(series)
                 if metric is None or (metric.kind == "histogram") == (name == series):
                     yield path, at, f"no service exports {name}"
                     continue
@@ -238,10 +240,10 @@ def panels() -> Iterator[Fault]:
         if len({panel["id"] for panel in every}) < len(every):
             yield path, 1, "two panels have one id"
         for panel in (panel for panel in every if panel["type"] not in {"row", "text"}):
-            asked = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
+            sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
             if not panel.get("description"):
                 yield path, 1, f"{panel['title']} has no description"
-            if any(source["uid"] != "${datasource}" for source in asked):
+            if any(source["uid"] != "${datasource}" for source in sources):
                 yield path, 1, f"{panel['title']} has a data source of its own"
 
 
@@ -278,12 +280,21 @@ def recipes() -> Iterator[Fault]:
 
 
 CHECKS = (
-    *(paths, commands, blocks, architecture, written_files, places, shapes),
-    *(metrics, panels, runbooks, recipes),
+    paths,
+    commands,
+    blocks,
+    architecture,
+    written_files,
+    places,
+    shapes,
+    metrics,
+    panels,
+    runbooks,
+    recipes,
 )
 
 if __name__ == "__main__":
-    found = sorted(fault for check in CHECKS for fault in check())
-    for path, number, text in found:
-        print(f"{path.relative_to(ROOT)}:{number}: {text}")
-    sys.exit(bool(found))
+    faults = sorted(fault for check in CHECKS for fault in check())
+    for path, number, text in faults:
+        print(f"{name_of(path)}:{number}: {text}")
+    sys.exit(bool(faults))

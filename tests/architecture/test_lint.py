@@ -114,7 +114,7 @@ def add(path: Path, text: str) -> None:
         file.write(text)
 
 
-def told(tree: Path, *command: str) -> list[str]:
+def run(tree: Path, *command: str) -> list[str]:
     path = f"{tree / 'proto'}:{tree}:{tree / 'packages/answers/src'}"
     ran = subprocess.run(
         [str(Path(sys.executable).with_name(command[0])), *command[1:]],
@@ -131,21 +131,21 @@ def told(tree: Path, *command: str) -> list[str]:
 def test_the_lint_tells_every_kind_of_mistake_and_finds_no_other(tree: Path) -> None:
     for path, (text, _) in MISTAKES.items():
         add(tree / path, text)
-    found = told(tree, "python", "-m", "tests.lint")
-    wanted = [(path, words) for path, (_, all_words) in MISTAKES.items() for words in all_words]
-    for path, words in wanted:
+    faults = run(tree, "python", "-m", "tests.lint")
+    expected = [(path, words) for path, (_, all_words) in MISTAKES.items() for words in all_words]
+    for path, words in expected:
         where = "ARCHITECTURE.md" if path.endswith("streams.py") else path
-        said = [line for line in found if line.startswith(f"{where}:") and words in line]
-        assert len(said) == 1, (path, words, found)
-        found.remove(said[0])
-    assert found == []
+        matching = [line for line in faults if line.startswith(f"{where}:") and words in line]
+        assert len(matching) == 1, (path, words, faults)
+        faults.remove(matching[0])
+    assert faults == []
 
 
 def test_imports_keep_the_boundaries_and_every_contract_notices_its_breach(tree: Path) -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     assert {contract["name"] for contract in settings["contracts"]} == set(BREACHES)
-    assert not [line for line in told(tree, "lint-imports", "--no-cache") if "BROKEN" in line]
+    assert not [line for line in run(tree, "lint-imports", "--no-cache") if "BROKEN" in line]
     for path, module in BREACHES.values():
         add(tree / path, f"\nimport {module}\n")
-    broken = "\n".join(told(tree, "lint-imports", "--no-cache"))
+    broken = "\n".join(run(tree, "lint-imports", "--no-cache"))
     assert [name for name in BREACHES if f"{name} BROKEN" not in broken] == [], broken

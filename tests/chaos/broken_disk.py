@@ -65,8 +65,8 @@ class _Disk:
         elif not (reads and name == "ENOSPC"):
             if setting != self.setting:
                 self.setting = setting
-                self.left = int(amount)
-            self.left -= 1
-            if self.left < 0:
+                self.remaining = int(amount)
+            self.remaining -= 1
+            if self.remaining < 0:
                 number = getattr(errno, name)
                 raise OSError(number, os.strerror(number))

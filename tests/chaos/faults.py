@@ -11,8 +11,8 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from signal import SIGCONT, SIGSTOP, SIGTERM
 
 from protocol.messages import Requested
@@ -72,19 +72,28 @@ async def kill(stack: Stack, fault: Fault) -> None:
     await stack.lives[fault.replica].kill()
 
 
+async def until(condition: Callable[[], Awaitable[bool]], within_s: float) -> None:
+    """Wait no longer than that for what may never come."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while not await condition():
+                await asyncio.sleep(0.02)
+
+
 async def kill_learner(stack: Stack, fault: Fault) -> None:
     """Kill it when it comes to a phase, or where it is if it does not come to it in time."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_PHASE_COMES_WITHIN_S):
-            while not stack.switches.is_enabled(PHASES[fault.amount]):
-                await asyncio.sleep(0.01)
+
+    async def is_in_phase() -> bool:
+        return stack.switches.is_enabled(PHASES[fault.amount])
+
+    async def has_saved() -> bool:
+        return stack.checkpoints != before
+
+    await until(is_in_phase, _PHASE_COMES_WITHIN_S)
     await kill(stack, fault)
     stack.kills.update(phase for phase in PHASES if stack.switches.is_enabled(phase))
     before = stack.checkpoints
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_TAKES_OVER_WITHIN_S):
-            while stack.checkpoints == before:  # or it would learn nothing until the next kill
-                await asyncio.sleep(0.05)
+    await until(has_saved, _TAKES_OVER_WITHIN_S)  # or it would learn nothing until the next kill
 
 
 async def freeze(stack: Stack, fault: Fault) -> None:
@@ -100,23 +109,23 @@ async def replace(stack: Stack, fault: Fault) -> None:
     "Here" is a process that was cut off and whose name its successor has taken.
     """
     before = await stack.record()
+
+    async def is_replaced() -> bool:
+        return (await stack.record()).attempt != before.attempt
+
     zombie = stack.vacate(fault.replica, machine=fault.amount)
     zombie.send(SIGSTOP)
     await asyncio.sleep(fault.lasting_s)
     if fault.replica is LEARNER:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_TAKES_OVER_WITHIN_S):
-                while (await stack.record()).attempt == before.attempt:
-                    await asyncio.sleep(0.05)
+        await until(is_replaced, _TAKES_OVER_WITHIN_S)
     zombie.send(SIGCONT)
     await asyncio.sleep(fault.lasting_s)
     await zombie.kill()
 
 
 async def stop(stack: Stack, fault: Fault) -> None:
-    life = stack.lives[fault.replica]
-    life.send(SIGTERM)
-    await life.ended.wait()
+    stack.lives[fault.replica].send(SIGTERM)
+    await stack.lives[fault.replica].ended.wait()
 
 
 async def kill_server(stack: Stack, fault: Fault) -> None:
@@ -162,28 +171,27 @@ async def lose_reply(stack: Stack, fault: Fault) -> None:
     stack.lines[fault.replica].lose_next_reply()
 
 
-def line(name: str, *args: float) -> Do:
+def lasting(begin: Callable[[Stack, Fault], AbstractContextManager[None]]) -> Do:
     async def do(stack: Stack, fault: Fault) -> None:
-        with getattr(stack.lines[fault.replica], name)(*args):
+        with begin(stack, fault):
             await asyncio.sleep(fault.lasting_s)
 
     return do
+
+
+def line(name: str, *args: float) -> Do:
+    return lasting(lambda stack, fault: getattr(stack.lines[fault.replica], name)(*args))
 
 
 def ill(name: str) -> Do:
-    async def do(stack: Stack, fault: Fault) -> None:
-        with stack.switches.on(f"{name} {fault.replica.name}"):
-            await asyncio.sleep(fault.lasting_s)
-
-    return do
+    return lasting(lambda stack, fault: stack.switches.on(f"{name} {fault.replica.name}"))
 
 
 def disk(error: str) -> Do:
-    async def do(stack: Stack, fault: Fault) -> None:
-        with stack.switches.on("disk", f"{time.monotonic_ns()} {error} {fault.amount}"):
-            await asyncio.sleep(fault.lasting_s)
+    def begin(stack: Stack, fault: Fault) -> AbstractContextManager[None]:
+        return stack.switches.on("disk", f"{time.monotonic_ns()} {error} {fault.amount}")
 
-    return do
+    return lasting(begin)
 
 
 _JUMPS_S = (1, -1, 60, -60, 3600, -3600)
@@ -211,9 +219,27 @@ KINDS = {  # fifty in a deck
     "freeze server long": Kind(1, freeze_server, "server", lasting_s=_LONG_S),
     "fill memory": Kind(1, fill_memory, "server", lasting_s=_MOMENT_S),
     "turn clock": Kind(3, turn_clock, "clock", amounts=_JUMPS_S),
-    "disk full": Kind(1, disk("ENOSPC"), "disk", lasting_s=_ANY_S, amounts=_WRITES),
-    "disk broken": Kind(1, disk("EIO"), "disk", lasting_s=_ANY_S, amounts=_WRITES),
-    "disk slow": Kind(1, disk("SLOW"), "disk", lasting_s=_LONG_S, amounts=_CALL_TAKES_MS),
+    "disk full": Kind(
+        1,
+        disk("ENOSPC"),
+        "disk",
+        lasting_s=_ANY_S,
+        amounts=_WRITES,
+    ),
+    "disk broken": Kind(
+        1,
+        disk("EIO"),
+        "disk",
+        lasting_s=_ANY_S,
+        amounts=_WRITES,
+    ),
+    "disk slow": Kind(
+        1,
+        disk("SLOW"),
+        "disk",
+        lasting_s=_LONG_S,
+        amounts=_CALL_TAKES_MS,
+    ),
     "unmount": Kind(1, unmount, "disk", lasting_s=_ANY_S),
     "pause job": Kind(1, pause_job, "user", lasting_s=_MOMENT_S),
 }
@@ -222,15 +248,15 @@ KINDS = {  # fifty in a deck
 def draw(seed: int, count: int, kinds: Sequence[str]) -> list[Fault]:
     """So many faults, deck after deck; the same seed draws the same ones."""
     chance = random.Random(seed)
-    drawn = list[Fault]()
-    while len(drawn) < count:
+    faults = list[Fault]()
+    while len(faults) < count:
         deck = [(name, turn) for name in kinds for turn in range(KINDS[name].count)]
         chance.shuffle(deck)
-        drawn += [_drawn(name, turn, chance) for name, turn in deck]
-    return drawn[:count]
+        faults += [_draw_one(name, turn, chance) for name, turn in deck]
+    return faults[:count]
 
 
-def _drawn(name: str, turn: int, chance: random.Random) -> Fault:
+def _draw_one(name: str, turn: int, chance: random.Random) -> Fault:
     kind = KINDS[name]
     amounts = kind.amounts[turn:][:1] if kind.amounts == _PHASES else kind.amounts
     return Fault(
@@ -242,31 +268,24 @@ def _drawn(name: str, turn: int, chance: random.Random) -> Fault:
     )
 
 
-@dataclass
-class Misfortune:
-    """Plants faults into a stack until its job has ended, and records them with times."""
+async def strike(
+    stack: Stack, faults: Sequence[Fault], ending: asyncio.Future[None], journal: list[str]
+) -> None:
+    """Do all of them until the job ends, each as soon as it is due and its part is free."""
+    began = time.monotonic()
+    parts = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
-    stack: Stack
-    ending: asyncio.Future[None]
-    journal: list[str]
-    began: float = field(default_factory=time.monotonic)
-    _parts: defaultdict[str, asyncio.Lock] = field(
-        default_factory=lambda: defaultdict(asyncio.Lock)
-    )
+    def note(moment: str, fault: Fault) -> None:
+        journal.append(f"{time.monotonic() - began:7.2f} {moment:6} {fault}")
 
-    async def strike(self, faults: Sequence[Fault]) -> None:
-        """Do all of them, each as soon as it is due and its part of the stack is free."""
-        async with asyncio.TaskGroup() as tasks:
-            for fault in faults:
-                await asyncio.sleep(fault.after_s)
-                tasks.create_task(self._do(fault))
+    async def do(fault: Fault) -> None:
+        async with parts[fault.part]:
+            if not ending.done():
+                note("begins", fault)
+                await KINDS[fault.kind].do(stack, fault)
+                note("ends", fault)
 
-    async def _do(self, fault: Fault) -> None:
-        async with self._parts[fault.part]:
-            if not self.ending.done():
-                self._note("begins", fault)
-                await KINDS[fault.kind].do(self.stack, fault)
-                self._note("ends", fault)
-
-    def _note(self, what: str, fault: Fault) -> None:
-        self.journal.append(f"{time.monotonic() - self.began:7.2f} {what:6} {fault}")
+    async with asyncio.TaskGroup() as tasks:
+        for fault in faults:
+            await asyncio.sleep(fault.after_s)
+            tasks.create_task(do(fault))

@@ -9,52 +9,45 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from protocol.recipe import Recipe
-
-from services.learner.training.ranks import Team
-from services.learner.training.samples import Measured, Sample
+from services.learner.training.samples import Measured
 from tests.chaos.job import BASE_MODEL
 from tests.chaos.places import Switches
+from tests.contract.fake_team import FakeTeam
 
-_STATE = "hash"
+if TYPE_CHECKING:  # which imports torch
+    from services.learner.training.samples import Sample
+
 _WEIGHTS = "model.safetensors"
 _PACE_S = 0.5
 _WRITE_S = 0.02
 _SAVE_S = 0.3
-PHASES = ("evaluation", "checkpoint", "slot")  # what is under way beside the steps
+PHASES = ("evaluation", "checkpoint", "slot")  # beside the steps
 
 
-class HashTeam(Team):
+class HashTeam(FakeTeam):
     """A team whose model is the hash of everything that it was trained on, in order.
 
     While the switch "pace" is on, a step takes a while, so that a job outlasts its faults. Then a
     switch is on for each of `PHASES` that is under way, or was when the learner was killed.
     """
 
-    device_name = ""
-    adapts = _turns = _turn = None
-    num_ranks = 1
-
     def __init__(self, switches: Switches) -> None:
+        super().__init__()
         self.switches = switches
-        self.state = self.aside = b""
         for phase in PHASES:
             switches.release(phase)
 
-    async def open(self, folder: Path, recipe: Recipe, critic_folder: Path | None = None) -> None:
-        self.state = b"base"
-
-    async def rehearse(self, samples: Sequence[Sample]) -> None:
-        pass
-
     async def train(self, samples: Sequence[Sample]) -> Measured:
-        await self._learn(b"train", samples)
+        await self._pace(_PACE_S)
+        self._learn("train", samples)
         return Measured({"loss": 0.1})
 
     async def pretrain(self, samples: Sequence[Sample]) -> Measured:
-        await self._learn(b"pretrain", samples)
-        return Measured({"explained_variance": int(self.state[:2], 16) / 255})
+        await self._pace(_PACE_S)
+        self._learn("pretrain", samples)
+        return Measured({"explained_variance": int(self.digest[:2], 16) / 255})
 
     async def score(
         self, samples: Sequence[Sample], temperature: float, *, use_snapshot: bool = False
@@ -67,43 +60,27 @@ class HashTeam(Team):
     async def drop_snapshot(self) -> None:
         self.switches.release("evaluation")
 
-    async def save(self, folder: Path) -> None:
-        self.aside = self.state
-
     async def written(self, folder: Path) -> None:
         with self._during("checkpoint"):
-            await self._write(folder / _STATE, self.aside, _SAVE_S)
-
-    async def load(self, folder: Path, *, with_optimizer: bool = True) -> None:
-        self.state = (folder / _STATE).read_bytes()
+            await self._write(folder / "policy" / "digest", self.copy.encode(), _SAVE_S)
 
     async def publish(self, folder: Path, slot: int) -> None:
-        """Write over what is there, in two halves: a kill in between leaves a torn slot."""
+        """Write over the old content, in two halves: a kill in between leaves a torn slot."""
         with self._during("slot"):
             await self.export(folder)
             await self._write(folder / _WEIGHTS, (folder / _WEIGHTS).read_bytes(), _WRITE_S)
 
     async def export(self, folder: Path) -> None:
-        await asyncio.to_thread(_export, self.state, folder)
+        await asyncio.to_thread(_export, self.digest, folder)
 
-    async def export_critic(self, folder: Path) -> None:
-        await self.export(folder)
-
-    async def leave(self) -> None:
-        pass
-
-    async def keep_alive_forever(self) -> None:
-        await asyncio.Event().wait()
-
-    async def _learn(self, what: bytes, samples: Sequence[Sample]) -> None:
-        await self._pace(_PACE_S)
-        digest = hashlib.sha256(self.state + what)
+    def _learn(self, kind: str, samples: Sequence[Sample]) -> None:
+        digest = hashlib.sha256(f"{self.digest} {kind}".encode())
         for sample in samples:
             for array in (sample.prompt_ids, sample.token_ids, sample.behavior_logprobs):
                 digest.update(array.tobytes())
             numbers = (sample.advantage, sample.reward, sample.correct, sample.group)
             digest.update(struct.pack("<dd?i", *numbers))
-        self.state = digest.hexdigest().encode()
+        self.digest = digest.hexdigest()
 
     async def _write(self, path: Path, content: bytes, seconds: float) -> None:
         path.write_bytes(content[: len(content) // 2])
@@ -130,12 +107,19 @@ def exported_hash(folder: Path) -> str:
     return (folder / _WEIGHTS).read_bytes()[-32:].hex()
 
 
-def _export(state: bytes, folder: Path) -> None:
+def _export(digest: str, folder: Path) -> None:
     """A model folder that a rollout accepts, with one tensor: the hash."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_bytes((BASE_MODEL / "config.json").read_bytes())
-    tensor = hashlib.sha256(state).digest()
-    entry = {"hash": {"dtype": "U8", "shape": [len(tensor)], "data_offsets": [0, len(tensor)]}}
-    header = json.dumps(entry).encode()
+    header = json.dumps(
+        {
+            "hash": {
+                "dtype": "U8",
+                "shape": [32],
+                "data_offsets": [0, 32],
+            }
+        }
+    ).encode()
     header += b" " * (-len(header) % 8)
+    tensor = hashlib.sha256(digest.encode()).digest()
     (folder / _WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + tensor)

@@ -51,7 +51,14 @@ def write_tasks(files: Path) -> None:
     """The task files of the recipe."""
     files.mkdir(parents=True)
     for name, count in (("train", 50), ("held_out", 5)):
-        tasks = [{"id": f"{name}-{n}", "prompt": f"{n}+1=", "answer": "1"} for n in range(count)]
+        tasks = [
+            {
+                "id": f"{name}-{n}",
+                "prompt": f"{n}+1=",
+                "answer": "1",
+            }
+            for n in range(count)
+        ]
         (files / f"{name}.jsonl").write_text("\n".join(map(json.dumps, tasks)))
 
 
@@ -89,4 +96,9 @@ def graded(group: RolloutGroup) -> GradedGroup:
         )
         for outcome in outcomes
     )
-    return GradedGroup(purpose=request.purpose, number=request.number, group=group, grades=grades)
+    return GradedGroup(
+        purpose=request.purpose,
+        number=request.number,
+        group=group,
+        grades=grades,
+    )

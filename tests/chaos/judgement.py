@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from protocol.messages import GradedGroup, group_key
@@ -25,37 +24,18 @@ _LEDGERS = {  # in the result of a job
 }
 _OF_TIME = ("second", "groups", "staleness", "parity")  # in the names of metrics that may differ
 _SURPLUS = "surplus"  # asked for and not needed in the end
-_TOLD = 3
+_MOST_DIFFERENCES = 12
 Ledgers = Mapping[Purpose, Mapping[str, Any]]
+Outcome = dict[str, Any]  # everything of a run that no fault of a machine may change, by name
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Everything of a run that no fault of a machine may change."""
-
-    state: str
-    model: str  # the hash of everything that was learned
-    ledgers: Ledgers  # trained and dropped, by purpose
-    stored: Mapping[str, str]  # the fate and a digest of every used group, by key
-    metrics: Mapping[str, Any]  # by event and name
-    keys: Mapping[str, int]  # the job's remaining keys in the server, and lengths of streams
-    files: frozenset[str]  # remaining folders
-    torn: bool  # whether weights were written over while they were loaded
-    exited_cleanly: Mapping[str, bool]  # by process, after a stop
-
-    def differences(self, other: Outcome) -> Iterator[str]:
-        """Return a few differences of each kind; only the state if that differs."""
-        for part in fields(self) if self.state == other.state else fields(self)[:1]:
-            mine = getattr(self, part.name)
-            theirs = getattr(other, part.name)
-            if isinstance(mine, Mapping):
-                keys = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
-                for key in keys[:_TOLD]:
-                    yield f"{part.name} {key}: {mine.get(key)} instead of {theirs.get(key)}"
-                if len(keys) > _TOLD:
-                    yield f"{part.name}: {len(keys) - _TOLD} more"
-            elif mine != theirs:
-                yield f"{part.name}: {mine} instead of {theirs}"
+def differences(outcome: Outcome, expected: Outcome) -> list[str]:
+    """The first ones."""
+    names = [name for name in outcome | expected if outcome.get(name) != expected.get(name)]
+    return [
+        f"{name}: {outcome.get(name)} instead of {expected.get(name)}"
+        for name in names[:_MOST_DIFFERENCES]
+    ]
 
 
 async def read_outcome(stack: Stack) -> Outcome:
@@ -65,41 +45,43 @@ async def read_outcome(stack: Stack) -> Outcome:
     ledgers = {p: _ledger(result[name]) for p, name in _LEDGERS.items() if name in result}
     data = stack.folder / "data"
     succeeded = record.state == "succeeded"
-    exit_statuses = await stack.stop()
-    return Outcome(
-        state=f"{record.state} {record.error}",
-        model=exported_hash(data / "jobs" / JOB / "model") if succeeded else "",
-        ledgers=ledgers,
-        stored=_kept(stack, ledgers),
-        metrics=await _metrics(stack),
-        keys=_keys(stack),
-        files=frozenset(path.name for path in (data / "weights").iterdir()),
-        torn=(stack.folder / "torn").exists(),
-        # A process that is told to stop before it has begun is ended by the signal.
-        exited_cleanly={
-            replica: status in {0, -signal.SIGTERM} for replica, status in exit_statuses.items()
-        },
-    )
+    # A process that is told to stop before it has begun is ended by the signal.
+    exits = {name: s in {0, -signal.SIGTERM} for name, s in (await stack.stop()).items()}
+    outcome: Outcome = {
+        "state": f"{record.state} {record.error}",
+        "hash of all that was learned": succeeded and exported_hash(data / "jobs" / JOB / "model"),
+        "weights that are left": {path.name for path in (data / "weights").iterdir()},
+        "weights were written over while they were loaded": (stack.folder / "torn").exists(),
+    }
+    parts = {
+        "groups of": ledgers,
+        "fate and digest of": _stored(stack, ledgers),
+        "metric": await _metrics(stack),
+        "entries of key": _keys(stack),
+        "clean exit of": exits,
+    }
+    for kind, values in parts.items():
+        outcome |= {f"{kind} {name}": value for name, value in values.items()}
+    return outcome
 
 
 def _ledger(account: Mapping[str, Any]) -> dict[str, Any]:
     dropped = account["dropped"]
     assert account["asked"] == account["trained"] + sum(dropped.values()) + account["under_way"]
-    other_jobs = {reason: count for reason, count in dropped.items() if reason != _SURPLUS}
-    return {"trained": account["trained"], "under_way": account["under_way"], **other_jobs}
+    other_reasons = {reason: count for reason, count in dropped.items() if reason != _SURPLUS}
+    return {"trained": account["trained"], "under_way": account["under_way"], **other_reasons}
 
 
-def _kept(stack: Stack, ledgers: Ledgers) -> dict[str, str]:
-    """Return the sample store's content for every used number, from all data folders."""
+def _stored(stack: Stack, ledgers: Ledgers) -> dict[str, str]:
+    """Of every used group in the sample store, from all data folders."""
     used = {group_key(p, n) for p, ledger in ledgers.items() for n in range(sum(ledger.values()))}
     stored = dict.fromkeys(used, "not kept")
-    stores = stack.folder.glob(f"*/jobs/{JOB}/samples")
-    for rows in (rows for store in stores for rows in all_samples(store)):
-        key = rows[0]["key"]
-        fate = rows[0]["fate"]
-        if key in used:
-            digest = f"{fate} {_digest(parse_graded(rows))}"
-            stored[key] = digest if stored[key] in {"not kept", digest} else "kept differently"
+    for store in stack.folder.glob(f"*/jobs/{JOB}/samples"):
+        for rows in all_samples(store):
+            key = rows[0]["key"]
+            if key in used:
+                digest = f"{rows[0]['fate']} {_digest(parse_graded(rows))}"
+                stored[key] = digest if stored[key] in {"not kept", digest} else "kept differently"
     return stored
 
 
@@ -107,8 +89,8 @@ def _digest(graded: GradedGroup) -> str:
     if graded.group is None:
         return str(graded.failure)
     group = graded.group
-    words = (graded.grades, group.request.seed, group.request.task.id)
-    digest = hashlib.sha256(repr(words).encode())
+    parts = (graded.grades, group.request.seed, group.request.task.id)
+    digest = hashlib.sha256(repr(parts).encode())
     for array in (group.prompt_ids, group.token_ids, group.behavior_logprobs, group.lengths):
         digest.update(array.tobytes())
     return digest.hexdigest()
@@ -119,21 +101,19 @@ async def _metrics(stack: Stack) -> dict[str, Any]:
     for _, event in await stack.user.events(JOB, count=100_000):
         if event.type == "metrics":
             assert event.id not in events, f"{event.id} was told twice"
-            events[event.id] = "told"
-            events |= {f"{event.id} {name}": value for name, value in as_dict(event).items()}
-    return _timeless(events)
+            events[event.id] = dict(_timeless(as_dict(event)))
+    return events
 
 
-def _timeless(events: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the events without the names that may differ, on any level."""
-    return {
-        name: _timeless(value) if isinstance(value, Mapping) else value
-        for name, value in events.items()
-        if not any(part in name for part in _OF_TIME)
-    }
+def _timeless(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Without the names that may differ, on any level."""
+    for name, value in values.items():
+        if not any(part in name for part in _OF_TIME):
+            yield name, dict(_timeless(value)) if isinstance(value, Mapping) else value
 
 
 def _keys(stack: Stack) -> dict[str, int]:
+    """The job's remaining keys in the server, and the lengths of streams."""
     with stack.server.client() as client:
         keys = [key.decode() for key in cast(list[bytes], client.keys("weir:*"))]
         return {

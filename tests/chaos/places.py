@@ -41,7 +41,11 @@ class Switches:
     folder: Path
 
     @contextmanager
-    def on(self, name: str, value: str = "") -> Iterator[None]:
+    def on(
+        self,
+        name: str,
+        value: str = "",
+    ) -> Iterator[None]:
         """Throw a switch while the body runs."""
         self.throw(name, value)
         try:
@@ -84,15 +88,6 @@ class Place:
     @property
     def data(self) -> Path:
         return self.folder / "data"
-
-    @property
-    def torn(self) -> Path:
-        """The mark of weights that were written over while they were loaded."""
-        return self.folder / "torn"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "logs" / f"{self.replica.name}.log"
 
     def is_switched(self, name: str) -> bool:
         """Whether something is wrong with whoever sits here."""

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from protocol.exchange import connect
 from protocol.messages import ActiveJob, GradedGroup, RolloutGroup, RolloutRequest
@@ -41,7 +41,8 @@ T = TypeVar("T")
 def live(place: Place) -> None:
     """One life on a replica: connected, logged, and stopped by SIGTERM, as every service is."""
     die_with_parent()
-    with place.log.open("ab") as file:
+    log_file = place.folder / "logs" / f"{place.replica.name}.log"
+    with log_file.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     set_up_logs(place.replica.name, "INFO")
@@ -60,7 +61,8 @@ async def _serve(place: Place) -> None:
 
 
 async def learn(service: Service, place: Place) -> None:
-    await work_on_one_job(service, HashTeam(place.switches), InlinePrompts())
+    team = cast(Any, HashTeam(place.switches))
+    await work_on_one_job(service, team, InlinePrompts())
 
 
 @dataclass
@@ -76,7 +78,7 @@ class HashEngine:
             if self.place.is_switched("slow load"):
                 await asyncio.sleep(1.0)
             if exported_hash(folder) != begun:
-                self.place.torn.touch()
+                (self.place.folder / "torn").touch()  # it was written over meanwhile
         except FileNotFoundError as error:
             raise LoadError(str(error)) from error
         return {"load": 0.0}

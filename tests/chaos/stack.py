@@ -38,7 +38,7 @@ def prepare_forks() -> None:
     """Start the process that the others are forked from, which imports all that they need."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    _FORKS.set_forkserver_preload(["tests.chaos.forks"])
+    _FORKS.set_forkserver_preload(["pytest", "tests.chaos.processes", "tests.forks"])
     first = _FORKS.Process(target=int)
     first.start()
     first.join()
@@ -49,10 +49,13 @@ class Life:
 
     def __init__(self, place: Place) -> None:
         self.ended = asyncio.Event()
-        self.replica_is_free = (
-            asyncio.Event()
-        )  # since it has ended, or another is to take its place
-        self.process = _FORKS.Process(target=live, args=(place,), daemon=True)
+        # Since it has ended, or another is to take its place.
+        self.replica_is_free = asyncio.Event()
+        self.process = _FORKS.Process(
+            target=live,
+            args=(place,),
+            daemon=True,
+        )
         self.process.start()
         asyncio.get_running_loop().add_reader(self.process.sentinel, self._ends)
 
@@ -196,5 +199,11 @@ async def stack_with_job(folder: Path, recipe: Recipe) -> AsyncIterator[Stack]:
         }
         stack = Stack(folder, server, clock, user, lines)
         opened.push_async_callback(stack.end)
-        await user.submit(JobRecord(id=JOB, created_at=time.time(), recipe=recipe))
+        await user.submit(
+            JobRecord(
+                id=JOB,
+                created_at=time.time(),
+                recipe=recipe,
+            )
+        )
         yield stack

@@ -44,8 +44,9 @@ pytestmark = pytest.mark.anyio
 ROUNDS = int(os.environ.get("WEIR_CHAOS_ROUNDS", "10"))
 GROUP_SIZE = 8
 GROUPS_AT_ONCE = 64
-BY_RULE = Reward.model_validate({"process": "equation_steps"})
-BY_JUDGE = Reward.model_validate({"process": "model_judge"})
+BY_RULE, BY_JUDGE = (
+    Reward.model_validate({"process": verifier}) for verifier in ("equation_steps", "model_judge")
+)
 SOUND = "Each step is shown."
 UNSOUND = "It is obvious."
 DARK = "Nobody can tell."
@@ -77,6 +78,9 @@ class Case:
     process: float | None
 
 
+Kind = tuple[Reward, str, list[Case]]  # of responses to one task, with its gold answer
+
+
 @dataclass
 class Census:
     """What became of the grades."""
@@ -88,16 +92,16 @@ class Census:
     def enter(self, case: Case, grade: Grade) -> None:
         """Compare a grade with what the response deserves."""
         self.graded += 1
+        is_wrong = grade.process is None and case.process is not None and grade.accuracy == 1
         for score, deserved in ((grade.outcome, case.accuracy), (grade.process, case.process)):
             if isinstance(score, Ungradable):
                 self.ungradable[score.reason] += 1
-            elif isinstance(score, Graded) and score.value != deserved:
-                self.invented.append((case.text[:200], grade))
-        if grade.process is None and case.process is not None and grade.accuracy == 1:
+            is_wrong |= isinstance(score, Graded) and score.value != deserved
+        if is_wrong:
             self.invented.append((case.text[:200], grade))
 
 
-def arithmetic(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+def arithmetic(chance: random.Random, serial: int) -> Kind:
     """Plain answers with a step each, of which some are wrong, and hostile ones between them."""
     gold = chance.randrange(10, 10_000)
 
@@ -114,7 +118,7 @@ def arithmetic(chance: random.Random, serial: int) -> tuple[Reward, str, list[Ca
     return BY_RULE, str(gold), [case() for _ in range(GROUP_SIZE)]
 
 
-def algebra(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+def algebra(chance: random.Random, serial: int) -> Kind:
     """Expressions that only algebra can compare, and some that nothing can."""
     shift = serial + 2
     gold = rf"(x+{shift})(x-{shift})"
@@ -132,7 +136,7 @@ def algebra(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]
     return BY_RULE, gold, cases + [Case(r"\boxed{x}", 0, None)] * (GROUP_SIZE - len(cases))
 
 
-def proofs(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+def proofs(chance: random.Random, serial: int) -> Kind:
     """Right answers whose reasoning the judge is asked about; of one in eight it says nothing."""
 
     def case(number: int) -> Case:
@@ -145,7 +149,7 @@ def proofs(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]
     return BY_JUDGE, "7", [case(number) for number in range(GROUP_SIZE)]
 
 
-def too_long(chance: random.Random, serial: int) -> tuple[Reward, str, list[Case]]:
+def too_long(chance: random.Random, serial: int) -> Kind:
     """Responses of 50 MB beside short ones."""
     long = Case("1" * 50_000_000 + r"\boxed{9}", 0, None)
     return BY_RULE, "9", [long, *[Case("2+7=9\n\\boxed{9}", 1, 1)] * (GROUP_SIZE - 1)]
@@ -248,27 +252,26 @@ async def misfortune(pool: Pool, server: ScriptedServer) -> AsyncIterator[None]:
             await striking
 
 
-@pytest.mark.timeout(900)
-async def test_no_reward_is_invented_and_no_response_is_lost() -> None:
-    await grade_everything(10)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(0)
-async def test_no_reward_is_invented_in_the_long_run() -> None:
-    census = await grade_everything(34 * ROUNDS)
-    assert census.ungradable.total() < 0.05 * census.graded, census.ungradable
-
-
-async def grade_everything(size: int) -> Census:
-    """Grade so many groups as `groups` makes of this size, in the midst of misfortune."""
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(10, marks=pytest.mark.timeout(900)),
+        pytest.param(34 * ROUNDS, marks=[pytest.mark.long, pytest.mark.timeout(0)]),
+    ],
+)
+async def test_no_reward_is_invented_and_no_response_is_lost(size: int) -> None:
+    """In the midst of misfortune."""
     census = Census()
     places = asyncio.Semaphore(GROUPS_AT_ONCE)
 
     async def grade(reward: Reward, group: RolloutGroup, cases: list[Case]) -> None:
         try:
-            for case, groups in zip(cases, await grading.grade(reward, group, tools), strict=True):
-                census.enter(case, groups)
+            for case, scores in zip(
+                cases,
+                await grading.grade(reward, group, tools),
+                strict=True,
+            ):
+                census.enter(case, scores)
         finally:
             places.release()
 
@@ -278,10 +281,10 @@ async def grade_everything(size: int) -> Census:
         Judge(judge_settings(server, timeout_s=2.0)) as judge,
     ):
         tools = Tools(pool, judge)
-        async with misfortune(pool, server), asyncio.TaskGroup() as grading_all:
+        async with misfortune(pool, server), asyncio.TaskGroup() as tasks:
             for reward, group, cases in groups(size):
                 await places.acquire()
-                grading_all.create_task(grade(reward, group, cases))
+                tasks.create_task(grade(reward, group, cases))
         assert BACKLOG.labels("no")._value.get() == BACKLOG.labels("yes")._value.get() == 0
         await run_full_strength(pool)
         await until(lambda: judge.is_up, within_s=60)
@@ -289,14 +292,24 @@ async def grade_everything(size: int) -> Census:
     assert census.graded == GROUP_SIZE * (37 * size + 1)
     assert set(census.ungradable) <= UNGRADABLE
     assert census.ungradable["no_verdict"] >= 2 * size  # twice as many never get a verdict
-    return census
+    if size > 10:
+        assert census.ungradable.total() < 0.05 * census.graded, census.ungradable
 
 
 async def run_full_strength(pool: Pool) -> None:
     """Both workers answer, at the same time; one may be new, and take a while to come."""
     nap = "tests.unit.grader.hostile:nap_and_tell"
     for _ in range(20):
-        one, other = await asyncio.gather(*(pool.run(nap, 0.3, deadline_s=30) for _ in range(2)))
+        one, other = await asyncio.gather(
+            *(
+                pool.run(
+                    nap,
+                    0.3,
+                    deadline_s=30,
+                )
+                for _ in range(2)
+            )
+        )
         if isinstance(one, Value) and isinstance(other, Value) and one != other:
             return
     raise AssertionError("one worker does the work of two")

@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 import shutil
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.faults import KINDS, Fault, Misfortune, draw
+from tests.chaos.faults import KINDS, Fault, draw, strike
 from tests.chaos.job import a_chaos_recipe
-from tests.chaos.judgement import Outcome, read_outcome
+from tests.chaos.judgement import Outcome, differences, read_outcome
 from tests.chaos.stack import Stack, prepare_forks, stack_with_job
 
 pytestmark = [pytest.mark.redis, pytest.mark.stack]
@@ -52,7 +51,7 @@ class Run:
                 if self.faults:
                     stack.switches.throw("pace")
                 stack.start()
-                await Misfortune(stack, ending, self.journal).strike(self.faults)
+                await strike(stack, self.faults, ending, self.journal)
                 stack.switches.release("pace")
                 await ending
                 self.outcome = await read_outcome(stack)
@@ -69,8 +68,8 @@ class Run:
 
     def report(self, undisturbed: Outcome) -> str:
         """What is wrong with the run: nothing, if it came to what an undisturbed one came to."""
-        differences = self.outcome.differences(undisturbed) if self.outcome else (self.stalled,)
-        if verdict := list(differences):
+        verdict = differences(self.outcome, undisturbed) if self.outcome else [self.stalled]
+        if verdict:
             return "\n".join([f"{self.folder}, where logs are:", *self.journal, *verdict])
         shutil.rmtree(self.folder)
         return ""
@@ -83,17 +82,13 @@ async def _wait_until_ended(stack: Stack) -> None:
         TimeoutError: if it makes no step for a long time.
     """
     step = -1
-    since = time.monotonic()
     while True:
-        record = await stack.record()
-        if record.state.is_final:
-            return
-        if record.step > step:
-            step = record.step
-            since = time.monotonic()
-        if time.monotonic() > since + _STALL_S:
-            raise TimeoutError
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(_STALL_S):
+            while (record := await stack.record()).step <= step:
+                if record.state.is_final:
+                    return
+                await asyncio.sleep(0.05)
+        step = record.step
 
 
 async def _go(runs: Sequence[Run]) -> None:
@@ -116,9 +111,8 @@ def disturbed(folder: Path, seeds: Sequence[int], count: int) -> list[Run]:
     }
     prepare_forks()
     waiting = [*models.values(), *runs]
-    while waiting:
-        asyncio.run(_go(waiting[:AT_ONCE]))
-        del waiting[:AT_ONCE]
+    for first in range(0, len(waiting), AT_ONCE):
+        asyncio.run(_go(waiting[first : first + AT_ONCE]))
     reports: list[str] = []
     for run in runs:
         undisturbed = models[run.with_critic]
@@ -139,7 +133,7 @@ def test_a_thousand_faults_change_nothing_of_what_is_learned(tmp_path: Path) -> 
     seeds: Sequence[int] = (1, 2, 3, 4)
     if "SEED" in os.environ:
         seeds = [int(os.environ["SEED"])]
-    elif "SEEDS" in os.environ:
+    if "SEEDS" in os.environ:
         seeds = random.sample(range(10**9), int(os.environ["SEEDS"]))
     runs = disturbed(tmp_path, seeds, MANY)
     kills = sum((run.kills for run in runs), Counter[str]())

@@ -7,46 +7,40 @@ import os
 import re
 import secrets
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-import openai
 import pytest
 import yaml
-from protocol.recipe import load_recipe
 
 from deploy.local import USERS
+from deploy.processes import free_ports
 from tests.containers.engines import ROOT, Engine, engine
+from tests.stack.conftest import TASKS, Jobs, Json, wait_for
 
 SERVICES = ("gateway", "grader", "rollout", "learner", "environment")
 PROJECT = "weir-test"
 _ALL = ("--profile", "environment")  # services, also those that are started on request
 _CONTAINER_ENDED = ("running", "stopped container", "ended with 137")  # as podman says it
-ENDED = {"succeeded", "failed", "cancelled"}
-Json = dict[str, Any]
 
 
-@dataclass
-class Stack:
+@dataclass(kw_only=True)
+class Stack(Jobs):
     engine: Engine
     files: tuple[str, ...]
-    services: tuple[str, ...]  # those that can run here
-    sdk: openai.OpenAI
+    services: tuple[str, ...] = ()  # those that can run here
 
     def compose(self, *arguments: str) -> str:
         files = [word for file in self.files for word in ("--file", file)]
         return self.engine.run(*self.engine.compose, *files, "-p", PROJECT, *arguments)
 
-    def up(self) -> None:
-        self.compose("up", "--detach", "--no-build", *self.services)
-        self.wait_until_ready()
+    def job_ids(self) -> set[str]:
+        return {job["id"] for job in self.weir.jobs()}
 
     def wait_until_ready(self) -> None:
-        wait_until(lambda: self.sdk.fine_tuning.jobs.list(limit=1) is not None, 240, "the gateway")
+        wait_for(lambda: self.job_ids() is not None, 240, "the gateway")
 
     def execute(self, service: str, *command: str) -> str:
         """What a command prints in a container; a learner's begins anew after a job.
@@ -72,67 +66,24 @@ class Stack:
         victim = self.first_process(service)
         assert victim, f"{service} does not run"  # 0 would be this very process and its kin
         os.kill(victim, signal.SIGKILL)
-        wait_until(
-            lambda: self.first_process(service) not in {0, victim}, 180, f"{service} to start again"
+
+        def is_back() -> bool:
+            return self.first_process(service) not in {0, victim}
+
+        wait_for(is_back, 180, f"{service} to start again")
+
+    def train(self, steps: int) -> str:
+        """Submit a small job on the demo's model and tasks."""
+        return self.submit(
+            start="examples/arithmetic/base-model",
+            held_out=TASKS.with_name("held_out.jsonl"),
+            training={"steps": steps, "groups_per_step": 8, "checkpoint_every": 5},
+            evaluation={"tasks": 32},
         )
-
-    def submit(self, steps: int) -> str:
-        """A small job on the demo's model and tasks."""
-        recipe = load_recipe(ROOT / "recipes/demo.toml").model_dump(mode="json")
-        del recipe["tasks"]
-        model = recipe["model"].pop("path")
-        recipe["training"] |= {"steps": steps, "groups_per_step": 8, "checkpoint_every": 5}
-        recipe["evaluation"] |= {"tasks": 32}
-        files = {
-            name: self.sdk.files.create(
-                file=ROOT / f"examples/arithmetic/{name}.jsonl", purpose="fine-tune"
-            ).id
-            for name in ("train", "held_out")
-        }
-        return self.sdk.fine_tuning.jobs.create(
-            model=model,
-            training_file=files["train"],
-            validation_file=files["held_out"],
-            extra_body={"recipe": recipe},
-        ).id
-
-    def job(self, job_id: str) -> Json:
-        return self.sdk.fine_tuning.jobs.retrieve(job_id).model_dump()
-
-    def wait_for_step(self, job_id: str, step: int) -> None:
-        def reached() -> bool:
-            job = self.job(job_id)
-            assert job["status"] not in ENDED, job
-            return job["weir"]["step"] >= step
-
-        wait_until(reached, 240, f"step {step}")
-
-    def wait_for_end(self, job_id: str) -> Json:
-        wait_until(lambda: self.job(job_id)["status"] in ENDED, 400, f"the end of {job_id}")
-        return self.job(job_id)
 
 
 def container(service: str) -> str:
     return f"{PROJECT}-{service}-1"
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait, also through the time when the gateway is not there."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            if condition():
-                return
-        except (openai.APIConnectionError, openai.InternalServerError):
-            pass
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.5)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
@@ -160,33 +111,37 @@ def running_engine() -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def stack(running_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("compose")
-    port, key = free_port(), secrets.token_hex(16)
-    passwords = ("redis_password", *(f"redis_{user}" for user in USERS), "grafana_password")
-    of_test = {name: secrets.token_hex(16) for name in passwords}
-    of_test["environment_key"] = secrets.token_hex(16)
-    for name, text in (of_test | {"api_keys": key}).items():
+    users = [f"redis_{user}" for user in USERS]
+    names = ("redis_password", *users, "grafana_password", "environment_key", "api_keys")
+    texts = {name: secrets.token_hex(16) for name in names}
+    for name, text in texts.items():
         (folder / name).write_text(text)
-    named = {name: {"file": str(folder / name)} for name in (*of_test, "api_keys")}
-    override = f"secrets: {json.dumps(named)}\n{running_engine.override}\n"
+    files = {name: {"file": str(folder / name)} for name in names}
+    override = f"secrets: {json.dumps(files)}\n{running_engine.override}\n"
     (folder / "override.yml").write_text(override)
     folder.chmod(0o755)
-    running_engine.environment |= {"WEIR_GATEWAY_PORT": f"127.0.0.1:{port}"}
-    sdk = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
-    described = Stack(running_engine, ("docker-compose.yml", str(folder / "override.yml")), (), sdk)
-    names = described.compose(*_ALL, "config", "--services").split()
-    described.services = tuple(name for name in names if name not in running_engine.cannot_make)
+    address = f"127.0.0.1:{next(free_ports())}"
+    running_engine.environment |= {"WEIR_GATEWAY_PORT": address}
+    stack = Stack(
+        facts={"url": f"http://{address}", "api_key": texts["api_keys"]},
+        engine=running_engine,
+        files=("docker-compose.yml", str(folder / "override.yml")),
+    )
+    services = stack.compose(*_ALL, "config", "--services").split()
+    stack.services = tuple(name for name in services if name not in running_engine.cannot_make)
     with running_engine.serving():
         try:
-            described.up()
-            yield described
+            stack.compose("up", "--detach", "--no-build", *stack.services)
+            stack.wait_until_ready()
+            yield stack
         finally:
-            (folder / "containers.log").write_text(described.compose("logs", "--no-color"))
-            described.compose(*_ALL, "down", "--volumes", "--timeout", "5")
+            (folder / "containers.log").write_text(stack.compose("logs", "--no-color"))
+            stack.compose(*_ALL, "down", "--volumes", "--timeout", "5")
 
 
 @pytest.fixture(scope="session")
 def trained(stack: Stack) -> Json:
-    return stack.wait_for_end(stack.submit(steps=10))
+    return stack.wait_for_end(stack.train(steps=10))
 
 
 def tagged(service: str) -> list[str]:

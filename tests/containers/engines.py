@@ -101,7 +101,12 @@ class Podman(Engine):
         stopping = threading.Event()
         asking = threading.Thread(target=self._ask_redis, args=[stopping])
         with (self.home / "service.log").open("w") as log:
-            service = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+            service = subprocess.Popen(
+                command,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+            )
         try:
             while not (self.home / "podman.sock").exists():
                 assert service.poll() is None, (self.home / "service.log").read_text()
@@ -116,7 +121,13 @@ class Podman(Engine):
 
     def _ask_redis(self, stopping: threading.Event) -> None:
         while not stopping.wait(2):
-            for container in self("ps", "--quiet", "--filter", "name=redis-1", check=False).split():
+            for container in self(
+                "ps",
+                "--quiet",
+                "--filter",
+                "name=redis-1",
+                check=False,
+            ).split():
                 self("healthcheck", "run", container, check=False)
 
     def is_healthy(self, container: str) -> bool:

@@ -7,22 +7,17 @@ docker engine or a Debian on which prepare.sh can make up for one.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.containers.conftest import SERVICES, Json, Stack, container, wait_until
+from tests.containers.conftest import SERVICES, Stack, container
 from tests.containers.engines import Engine
+from tests.stack.conftest import Json, wait_for
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
-
-
-USERS = {"gateway": 10001, "learner": 10002, "rollout": 10003, "grader": 10004}
-USERS |= {"environment": 10005}
 
 
 def is_sound(job: Json) -> bool:
@@ -40,61 +35,62 @@ def test_a_job_learns(trained: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    ("service", "heavy"),
+    ("service", "user", "heavy"),
     [
-        ("gateway", {"fastapi"}),
-        ("grader", {"math_verify"}),
-        ("rollout", {"torch", "vllm", "fastapi"}),
-        ("learner", {"torch", "deepspeed"}),
-        ("environment", {"verifiers", "math_verify"}),
+        ("gateway", 10001, {"fastapi"}),
+        ("learner", 10002, {"torch", "deepspeed"}),
+        ("rollout", 10003, {"torch", "vllm", "fastapi"}),
+        ("grader", 10004, {"math_verify"}),
+        ("environment", 10005, {"verifiers", "math_verify"}),
     ],
 )
 def test_a_container_may_do_little_holds_its_service_alone_and_is_healthy(
-    stack: Stack, service: str, heavy: set[str]
+    stack: Stack, service: str, user: int, heavy: set[str]
 ) -> None:
     status = stack.execute(service, "cat", "/proc/1/status")
     facts = dict(line.split(":", 1) for line in status.splitlines())
-    assert facts["Uid"].split() == [str(USERS[service])] * 4
+    assert facts["Uid"].split() == [str(user)] * 4
     assert int(facts["CapEff"], 16) == int(facts["CapBnd"], 16) == 0
     assert facts["NoNewPrivs"].strip() == "1"
     mounts = [line.split() for line in stack.execute(service, "cat", "/proc/mounts").splitlines()]
     (root,) = (options for _, place, _, options, *_ in mounts if place == "/")
     assert "ro" in root.split(",")
-    with_it = {"data"} if service == "grader" else set[str]()  # whose reader `weir data` uses
-    present = set(stack.execute(service, "ls", "/app/services").split())
-    assert present == {"__init__.py", "chassis", service} | with_it
+    folders = set(stack.execute(service, "ls", "/app/services").split())
+    if service == "grader":  # whose reader `weir data` uses
+        folders.remove("data")
+    assert folders == {"__init__.py", "chassis", service}
     packages = ("torch", "vllm", "deepspeed", "fastapi", "math_verify", "verifiers")
     look = f"import importlib.util as u; print(*(n for n in {packages} if u.find_spec(n)))"
     assert set(stack.execute(service, "python3", "-c", look).split()) == heavy
-    wait_until(lambda: stack.engine.is_healthy(container(service)), 240, f"{service} to be healthy")
+    wait_for(lambda: stack.engine.is_healthy(container(service)), 240, f"{service} to be healthy")
 
 
 def test_prometheus_reaches_every_service_and_has_the_last_evaluation_of_a_job(
     stack: Stack, trained: Json
 ) -> None:
-    def asked(expression: str) -> list[dict[str, str]]:
+    def query(expression: str) -> list[dict[str, str]]:
         query = ["promtool", "query", "instant", "-o", "json", "http://127.0.0.1:9090", expression]
         return [series["metric"] for series in json.loads(stack.execute("prometheus", *query))]
 
     def reached() -> bool:
-        up = asked('up{job=~"weir|redis"} == 1')
+        up = query('up{job=~"weir|redis"} == 1')
         return {m.get("service", m["job"]) for m in up} == {*SERVICES, "redis"}
 
-    wait_until(reached, 240, "every target to be up")
+    wait_for(reached, 240, "every target to be up")
     metric = f'weir_job_evaluation{{job="{trained["id"]}",name="accuracy"}}'
-    wait_until(lambda: bool(asked(metric)), 120, metric)
+    wait_for(lambda: bool(query(metric)), 120, metric)
 
 
 def test_the_gateway_shows_what_the_learner_has_kept(stack: Stack, trained: Json) -> None:
     words = ["weir", "samples", trained["id"], "--correct", "--limit", "3", "--json"]
     samples = [json.loads(line) for line in stack.execute("gateway", *words).splitlines()]
     assert [sample["accuracy"] for sample in samples] == [1.0] * 3
-    page = httpx.get(str(stack.sdk.base_url).removesuffix("v1/"))
+    page = httpx.get(stack.facts["url"])
     assert "static/js/main.js" in page.text
 
 
 @pytest.mark.parametrize(
-    ("service", "words", "status", "said"),
+    ("service", "words", "status", "text"),
     [
         ("learner", "plan /workspace/recipes/demo.toml", 0, "rollout"),
         ("grader", "data --help", 0, "usage"),
@@ -104,11 +100,16 @@ def test_the_gateway_shows_what_the_learner_has_kept(stack: Stack, trained: Json
     ],
 )
 def test_weir_runs_a_verb_where_its_service_is(
-    stack: Stack, service: str, words: str, status: int, said: str
+    stack: Stack, service: str, words: str, status: int, text: str
 ) -> None:
     command = [stack.engine.program, "exec", container(service), "weir", *words.split()]
-    done = subprocess.run(command, env=stack.engine.environment, capture_output=True, text=True)
-    assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done
+    done = subprocess.run(
+        command,
+        env=stack.engine.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, text in done.stdout + done.stderr) == (status, True), done
 
 
 def test_an_image_has_a_list_of_its_packages(running_engine: Engine, tmp_path: Path) -> None:
@@ -121,28 +122,25 @@ def test_an_image_has_a_list_of_its_packages(running_engine: Engine, tmp_path: P
 
 
 def test_every_container_may_die(stack: Stack, trained: Json) -> None:
-    job = stack.submit(steps=60)
+    job = stack.train(steps=60)
     stack.wait_for_step(job, 1)
     for service in sorted(stack.services):
-        step = stack.job(job)["weir"]["step"]
+        step = stack.step(job)
         stack.kill(service)
         stack.wait_for_step(job, step + 2)
     assert is_sound(stack.wait_for_end(job))
 
 
 def test_a_stopped_stack_keeps_its_jobs_and_models(stack: Stack, trained: Json) -> None:
-    jobs = {job.id for job in stack.sdk.fine_tuning.jobs.list()}
+    jobs = stack.job_ids()
     stack.compose("stop", "--timeout", "10")
     stack.compose("start", *stack.services)
     stack.wait_until_ready()
-    assert {job.id for job in stack.sdk.fine_tuning.jobs.list()} == jobs
-    model = stack.job(trained["id"])["weir"]["result"]["model"]
+    assert stack.job_ids() == jobs
+    model = stack.weir.job(trained["id"])["weir"]["result"]["model"]
     assert "model.safetensors" in stack.execute("learner", "ls", model)
 
 
 def test_a_trained_model_can_be_fetched(stack: Stack, trained: Json, tmp_path: Path) -> None:
-    url = str(stack.sdk.base_url).removesuffix("/v1/")
-    command = [sys.executable, "-m", "weir", "fetch", trained["id"]]
-    where = {"WEIR_URL": url, "WEIR_API_KEY": stack.sdk.api_key}
-    subprocess.run([*command, str(tmp_path / "model")], env=os.environ | where, check=True)
+    stack.weir.fetch_model(trained["id"], tmp_path / "model")
     assert (tmp_path / "model/model.safetensors").stat().st_size > 1_000_000

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from protocol.recipe import Sampling
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -20,13 +23,16 @@ from tests.inline_prompts import InlinePrompts
 
 if TYPE_CHECKING:
     from services.rollout.engine import Engine
+    from services.rollout.samples import Sample
 
 EOS = 2
 MAX_CONTEXT = 4096
-ENDLESS = 4000  # tokens; sampling them takes long enough for anything to happen meanwhile
+ENDLESS = 4000  # tokens
 TOLERANCE = 1e-3  # nats, in float32
 CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz"
-Reference = Callable[..., np.ndarray]
+PROMPT = [1, *range(5, 25)]
+LONG_PROMPT = [1, *(3 + number % 40 for number in range(299))]  # more than two cache blocks
+APART = 0.5  # other weights are at least so far off, by their worst token
 disable_progress_bar()
 # Small models are computed no sooner by two threads, which take twice the processor time.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -37,7 +43,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token per character, with a BOS in front."""
     entries = ["<pad>", "<bos>", "<eos>", *CHARACTERS.replace(" ", "\u0120")]
     tokenizer = Tokenizer(
-        models.BPE(vocab={entry: i for i, entry in enumerate(entries)}, merges=[])
+        models.BPE(
+            vocab={entry: i for i, entry in enumerate(entries)},
+            merges=[],
+        )
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -54,7 +63,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def write_model(folder: Path, seed: int, *, ends_soon: bool = False) -> Path:
+def write_model(
+    folder: Path,
+    seed: int,
+    *,
+    ends_soon: bool = False,
+) -> Path:
     """A random Qwen2 with a tied head, which hardly ever ends a response, or soon does.
 
     The layers leave one hidden dimension alone, so what a token has there is its bias.
@@ -89,10 +103,8 @@ def write_model(folder: Path, seed: int, *, ends_soon: bool = False) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.end()
+def ranks() -> Ranks:
+    return Ranks()
 
 
 @pytest.fixture(scope="session")
@@ -125,21 +137,58 @@ def folder_that_ends_soon(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "ends-soon", 3, ends_soon=True)
 
 
-@pytest.fixture(scope="session")
-def reference() -> Reference:
-    """Log-probs of a response by transformers, in float32."""
+@lru_cache
+def load_reference(folder: Path) -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
-    def logprobs(
-        folder: Path, prompt: Sequence[int], token_ids: np.ndarray, temperature: float = 1.0
-    ) -> np.ndarray:
-        model = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        ids = torch.tensor([[*prompt, *token_ids.tolist()]])
-        with torch.no_grad():
-            logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature
-        chosen = torch.log_softmax(logits, dim=-1).gather(1, ids[0, len(prompt) :, None])
-        return chosen[:, 0].numpy()
 
-    return logprobs
+def compute_logprobs(
+    folder: Path,
+    prompt: Sequence[int],
+    token_ids: Sequence[int] | np.ndarray,
+    temperature: float = 1.0,
+) -> np.ndarray:
+    """Log-probs of a response by transformers, in float32, of weights that stay as they are."""
+    ids = torch.tensor([[*prompt, *token_ids]])
+    with torch.no_grad():
+        logits = load_reference(folder)(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+    chosen = torch.log_softmax(logits / temperature, dim=-1).gather(1, ids[0, len(prompt) :, None])
+    return chosen[:, 0].numpy()
+
+
+def gap(
+    folder: Path,
+    sample: Sample,
+    prompt: Sequence[int] = PROMPT,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    temperature: float = 1.0,
+) -> float:
+    """The largest difference to `compute_logprobs`, in nats, within the tokens ``[start, end)``."""
+    expected = compute_logprobs(folder, prompt, sample.token_ids, temperature)
+    return float(np.abs(expected - sample.behavior_logprobs)[start:end].max())
+
+
+async def sample_group(
+    engine: Engine, size: int = 1, *, prompt: list[int] = PROMPT, seed: int = 0, **sampling: object
+) -> list[Sample]:
+    chosen = Sampling.model_validate({"max_tokens": 40, **sampling})
+    return await engine.generate(prompt, chosen, size, seed)
+
+
+def begin_group(engine: Engine, size: int, **options: Any) -> asyncio.Task[list[Sample]]:
+    """One that takes long enough for anything to happen meanwhile."""
+    return asyncio.create_task(sample_group(engine, size, **{"max_tokens": ENDLESS, **options}))
+
+
+async def until_sampling(engine: Engine, num_responses: int) -> None:
+    async with asyncio.timeout(120):
+        while num_responses != sum(
+            state.detokenizer is not None and state.detokenizer.num_output_tokens() > 0
+            for state in engine.llm.output_processor.request_states.values()
+        ):
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture(scope="session")

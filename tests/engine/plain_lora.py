@@ -31,17 +31,15 @@ def adapt(model: PreTrainedModel, adapter: Path, scale: float) -> None:
 
 def adapter_of(model: PreTrainedModel) -> dict[str, Tensor]:
     """The adapter, by the names that peft gives its weights."""
-    return {
-        f"base_model.model.{name}.lora_{matrix}.weight": getattr(module, matrix.lower()).detach()
-        for name, module in (
-            (path.removesuffix(".parametrizations.weight.0"), found)
-            for path, found in model.named_modules()
-            if isinstance(found, _Adapted)
-        )
-        for matrix in "AB"
-    }
+    weights = {}
+    for path, module in model.named_modules():
+        if isinstance(module, _Adapted):
+            name = f"base_model.model.{path.removesuffix('.parametrizations.weight.0')}"
+            weights[f"{name}.lora_A.weight"] = module.a.detach()
+            weights[f"{name}.lora_B.weight"] = module.b.detach()
+    return weights
 
 
 def trained_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
-    """What the optimizer is to move."""
+    """Those that the optimizer is to move."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]

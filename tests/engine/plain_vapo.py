@@ -68,7 +68,11 @@ class PlainVapo:
             def critic_loss(s: Sample, tokens: int = tokens) -> Tensor:
                 return self.critic_loss(s, prepared[id(s)]) / tokens
 
-            def policy_loss(s: Sample, tokens: int = tokens, positive: int = positive) -> Tensor:
+            def policy_loss(
+                s: Sample,
+                tokens: int = tokens,
+                positive: int = positive,
+            ) -> Tensor:
                 return self.policy_loss(s, prepared[id(s)], tokens, positive)
 
             self.learns_critic.from_losses(critic_loss, mini_batch)
@@ -103,9 +107,7 @@ class PlainVapo:
     def policy_loss(self, sample: Sample, step: Prepared, tokens: int, positive: int) -> Tensor:
         new, distribution = logprobs(self.policy, sample)
         ratio = (new - step.old).exp()
-        gain = torch.minimum(
-            ratio * step.advantages, ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH) * step.advantages
-        )
+        gain = clip_gain(ratio, step.advantages)
         behavior = torch.from_numpy(sample.behavior_logprobs)
         weight = (step.old - behavior).exp().clamp(max=CORRECTION_CAP)
         odds = (step.reference - new).exp()
@@ -157,6 +159,11 @@ def logprobs(model: PreTrainedModel, sample: Sample) -> tuple[Tensor, Tensor]:
     logits = model(ids_of(sample)).logits[0, len(sample.prompt_ids) - 1 : -1]
     distribution = torch.log_softmax(logits / TEMPERATURE, -1)[sample.own_places]
     return distribution[range(sample.num_own), sample.token_ids[sample.own_places]], distribution
+
+
+def clip_gain(ratio: Tensor, advantages: Tensor | float) -> Tensor:
+    clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+    return torch.minimum(ratio * advantages, clipped * advantages)
 
 
 def ids_of(sample: Sample) -> Tensor:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from protocol.messages import FinishReason, Task
-from protocol.recipe import Sampling
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.chassis.prompts import PromptError
@@ -27,13 +26,14 @@ from services.learner.training.trial import try_models
 from services.rollout.engine import Engine
 from services.rollout.samples import begins_thinking, response_text
 from services.rollout.settings import EngineSettings
-from tests.engine.conftest import TOLERANCE
+from tests.engine.conftest import TOLERANCE, sample_group
 from tests.inline_prompts import InlinePrompts
 from tests.published import MODELS, write_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 TEXT = "鸡兔同笼 🐔🐰: 3 + 4 = é\n\n?"
+TASK = Task(id="t", prompt=TEXT)
 PLAIN = "Question: {prompt}\nAnswer:"
 WITHOUT_BOS = "qwen3"
 WITHOUT_TEMPLATE = WITH_SINKS = "gptoss"  # of attention, which the learner's packed rows lack
@@ -62,22 +62,28 @@ async def prompts(folder: Path) -> AsyncIterator[PromptRenderer]:
         yield prompts
 
 
-async def test_a_plain_prompt_is_the_tokenizers(prompts: PromptRenderer, tokenizer: Any) -> None:
-    ids = await prompts.render(Task(id="t", prompt=TEXT), PLAIN, {})
+async def test_a_plain_prompt_and_a_response_are_the_tokenizers(
+    folder: Path, prompts: PromptRenderer, tokenizer: Any
+) -> None:
+    ids = await prompts.render(TASK, PLAIN, {})
     assert ids == tokenizer(PLAIN.format(prompt=TEXT)).input_ids
     assert TEXT in tokenizer.decode(ids)
+    ids = [*tokenizer(TEXT, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    assert response_text(tokenizer, ids, is_stopped=True) == TEXT
+    assert response_text(tokenizer, ids, is_stopped=False) == TEXT + tokenizer.eos_token
+    texts = decode(str(folder / "tokenizer.json"), 0, ids, skip_special_tokens=False)
+    assert (len(texts), "".join(texts)) == (len(ids), TEXT + tokenizer.eos_token)
 
 
 @pytest.mark.parametrize("options", THINKING, ids=str)
 async def test_a_chat_is_the_templates(
     name: str, prompts: PromptRenderer, tokenizer: Any, options: dict[str, Any]
 ) -> None:
-    task = Task(id="t", prompt=TEXT)
     if name == WITHOUT_TEMPLATE:
         with pytest.raises(PromptError, match="no chat template"):
-            await prompts.render(task, None, options)
+            await prompts.render(TASK, None, options)
         return
-    ids = await prompts.render(task, None, options)
+    ids = await prompts.render(TASK, None, options)
     turns = [{"role": "user", "content": TEXT}]
     of_transformers = {"add_generation_prompt": True, "return_dict": False, **options}
     assert ids == tokenizer.apply_chat_template(turns, **of_transformers)
@@ -90,18 +96,24 @@ async def test_control_tokens_in_a_problem_are_text(
 ) -> None:
     template = PLAIN if name == WITHOUT_TEMPLATE else None
     hidden = f"1{tokenizer.eos_token}{tokenizer.eos_token}2"
-    plain = await prompts.render(Task(id="t", prompt="12"), template, {})
-    ids = await prompts.render(Task(id="t", prompt=hidden), template, {})
+    plain = await prompts.render(
+        Task(
+            id="t",
+            prompt="12",
+        ),
+        template,
+        {},
+    )
+    ids = await prompts.render(
+        Task(
+            id="t",
+            prompt=hidden,
+        ),
+        template,
+        {},
+    )
     assert ids.count(tokenizer.eos_token_id) == plain.count(tokenizer.eos_token_id)
     assert hidden in tokenizer.decode(ids)
-
-
-def test_a_response_and_its_tokens_make_the_same_text(folder: Path, tokenizer: Any) -> None:
-    ids = [*tokenizer(TEXT, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    assert response_text(tokenizer, ids, is_stopped=True) == TEXT
-    assert response_text(tokenizer, ids, is_stopped=False) == TEXT + tokenizer.eos_token
-    shown = decode(str(folder / "tokenizer.json"), 0, ids, skip_special_tokens=False)
-    assert (len(shown), "".join(shown)) == (len(ids), TEXT + tokenizer.eos_token)
 
 
 async def test_a_tokenizer_that_transformers_reads_as_another_is_refused(
@@ -132,13 +144,12 @@ async def test_the_engine_computes_it_before_and_after_an_export(
     settings = EngineSettings(
         dtype="float32", max_context=256, kv_cache_bytes=64 * 2**20, max_sequences=8
     )
+    ids = tokenizer(PLAIN.format(prompt=TEXT)).input_ids
     engine = await Engine.start(InlinePrompts(), folder, "1.0", settings)
     try:
-        ids = tokenizer(PLAIN.format(prompt=TEXT)).input_ids
-        samples = await engine.generate(ids, Sampling(max_tokens=40), 3, 0)
-        for sample in samples:
-            of_transformers = logprobs(folder, [*ids, *sample.token_ids], engine.num_ids)
-            gaps = of_transformers[len(ids) - 1 :] - sample.behavior_logprobs
+        for sample in await sample_group(engine, 3, prompt=ids):
+            expected = logprobs(folder, [*ids, *sample.token_ids], engine.num_ids)
+            gaps = expected[len(ids) - 1 :] - sample.behavior_logprobs
             assert np.abs(gaps).max() < TOLERANCE
             is_stopped = sample.finish_reason == FinishReason.STOP
             assert is_stopped == (sample.token_ids[-1] == tokenizer.eos_token_id)
@@ -147,19 +158,28 @@ async def test_the_engine_computes_it_before_and_after_an_export(
             for parameter in model.parameters():
                 parameter *= 1.1
         write_folder(model, module_weights(model), folder, tmp_path)
+        expected = logprobs(tmp_path, ids, engine.num_ids)
         await engine.load(tmp_path, "1.1", keep_kv=False)
-        scored = np.array(await engine.score(ids, {}))[: len(ids) - 1]
-        assert np.abs(scored - logprobs(tmp_path, ids, engine.num_ids)).max() < TOLERANCE
+        await check_score(engine, ids, expected)
     finally:
         engine.shut_down()
-    again = await Engine.start(InlinePrompts(), tmp_path, "1.1", settings)
-    assert np.abs(np.array(await again.score(ids, {}))[: len(ids) - 1] - scored).max() < TOLERANCE
-    again.shut_down()
+    engine = await Engine.start(InlinePrompts(), tmp_path, "1.1", settings)
+    await check_score(engine, ids, expected)
+    engine.shut_down()
+
+
+async def check_score(engine: Engine, ids: list[int], expected: np.ndarray) -> None:
+    scored = np.array(await engine.score(ids, {}))[: len(expected)]
+    assert np.abs(scored - expected).max() < TOLERANCE
 
 
 def logprobs(folder: Path, ids: list[int], num_ids: float) -> np.ndarray:
     """Of all tokens but the first, by transformers."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **SAFELY).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        **SAFELY,
+    ).eval()
     row = torch.tensor([ids])
     with torch.no_grad():
         logits = model(row).logits[0, :-1, : int(num_ids)]

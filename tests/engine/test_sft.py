@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from tests.engine.conftest import write_model
+from tests.engine.outputs import TOLERANCE, largest_gap
 from tests.engine.ranks import Ranks
-from tests.engine.told import TOLERANCE, largest_gap
 from tests.engine.trouble import warm_start
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -32,7 +32,7 @@ held_out = "{folder}/held_out.jsonl"
 epochs = 3
 micro_batch_tokens = 60
 logprob_chunk_tokens = 20
-sequence_parallel = {shared_by}
+sequence_parallel = {num_ranks}
 [optimizer]
 learning_rate = 1e-3
 weight_decay = 0.01
@@ -55,7 +55,6 @@ def sft(
     start: Path,
     *,
     num_ranks: int = 1,
-    shared_by: int = 1,
     zero_stage: int = 1,
     more: str = "",
 ) -> tuple[int, str]:
@@ -63,11 +62,23 @@ def sft(
     folder.mkdir(exist_ok=True)
     for name, solutions in (("train", SOLUTIONS), ("held_out", HELD_OUT)):
         lines = [
-            json.dumps({"id": prompt, "prompt": prompt, "answer": "-", "solution": solution})
+            json.dumps(
+                {
+                    "id": prompt,
+                    "prompt": prompt,
+                    "answer": "-",
+                    "solution": solution,
+                }
+            )
             for prompt, solution in solutions.items()
         ]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    recipe = RECIPE.format(start=start, folder=folder, shared_by=shared_by, zero_stage=zero_stage)
+    recipe = RECIPE.format(
+        start=start,
+        folder=folder,
+        num_ranks=num_ranks,
+        zero_stage=zero_stage,
+    )
     (folder / "recipe.toml").write_text(recipe + more)
     status = ranks.run(
         warm_start,
@@ -83,11 +94,11 @@ def compute_loss(model: Any, tokenizer: Any, solutions: dict[str, str]) -> torch
     """The mean NLL per token of solutions and their ends, one sequence at a time."""
     losses = []
     for prompt, solution in solutions.items():
-        asked, answered = tokenizer(prompt).input_ids, tokenizer(prompt + solution).input_ids
-        ids = torch.tensor([[*answered, tokenizer.eos_token_id]])
+        question, whole = tokenizer(prompt).input_ids, tokenizer(prompt + solution).input_ids
+        ids = torch.tensor([[*whole, tokenizer.eos_token_id]])
         logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
         targets = ids[0, 1:]
-        losses.append(-logprobs[range(len(targets)), targets][len(asked) - 1 :])
+        losses.append(-logprobs[range(len(targets)), targets][len(question) - 1 :])
     return torch.cat(losses).mean()
 
 
@@ -96,7 +107,11 @@ def test_it_learns_what_plain_torch_does_and_says_how_well(
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(start)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=0,
+        weight_decay=0.01,
+    )
     held_out, losses = [], []
     for update in range(EPOCHS):
         optimizer.zero_grad()
@@ -108,20 +123,26 @@ def test_it_learns_what_plain_torch_does_and_says_how_well(
         losses.append(loss.item())
         held_out.append(compute_loss(model, tokenizer, HELD_OUT).item())
 
-    status, said = sft(ranks, tmp_path, start)
+    status, output = sft(ranks, tmp_path, start)
 
-    assert status == 0, said
-    assert "OVERFLOW" not in said  # the rehearsal is quiet
+    assert status == 0, output
+    assert "OVERFLOW" not in output  # the rehearsal is quiet
     learned = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     assert largest_gap(learned.state_dict(), model.state_dict()) <= TOLERANCE
     assert AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == tokenizer.get_vocab()
     for epoch, loss in enumerate(held_out, start=1):
-        assert f"epoch {epoch}/3: held-out loss {loss:.4f}" in said
-    assert f"update 3/3: loss {sum(losses) / 3:.4f}, " in said
+        assert f"epoch {epoch}/3: held-out loss {loss:.4f}" in output
+    assert f"update 3/3: loss {sum(losses) / 3:.4f}, " in output
 
-    status, said = sft(ranks, tmp_path / "two", start, num_ranks=2, shared_by=2, zero_stage=3)
-    assert status == 0, said
-    assert said.count("held-out loss") == EPOCHS
+    status, output = sft(
+        ranks,
+        tmp_path / "two",
+        start,
+        num_ranks=2,
+        zero_stage=3,
+    )
+    assert status == 0, output
+    assert output.count("held-out loss") == EPOCHS
     shared = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "out", dtype=torch.float32)
     assert largest_gap(shared.state_dict(), model.state_dict()) <= TOLERANCE
 
@@ -129,14 +150,14 @@ def test_it_learns_what_plain_torch_does_and_says_how_well(
 def test_what_an_adapter_has_learned_is_in_the_model(
     ranks: Ranks, start: Path, tmp_path: Path
 ) -> None:
-    status, said = sft(ranks, tmp_path, start, num_ranks=2, more="[model.lora]\nrank = 4\n")
-    assert status == 0, said
+    status, output = sft(ranks, tmp_path, start, num_ranks=2, more="[model.lora]\nrank = 4\n")
+    assert status == 0, output
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     losses = [
         compute_loss(AutoModelForCausalLM.from_pretrained(model), tokenizer, HELD_OUT).item()
         for model in (start, tmp_path / "out")
     ]
-    assert f"epoch 3/3: held-out loss {losses[1]:.4f}" in said
+    assert f"epoch 3/3: held-out loss {losses[1]:.4f}" in output
     assert abs(losses[1] - losses[0]) > 0.001
 
 
@@ -147,10 +168,10 @@ def test_a_model_that_cannot_learn_is_not_written(
     torch.nn.init.constant_(next(model.parameters()), torch.nan)
     model.save_pretrained(tmp_path / "broken")
     AutoTokenizer.from_pretrained(start).save_pretrained(tmp_path / "broken")
-    status, said = sft(ranks, tmp_path, tmp_path / "broken")
+    status, output = sft(ranks, tmp_path, tmp_path / "broken")
     assert status == 1
-    assert "update 3/3: loss nan" in said
-    assert "3 not made: not finite" in said
-    assert "weir: no update had a finite loss and gradient" in said
+    assert "update 3/3: loss nan" in output
+    assert "3 not made: not finite" in output
+    assert "weir: no update had a finite loss and gradient" in output
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / ".out.partial").exists()

@@ -10,26 +10,29 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
 )
 
+from services.learner.training.models import read_model
 from services.learner.training.samples import Sample
-from tests.engine.plain_vapo import PlainVapo
-from tests.engine.ranks import Ranks
-from tests.engine.told import (
+from services.learner.training.sequence import ALONE
+from tests.engine.outputs import (
     TOLERANCE,
-    assert_told_the_same,
+    assert_same_outputs,
     largest_gap,
     metrics_of,
     parameters_in,
     tokens_of,
 )
+from tests.engine.plain_vapo import Learns, PlainVapo, clip_gain, halves, logprobs
+from tests.engine.ranks import Ranks
 from tests.engine.train_some_steps import (
-    dropout_of,
     load_weights_alone,
     samples_of_step,
     save_or_resume,
@@ -47,83 +50,55 @@ def one_rank(ranks: Ranks, model: Path, tmp_path_factory: pytest.TempPathFactory
     return out
 
 
-def test_the_update_is_that_of_plain_torch(ranks: Ranks, model: Path, tmp_path: Path) -> None:
-    """One step without engine, micro-batches or chunks: a sample at a time, all its logits."""
+def test_the_update_is_that_of_plain_torch(model: Path, one_rank: Path) -> None:
+    """Without engine, micro-batches or chunks: a sample at a time, all its logits."""
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=0, betas=(0.9, 0.999), weight_decay=0.01)
     before = note_tokens(plain, samples_of_step(0))
-    for update, groups in enumerate((range(3), range(3, 6))):
-        samples = [s for s in samples_of_step(0) if s.group in groups]
-        num_tokens = sum(s.num_own for s in samples)
-        optimizer.zero_grad()
-        for sample in samples:
-            (surrogate_of(plain, sample) / num_tokens).backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = 1e-3 * (update + 1) / 3
-        optimizer.step()
-    ranks.run(train, model=model, out=tmp_path, steps=1, micro_batch_tokens=60)
-    learned = parameters_in(tmp_path)
+    learner = Learns(list(plain.parameters()))
+    for step in range(3):
+        for mini_batch in halves(samples_of_step(step)):
+            num_tokens = sum(sample.num_own for sample in mini_batch)
+
+            def compute_loss(sample: Sample, num_tokens: int = num_tokens) -> Tensor:
+                behavior = torch.from_numpy(sample.behavior_logprobs)
+                ratio = (logprobs(plain, sample)[0] - behavior).exp()
+                return -clip_gain(ratio, sample.advantage).sum() / num_tokens
+
+            learner.from_losses(compute_loss, mini_batch)
+    learned = parameters_in(one_rank)
     expected = {f"model.safetensors:{n}": p.detach() for n, p in plain.named_parameters()}
-    assert largest_gap(learned, {n: expected[n] for n in learned}) <= TOLERANCE
-    assert metrics_of(tmp_path)[0]["parity_tokens"] > 0
-    assert_told_of_each_token(tmp_path, before)
+    assert largest_gap(learned, {name: expected[name] for name in learned}) <= TOLERANCE
+    assert metrics_of(one_rank)[0]["parity_tokens"] > 0
 
-
-def assert_told_of_each_token(out: Path, before: dict[str, np.ndarray]) -> None:
-    """What the first update learns from is as before it; the second one's log-probs are not had."""
-    tokens = tokens_of(out)
-    first = sum(s.num_own for s in samples_of_step(0) if s.group < 3)
+    # The first update learns from tokens as before it; the second one's log-probs are not had.
+    tokens = tokens_of(one_rank)
+    first = sum(sample.num_own for sample in halves(samples_of_step(0))[0])
     for name in ("logprobs", "entropies"):
-        told, expected = tokens[f"0 {name}"], before[name]
-        assert told[:first] == pytest.approx(expected[:first], abs=TOLERANCE)
+        expected = pytest.approx(before[name][:first], abs=TOLERANCE)
+        assert tokens[f"0 {name}"][:first] == expected
     assert np.isnan(tokens["0 logprobs"][first:]).all()
-    assert tokens["0 entropies"][first:] == pytest.approx(before["entropies"][first:], abs=0.02)
-    assert tokens["0 entropies"][first:].tolist() != before["entropies"][first:].tolist()
+    entropies = tokens["0 entropies"][first:]
+    assert entropies == pytest.approx(before["entropies"][first:], abs=0.02)
+    assert entropies.tolist() != before["entropies"][first:].tolist()
     assert tokens["0 token_advantages"].tolist() == before["advantages"].tolist()
 
 
-def note_tokens(model: torch.nn.Module, samples: list[Sample]) -> dict[str, np.ndarray]:
+def note_tokens(model: PreTrainedModel, samples: list[Sample]) -> dict[str, np.ndarray]:
     """Log-probs, entropies and advantages of all own tokens, from their definitions."""
-    found: dict[str, list[torch.Tensor]] = {"logprobs": [], "entropies": [], "advantages": []}
+    rows = []
     for sample in samples:
         with torch.no_grad():
-            logprobs = logprobs_of(model, sample)
-        found["logprobs"].append(logprobs[range(sample.num_own), own_ids(sample)])
-        found["entropies"].append(-(logprobs.exp() * logprobs).sum(-1))
-        found["advantages"].append(torch.full([sample.num_own], sample.advantage))
-    return {name: torch.cat(values).numpy() for name, values in found.items()}
-
-
-def logprobs_of(model: torch.nn.Module, sample: Sample) -> torch.Tensor:
-    """Of every token of the vocabulary, where the policy sampled one."""
-    ids = torch.tensor([*sample.prompt_ids.tolist(), *sample.token_ids.tolist()])
-    logits = model(ids[None]).logits[0, len(sample.prompt_ids) - 1 : -1]
-    return torch.log_softmax(logits / 0.9, -1)[sample.own_places]
-
-
-def own_ids(sample: Sample) -> np.ndarray:
-    return sample.token_ids[sample.own_places]
-
-
-def surrogate_of(model: torch.nn.Module, sample: Sample) -> torch.Tensor:
-    """The sum over tokens of PPO's clipped loss, from its definition."""
-    logprobs = logprobs_of(model, sample)[range(sample.num_own), own_ids(sample)]
-    ratio = (logprobs - torch.from_numpy(sample.behavior_logprobs)).exp()
-    gain = torch.minimum(
-        ratio * sample.advantage, ratio.clamp(1 - 0.2, 1 + 0.28) * sample.advantage
-    )
-    return -gain.sum()
-
-
-def test_a_token_that_is_not_the_policys_and_context_of_none_changes_no_bit(
-    ranks: Ranks, model: Path, tmp_path: Path
-) -> None:
-    settings = {"vapo": True, "pretrain": 1, "steps": 1, "micro_batch_tokens": 120}
-    for name in ("one", "other"):
-        ranks.run(
-            train, model=model, out=tmp_path / name, other_endings=name == "other", **settings
+            chosen, distribution = logprobs(model, sample)
+        entropies = -(distribution.exp() * distribution).sum(-1)
+        rows.append(torch.stack([chosen, entropies, torch.full_like(chosen, sample.advantage)]))
+    names = ("logprobs", "entropies", "advantages")
+    return dict(
+        zip(
+            names,
+            torch.cat(rows, dim=1).numpy(),
+            strict=True,
         )
-    assert largest_gap(parameters_in(tmp_path / "one"), parameters_in(tmp_path / "other")) == 0
+    )
 
 
 @pytest.mark.parametrize(("zero_stage", "micro_batch_tokens"), [(2, 120), (3, 1)])
@@ -167,40 +142,61 @@ def assert_published(slot: Path, exported: Path) -> None:
 def everything(ranks: Ranks, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pretraining of the critic, then VAPO with every term that a loss can have."""
     out = tmp_path_factory.mktemp("vapo") / "out"
-    ranks.run(train, model=model, out=out, vapo=True, pretrain=2, save_at=2)
+    ranks.run(
+        train,
+        model=model,
+        out=out,
+        vapo=True,
+        pretrain=2,
+        save_at=2,
+    )
     return out
 
 
+def test_a_token_that_is_not_the_policys_and_context_of_none_changes_no_bit(
+    ranks: Ranks, model: Path, everything: Path, tmp_path: Path
+) -> None:
+    ranks.run(
+        train,
+        model=model,
+        out=tmp_path,
+        vapo=True,
+        pretrain=2,
+        other_endings=True,
+    )
+    assert largest_gap(parameters_in(everything), parameters_in(tmp_path)) == 0
+
+
 @pytest.mark.parametrize(
-    ("num_ranks", "split"),
+    "split",
     [
-        (1, {"zero_stage": 1, "micro_batch_tokens": 60}),
-        (2, {"zero_stage": 1, "offload": "optimizer"}),
-        (2, {"zero_stage": 2}),
-        (2, {"zero_stage": 3, "micro_batch_tokens": 60, "sequence_parallel": 2}),
-        (2, {"zero_stage": 3, "offload": "all"}),
+        {"zero_stage": 1, "offload": "optimizer"},
+        {"zero_stage": 3, "micro_batch_tokens": 60, "sequence_parallel": 2},
+        {"zero_stage": 3, "offload": "all"},
     ],
     ids=str,
 )
 def test_critic_and_every_term_of_the_loss_are_global_too(
-    ranks: Ranks,
-    model: Path,
-    everything: Path,
-    tmp_path: Path,
-    num_ranks: int,
-    split: dict[str, Any],
+    ranks: Ranks, model: Path, everything: Path, tmp_path: Path, split: dict[str, Any]
 ) -> None:
     settings = {"vapo": True, "pretrain": 2, "micro_batch_tokens": 120} | split
-    ranks.run(train, ranks=num_ranks, model=model, out=tmp_path, **settings)
+    ranks.run(
+        train,
+        ranks=2,
+        model=model,
+        out=tmp_path,
+        **settings,
+    )
     assert largest_gap(parameters_in(everything), parameters_in(tmp_path)) <= TOLERANCE
-    assert_told_the_same(everything, tmp_path)
+    assert_same_outputs(everything, tmp_path)
 
 
 def test_critic_and_every_term_of_the_loss_are_those_of_plain_torch(
     model: Path, everything: Path
 ) -> None:
     plain = PlainVapo(model)
-    before, told = note_tokens(plain.policy, samples_of_step(0)), tokens_of(everything)
+    before = note_tokens(plain.policy, samples_of_step(0))
+    tokens = tokens_of(everything)
     for step in range(2):
         plain.pretrain(samples_of_step(100 + step))
     for step in range(3):
@@ -208,9 +204,9 @@ def test_critic_and_every_term_of_the_loss_are_those_of_plain_torch(
     learned = parameters_in(everything)
     assert largest_gap(learned, {name: plain.parameters()[name] for name in learned}) <= TOLERANCE
     # Steps 0 and 1 were those of the critic alone, which tell nothing of tokens.
-    assert told["2 logprobs"] == pytest.approx(before["logprobs"], abs=TOLERANCE)
-    assert not any(name.startswith(("0 ", "1 ")) for name in told)
-    assert told["2 token_advantages"].std() == pytest.approx(1, abs=0.01)  # whitened
+    assert tokens["2 logprobs"] == pytest.approx(before["logprobs"], abs=TOLERANCE)
+    assert not any(name.startswith(("0 ", "1 ")) for name in tokens)
+    assert tokens["2 token_advantages"].std() == pytest.approx(1, abs=0.01)  # whitened
 
 
 @pytest.mark.long
@@ -226,20 +222,14 @@ def test_compiled_layers_compute_the_same(
 def test_policy_and_critic_go_on_from_a_checkpoint_bit_for_bit(
     ranks: Ranks, model: Path, everything: Path, tmp_path: Path
 ) -> None:
-    ranks.run(train, model=model, out=tmp_path, vapo=True, load_from=everything / "checkpoint")
+    ranks.run(
+        train,
+        model=model,
+        out=tmp_path,
+        vapo=True,
+        load_from=everything / "checkpoint",
+    )
     assert largest_gap(parameters_in(everything), parameters_in(tmp_path)) == 0
-
-
-@pytest.mark.parametrize(("zero_stage", "offload"), [(1, "none"), (3, "all")])
-def test_bfloat16_goes_on_from_a_checkpoint_bit_for_bit(
-    ranks: Ranks, model: Path, tmp_path: Path, zero_stage: int, offload: str
-) -> None:
-    settings = {"dtype": "bfloat16", "micro_batch_tokens": 60}
-    settings |= {"zero_stage": zero_stage, "offload": offload}
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    ranks.run(train, model=model, out=whole, save_at=2, **settings)
-    ranks.run(train, model=model, out=again, load_from=whole / "checkpoint", **settings)
-    assert largest_gap(parameters_in(whole), parameters_in(again)) == 0
 
 
 def test_weights_alone_are_loaded_as_into_new_models(
@@ -250,43 +240,63 @@ def test_weights_alone_are_loaded_as_into_new_models(
     for number, each in enumerate(settings):
         folder = tmp_path / str(number)
         for one, other in (("used", "saved"), ("used and train", "new and train")):
-            found, expected = parameters_in(folder / one), parameters_in(folder / other)
-            assert largest_gap(found, expected) == 0, (each, one)
+            gap = largest_gap(parameters_in(folder / one), parameters_in(folder / other))
+            assert gap == 0, (each, one)
 
 
-def test_a_checkpoint_of_three_ranks_goes_on_with_two(
-    ranks: Ranks, model: Path, tmp_path: Path
+COMBINATIONS: list[dict[str, Any]] = [
+    {"zero_stage": 0},
+    {"zero_stage": 1, "vapo": True},
+    {"zero_stage": 1, "dtype": "bfloat16"},
+    {"zero_stage": 2, "offload": "optimizer"},
+    {"zero_stage": 3, "offload": "all", "dtype": "bfloat16"},
+    {"zero_stage": 3, "lora": {"rank": 4, "alpha": 8}},
+]
+
+
+@pytest.mark.parametrize("after", [3, 2])
+def test_a_checkpoint_of_three_ranks_goes_on_with_as_many_bit_for_bit_and_with_two(
+    ranks: Ranks, model: Path, saved: Path, after: int
 ) -> None:
-    combinations = [
-        {"zero_stage": 0},
-        {"zero_stage": 1, "vapo": True},
-        {"zero_stage": 2, "offload": "optimizer"},
-        {"zero_stage": 3, "offload": "all", "dtype": "bfloat16"},
-        {"zero_stage": 3, "lora": {"rank": 4, "alpha": 8}},
-    ]
-    place = tmp_path / "c++ (1"
-    settings = [{"micro_batch_tokens": 120, **each} for each in combinations]
-    for number, verb in ((3, "save"), (2, "resume")):
-        ranks.run(
-            save_or_resume, ranks=number, model=model, out=place, verb=verb, settings=settings
-        )
-    for number, each in enumerate(combinations):
-        folder = place / str(number)
-        saved, loaded = (parameters_in(folder / verb) for verb in ("save", "resume"))
-        assert largest_gap(saved, loaded) == 0, each
+    verb = f"resume with {after}"
+    combine(ranks, after, model, saved, verb)
+    for number, settings in enumerate(COMBINATIONS):
+        folder = saved / str(number)
+        before, loaded = parameters_in(folder / "save"), parameters_in(folder / verb)
+        assert largest_gap(before, loaded) == 0, settings
         assert not list(folder.glob(".*"))
-        whole, resumed = (
-            parameters_in(folder / f"{verb} and train") for verb in ("save", "resume")
-        )
-        assert largest_gap(saved, whole) > 1e-4
+        whole = parameters_in(folder / "save and train")
+        resumed = parameters_in(folder / f"{verb} and train")
+        assert largest_gap(before, whole) > 1e-4
         ulp = 2**-7  # in bfloat16, of a weight of 1 or more
-        assert largest_gap(whole, resumed) <= (ulp if "dtype" in each else TOLERANCE), each
+        most = ulp if "dtype" in settings else TOLERANCE
+        assert largest_gap(whole, resumed) <= (0 if after == 3 else most), settings
+
+
+@pytest.fixture(scope="module")
+def saved(ranks: Ranks, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "c++ (1"
+    combine(ranks, 3, model, folder, "save")
+    return folder
+
+
+def combine(ranks: Ranks, num_ranks: int, model: Path, folder: Path, verb: str) -> None:
+    settings = [{"micro_batch_tokens": 120, **each} for each in COMBINATIONS]
+    ranks.run(
+        save_or_resume, ranks=num_ranks, model=model, out=folder, verb=verb, settings=settings
+    )
 
 
 def test_a_step_says_what_was_not_finite_and_how_many_updates_it_made(
     ranks: Ranks, model: Path, tmp_path: Path
 ) -> None:
-    ranks.run(train, model=model, out=tmp_path, steps=2, broken_step=1)
+    ranks.run(
+        train,
+        model=model,
+        out=tmp_path,
+        steps=2,
+        broken_step=1,
+    )
     whole, broken = metrics_of(tmp_path)
     assert (whole["updates"], broken["updates"]) == (2, 1)
     assert all(map(math.isfinite, whole.values()))
@@ -294,20 +304,28 @@ def test_a_step_says_what_was_not_finite_and_how_many_updates_it_made(
     assert not_finite >= {"loss", "grad_norm"}
 
 
-def test_a_model_with_dropout_is_trained_without(ranks: Ranks, model: Path, tmp_path: Path) -> None:
+def test_a_model_with_dropout_is_trained_without(model: Path, tmp_path: Path) -> None:
     config = Qwen2Config.from_pretrained(model, attention_dropout=0.5)
-    Qwen2ForCausalLM.from_pretrained(model, config=config).save_pretrained(tmp_path)
-    assert ranks.run(dropout_of, model=tmp_path) == 0
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path)
+    policy = read_model(AutoModelForCausalLM, tmp_path, ALONE, torch.float32)
+    assert policy.config.attention_dropout == 0
 
 
 def test_a_reward_models_head_becomes_the_critics_and_that_of_another_recipe(
     ranks: Ranks, model: Path, tmp_path: Path
 ) -> None:
-    config = Qwen2Config.from_pretrained(model, num_labels=1)
-    critic, score = tmp_path / "reward", Qwen2ForSequenceClassification(config)
+    critic = tmp_path / "reward"
+    score = Qwen2ForSequenceClassification(Qwen2Config.from_pretrained(model, num_labels=1))
     score.save_pretrained(critic)
     for out in (tmp_path / "out", tmp_path / "again"):
-        ranks.run(train, model=model, out=out, vapo=True, steps=0, critic=critic)
+        ranks.run(
+            train,
+            model=model,
+            out=out,
+            vapo=True,
+            steps=0,
+            critic=critic,
+        )
         critic = out / "critic"
         head = load_file(critic / "value_head.safetensors")
         assert head["weight"].equal(score.score.weight.detach())

@@ -69,46 +69,46 @@ def _with_turns(sample: Sample, index: int) -> Sample:
     return replace(sample, own_indexes=own, **of_own)
 
 
-def with_other_endings(samples: Sequence[Sample]) -> list[Sample]:
-    """Other tokens after the last own one of each: they are the context of none."""
-    return [
-        replace(
-            s, token_ids=np.where(np.arange(len(s.token_ids)) > s.own_places[-1], 7, s.token_ids)
-        )
-        for s in samples
-    ]
+def with_other_endings(sample: Sample) -> Sample:
+    """Other tokens after its last own one: they are the context of none."""
+    is_after = np.arange(len(sample.token_ids)) > sample.own_places[-1]
+    return replace(sample, token_ids=np.where(is_after, 7, sample.token_ids))
 
 
 def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     """Of the plain policy gradient, or of everything at once."""
+
+    def chosen(*names: str) -> dict[str, Any]:
+        return {name: settings[name] for name in names if name in settings}
+
     optimizer = {
         "learning_rate": 1e-3,
         "weight_decay": 0.01,
-        "zero_stage": settings.get("zero_stage", 1),
-        "offload": settings.get("offload", "none"),
         "warmup_steps": 3,
+        "zero_stage": 1,
+        **chosen("zero_stage", "offload"),
+    }
+    training = {
+        "steps": 10,
+        "groups_per_step": 16,
+        "updates_per_batch": UPDATES,
+        "micro_batch_tokens": 4096,
+        "logprob_chunk_tokens": 50,
+        **chosen("groups_per_step", "micro_batch_tokens", "recompute_activations"),
+        **chosen("compile_layers", "sequence_parallel"),
     }
     recipe: dict[str, Any] = {
         "name": "ranks",
         "model": {
             "path": model,
-            "dtype": settings.get("dtype", "float32"),
+            "dtype": "float32",
             "max_context": 128,
-            "lora": settings.get("lora"),
+            **chosen("dtype", "lora"),
         },
         "tasks": {"train": "none"},
         "rollout": {"sampling": {"max_tokens": 64, "temperature": 0.9}},
         "algorithm": {"advantage": "grpo"},
-        "training": {
-            "steps": 10,
-            "groups_per_step": settings.get("groups_per_step", 16),
-            "updates_per_batch": UPDATES,
-            "micro_batch_tokens": settings.get("micro_batch_tokens", 4096),
-            "logprob_chunk_tokens": 50,
-            "recompute_activations": settings.get("recompute_activations", False),
-            "compile_layers": settings.get("compile_layers", False),
-            "sequence_parallel": settings.get("sequence_parallel", 1),
-        },
+        "training": training,
         "optimizer": optimizer,
     }
     if settings.get("vapo"):
@@ -117,7 +117,12 @@ def recipe_of(model: str, settings: dict[str, Any]) -> Recipe:
     return parse_recipe(recipe)
 
 
-def train(model: str, out: str, steps: int = 3, **settings: Any) -> None:
+def train(
+    model: str,
+    out: str,
+    steps: int = 3,
+    **settings: Any,
+) -> None:
     """Train, by the settings of `recipe_of`, and leave parameters and what was told in a folder.
 
     Args:
@@ -150,7 +155,7 @@ def train(model: str, out: str, steps: int = 3, **settings: Any) -> None:
         if settings.get("broken_step") == step:
             samples[0] = replace(samples[0], advantage=math.nan)
         if settings.get("other_endings"):
-            samples = with_other_endings(samples)
+            samples = list(map(with_other_endings, samples))
         with _held(trainer, samples, beside=settings.get("hold_at") == step):
             measured.append(trainer.train(samples))
         if settings.get("save_at") == step + 1:
@@ -251,13 +256,6 @@ def load_weights_alone(model: str, out: str, settings: Sequence[dict[str, Any]])
             trainer.train(samples_of_step(2))
             _export(models, place / f"{name} and train")
     leave_ranks()
-
-
-def dropout_of(model: str) -> float:
-    """What share of the attention a policy that is loaded to be trained drops."""
-    init_ranks()
-    policy: Any = Models(recipe_of(model, {}), Path(model), Path(model)).policy.module
-    return policy.model.config.attention_dropout
 
 
 if __name__ == "__main__":

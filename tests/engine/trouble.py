@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks import training_memory
-from services.learner.algorithms import UnknownName
 from services.learner.planning.footprint import limit_micro_batches
 from services.learner.sft.__main__ import main as sft_main
 from services.learner.training.attention import PACKED
@@ -47,40 +46,40 @@ BAD: list[Loss] = [
 ]
 ROOM = 48 * 2**20
 SMALL, LARGE = 1024, 65536  # tokens of a micro-batch
+TOO_LARGE = {"micro_batch_tokens": LARGE, "groups_per_step": 128}
 
 
-def accumulate(size: int = 64, parts: int = 256) -> dict[str, float]:
+def accumulate(
+    size: int = 64,
+    parts: int = 256,
+) -> dict[str, float]:
     """How far gradients of many micro-batches in bfloat16 are from the exact one, relatively.
 
     By ZeRO stage and offload, in the Frobenius norm.
     """
     init_ranks()
-    splits = [(1, "none"), (2, "none"), (3, "none"), (1, "optimizer"), (2, "optimizer"), (3, "all")]
     return {
-        f"{stage} {offload}": _error_at(stage, offload, size, parts) for stage, offload in splits
+        f"{stage} {offload}": _error_at(stage, offload, size, parts)
+        for stage, offload in SPLITS
+        if stage > 0
     }
 
 
-def _error_at(stage: Any, offload: Any, size: int, parts: int) -> float:
-    torch.manual_seed(0)
-    module = nn.Linear(size, size, bias=False, dtype=torch.bfloat16)
-    inputs = torch.randn(parts, size).to(torch.bfloat16)
-    wanted = torch.rand(parts, size).to(torch.bfloat16)
-    exact = wanted.double().T @ inputs.double()
-    settings = Optimizer(zero_stage=stage, offload=offload)
-    engine = Engine(module, settings, Model(path="none", dtype="bfloat16"))
-    found: list[Tensor] = []
+def _error_at(stage: int, offload: str, size: int, parts: int) -> float:
+    engine = _an_engine("bfloat16", stage, offload, size)
+    inputs, weights = torch.randn(2, parts, size).to(torch.bfloat16)
+    exact = weights.double().T @ inputs.double()
+    gradients: list[Tensor | None] = []
     step = engine._engine.step
 
     def look_and_step() -> None:
-        gradient = safe_get_full_grad(module.weight)
-        assert gradient is not None
-        found.append(gradient.double())
+        gradients.append(safe_get_full_grad(next(engine.module.parameters())))
         step()
 
     engine._engine.step = look_and_step
-    engine.update(range(parts), lambda i: (engine(inputs[i : i + 1]) * wanted[i]).float().sum())
-    return ((found[0] - exact).norm() / exact.norm()).item()
+    engine.update(range(parts), lambda i: (engine(inputs[i : i + 1]) * weights[i]).float().sum())
+    assert gradients[0] is not None
+    return ((gradients[0].double() - exact).norm() / exact.norm()).item()
 
 
 def skip_updates() -> list[dict[str, Any]]:
@@ -90,15 +89,20 @@ def skip_updates() -> list[dict[str, Any]]:
     from dtype, ZeRO stage and offload to what the updates left behind.
     """
     init_ranks()
-    found = {
+    outcomes = {
         f"{dtype} {stage} {offload}": _left_behind(dtype, stage, offload)
         for dtype in ("float32", "bfloat16")
         for stage, offload in SPLITS
         if dtype == "float32" or stage > 0
     }
-    everywhere: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everywhere, found)
-    return everywhere
+    return _gather(outcomes)
+
+
+def _gather(value: Any) -> list[Any]:
+    """The values of all ranks."""
+    values = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def _left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
@@ -113,10 +117,10 @@ def _left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
         states.append(_all_of(engine))
     for each in (engine, undisturbed):
         assert _update(each, dtype, seed=3)
-    first, *others = states
+    first, *later = states
     return {
         "finite": finite,
-        "changed": [not all(map(torch.equal, first, state)) for state in others],
+        "changed": [not all(map(torch.equal, first, state)) for state in later],
         "learned": not all(map(torch.equal, first, _all_of(engine))),
         "as undisturbed": all(map(torch.equal, _all_of(undisturbed), _all_of(engine))),
         "updates": engine.updates,
@@ -124,16 +128,36 @@ def _left_behind(dtype: str, stage: int, offload: str) -> dict[str, Any]:
     }
 
 
-def _an_engine(dtype: Any, stage: Any, offload: Any) -> Engine:
+def _an_engine(
+    dtype: Any,
+    stage: Any,
+    offload: Any,
+    size: int = SIZE,
+) -> Engine:
     torch.manual_seed(0)
-    module = nn.Linear(SIZE, SIZE, bias=False, dtype=DTYPES[dtype])
+    module = nn.Linear(
+        size,
+        size,
+        bias=False,
+        dtype=DTYPES[dtype],
+    )
     settings = Optimizer(zero_stage=stage, offload=offload, learning_rate=0.01, warmup_steps=3)
     return Engine(module, settings, Model(path="none", dtype=dtype))
 
 
-def _update(engine: Engine, dtype: str, seed: int, bad: Loss | None = None) -> bool:
+def _update(
+    engine: Engine,
+    dtype: str,
+    seed: int,
+    bad: Loss | None = None,
+) -> bool:
     """Whether the norm was finite."""
-    inputs = torch.randn(PARTS, 2, SIZE, generator=torch.Generator().manual_seed(seed))
+    inputs = torch.randn(
+        PARTS,
+        2,
+        SIZE,
+        generator=torch.Generator().manual_seed(seed),
+    )
     is_last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
 
     def compute_loss(part: int) -> Tensor:
@@ -148,18 +172,18 @@ def _all_of(engine: Engine) -> list[Tensor]:
     optimizer = engine._engine.optimizer.state_dict()
     return [
         tensor.clone()
-        for tensor in _load_tensors(
+        for tensor in _tensors_in(
             [engine.gather_state(dict(engine.module.named_parameters())), optimizer]
         )
     ]
 
 
-def _load_tensors(value: Any) -> Iterator[Tensor]:
+def _tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _load_tensors(item)
+            yield from _tensors_in(item)
 
 
 def _norm_over_ranks(engine: Engine, dtype: str) -> float:
@@ -169,26 +193,31 @@ def _norm_over_ranks(engine: Engine, dtype: str) -> float:
     return engine.update([first], lambda part: engine(part)[0, 0].float() * size)
 
 
-def load_model(folder: str, dtype: Any, zero_stage: Any = 3) -> dict[str, Any]:
-    """What loading a reference model takes of each rank's own memory, and how exact it is.
+def load_model(folder: str, dtype: Any) -> tuple[list[int], float]:
+    """The memory that loading a reference model with ZeRO-3 takes, and how exact it is.
 
-    Bytes of each rank, at the peak and what is left of them (pages of the file, which ranks share,
-    are not counted), and the largest gap between its log-probs and those of a model that
-    transformers loads by itself.
+    Bytes of each rank's own at the peak (pages of the file, which ranks share, are not counted),
+    and the largest gap between its log-probs and those of a model that transformers loads by
+    itself.
     """
     init_ranks()
-    optimizer, model = Optimizer(zero_stage=zero_stage), Model(path=folder, dtype=dtype)
-    with _growth() as memory:
+    optimizer, model = (
+        Optimizer(zero_stage=3),
+        Model(
+            path=folder,
+            dtype=dtype,
+        ),
+    )
+    with _growth() as peak:
         with loading(optimizer, model):
             policy = _policy_in(folder, dtype)
         reference = FrozenModel(policy, optimizer, model)
     batch = collate(samples_of_step(0))
     logprobs, _ = reference(batch, 1.0)
-    ranks = [memory] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(ranks, memory)
+    peaks = _gather(max(peak))
     with torch.no_grad():
         expected, _ = _policy_in(folder, dtype)(batch, 1.0)
-    return {"ranks": ranks, "gap": (logprobs - expected).abs().max().item()}
+    return peaks, (logprobs - expected).abs().max().item()
 
 
 def _policy_in(folder: str, dtype: str) -> Policy:
@@ -199,26 +228,26 @@ def _policy_in(folder: str, dtype: str) -> Policy:
 
 
 @contextmanager
-def _growth() -> Iterator[dict[str, int]]:
-    """Of this process's own memory while the context lasts, filled in at its end."""
-    before, found, done = _own_memory(), {"peak": 0, "left": 0}, threading.Event()
+def _growth() -> Iterator[list[int]]:
+    """Of this process's own memory, every now and then while the context lasts."""
+    before, done = _own_memory(), threading.Event()
+    growth: list[int] = []
 
     def watch() -> None:
         while not done.wait(0.002):
-            found["peak"] = max(found["peak"], _own_memory() - before)
+            growth.append(_own_memory() - before)
 
     watching = threading.Thread(target=watch)
     watching.start()
-    yield found
+    yield growth
     done.set()
     watching.join()
-    found["left"] = _own_memory() - before
 
 
 def _own_memory() -> int:
+    """Bytes."""
     status = Path("/proc/self/status").read_text()
-    (kilobytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon"))
-    return int(kilobytes) * 1024
+    return 1024 * int(re.findall(r"RssAnon:\s+(\d+) kB", status)[0])
 
 
 def compare_memory(rows: list[int]) -> None:
@@ -236,7 +265,12 @@ def warm_start(recipe: str, out: str, models: str) -> int:
 class _TroubledRank(Rank):
     """Trains by one collective that one rank never reaches; there is nothing to save on rank 0."""
 
-    def __init__(self, trouble: Callable[[], None], rank: int, do: str = "train") -> None:
+    def __init__(
+        self,
+        trouble: Callable[[], None],
+        rank: int,
+        do: str = "train",
+    ) -> None:
         super().__init__()
         self.trouble, self.rank, self.do = trouble, rank, do
 
@@ -274,27 +308,23 @@ def lose_rank_1() -> list[str]:
     return _led(lead, _TroubledRank(lambda: os.kill(os.getpid(), signal.SIGKILL), rank=1))
 
 
-def fail_to_save(model: str, error_number: int) -> list[str]:
-    """What rank 0 hears, rehearsing, of a rank that could not save, by one of several errors."""
+def fail_to_save(model: str) -> list[str]:
+    """The errors that rank 0 hears, rehearsing, of a rank that could not save."""
 
     def fail() -> None:
-        if error_number == errno.ENOMEM:
-            raise MemoryError("nothing left")
-        if error_number == errno.ENODEV:
-            raise RuntimeError("CUDA error: the GPU is lost")
-        if error_number == errno.EDOM:
-            raise UnknownName("a formula's own mistake")
-        if error_number == errno.EILSEQ:
-            b"\xff".decode()  # by an error of more than its words
-        raise OSError(error_number, "No space left", "a file")
+        raise OSError(errno.ENOSPC, "No space left", "a file")
 
     async def lead(team: Team) -> list[str]:
-        recipe = recipe_of(model, {"micro_batch_tokens": LARGE, "groups_per_step": 128})
+        recipe = recipe_of(model, TOO_LARGE)
         await team.open(Path(model), recipe)
         await team.save(Path(model))
         return await _errors_of(team.rehearse(largest_micro_batches(recipe, team.num_ranks)))
 
-    return _led(lead, _TroubledRank(fail, rank=1, do="save"), stays=True)
+    return _led(
+        lead,
+        _TroubledRank(fail, rank=1, do="save"),
+        stays=True,
+    )
 
 
 def run_out_of_memory(model: str, *, stays: bool) -> list[str]:
@@ -303,15 +333,17 @@ def run_out_of_memory(model: str, *, stays: bool) -> list[str]:
     async def lead(team: Team) -> list[str]:
         heard = []
         for tokens in (SMALL, SMALL, LARGE):
-            settings = {"micro_batch_tokens": LARGE, "groups_per_step": 128}
-            fitting = limit_micro_batches(recipe_of(model, settings), tokens)
+            fitting = limit_micro_batches(recipe_of(model, TOO_LARGE), tokens)
             await team.open(Path(model), fitting)
-            heard += await _errors_of(
-                team.rehearse(largest_micro_batches(fitting, team.num_ranks))
-            ) or ["it fits"]
+            rehearsal = team.rehearse(largest_micro_batches(fitting, team.num_ranks))
+            heard += await _errors_of(rehearsal) or ["it fits"]
         return heard
 
-    return _led(lead, Rank() if os.environ["RANK"] == "0" else _SmallRank(), stays=stays)
+    return _led(
+        lead,
+        Rank() if os.environ["RANK"] == "0" else _SmallRank(),
+        stays=stays,
+    )
 
 
 class _SmallRank(Rank):
@@ -368,7 +400,12 @@ def abandon(folder: str) -> list[str]:
     return _led(lead, Endless())
 
 
-def _led(lead: Lead, rank: Rank, *, stays: bool = False) -> list[str]:
+def _led(
+    lead: Lead,
+    rank: Rank,
+    *,
+    stays: bool = False,
+) -> list[str]:
     """What rank 0 hears; another one that fails is silent then, or ends."""
     init_ranks()
     if os.environ["RANK"] == "0":

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
+from torch import Tensor
 
 from tests.golden.episode_cases import EPISODE_CASES
 from tests.golden.group_cases import GROUP_CASES
-from tests.golden.token_cases import TOKEN_CASES
+from tests.golden.token_cases import TOKEN_CASES, Inputs
 
-KINDS: dict[str, Callable[[dict[str, Any], list[str]], Any]] = {
-    **GROUP_CASES,
-    **TOKEN_CASES,
-    **EPISODE_CASES,
+KINDS: dict[str, Callable[[Inputs, list[str]], Any]] = {
+    formula.__name__: formula for formula in (*GROUP_CASES, *TOKEN_CASES, *EPISODE_CASES)
 }
 GUARDED = "nan_or_guard"  # expects NaN, or None from a guard
 SHOWN = 3  # differences of one case
@@ -62,47 +61,49 @@ def problems(case: Case, atol: float) -> list[str]:
         return [f"unknown kind {case.fn!r}; known are {', '.join(sorted(KINDS))}"]
     keys = list(case.expected) if isinstance(case.expected, dict) else []
     try:
-        got = KINDS[case.fn](case.inputs, keys)
+        result = KINDS[case.fn](Inputs(case.inputs), keys)
     except Exception as error:  # whatever a case holds, the others are still checked
         return [f"{type(error).__name__}: {error}"]
-    return list(differences(case.expected, got, atol))
+    return list(differences(case.expected, result, atol))
 
 
-def differences(expected: Any, got: Any, atol: float, where: str = "") -> Iterator[str]:
+def differences(
+    expected: Any,
+    result: Any,
+    atol: float,
+    place: str = "",
+) -> Iterator[str]:
     """One line for each value that is not as expected, or that nothing computed."""
+    if isinstance(result, Tensor):
+        result = result.tolist()
     if isinstance(expected, Mapping):
-        yield from _of_keys(expected, got, atol, where)
+        yield from _of_keys(expected, result, atol, place)
     elif isinstance(expected, list):
-        yield from _of_items(expected, got, atol, where)
-    elif not _same(expected, got, atol):
-        yield f"{where or 'value'}: expected {expected}, got {got}"
+        if not isinstance(result, Sequence) or len(result) != len(expected):
+            yield f"{place}: expected {len(expected)} values {expected}, got {result}"
+            return
+        for index, values in enumerate(zip(expected, result, strict=True)):
+            yield from differences(*values, atol, f"{place}[{index}]")
+    elif not _same(expected, result, atol):
+        yield f"{place}: expected {expected}, got {result}"
 
 
-def _of_keys(expected: Mapping[str, Any], got: Any, atol: float, where: str) -> Iterator[str]:
+def _of_keys(expected: Mapping[str, Any], result: Any, atol: float, place: str) -> Iterator[str]:
     if not expected:
-        yield f"{where or 'expected'}: names nothing to compare"
+        yield f"{place}: names nothing to compare"
     for key, value in expected.items():
-        place = f"{where}.{key}" if where else key
-        if isinstance(got, Mapping) and key in got:
-            yield from differences(value, got[key], atol, place)
+        if isinstance(result, Mapping) and key in result:
+            yield from differences(value, result[key], atol, f"{place}.{key}")
         else:
-            yield f"{place}: expected {value}, but nothing computes this key"
+            yield f"{place}.{key}: expected {value}, but nothing computes this key"
 
 
-def _of_items(expected: list[Any], got: Any, atol: float, where: str) -> Iterator[str]:
-    if not isinstance(got, Sequence) or len(got) != len(expected):
-        yield f"{where or 'value'}: expected {len(expected)} values {expected}, got {got}"
-        return
-    for index, (value, other) in enumerate(zip(expected, got, strict=True)):
-        yield from differences(value, other, atol, f"{where}[{index}]")
-
-
-def _same(expected: Any, got: Any, atol: float) -> bool:
+def _same(expected: Any, result: Any, atol: float) -> bool:
     if expected == GUARDED:
-        return got is None or (isinstance(got, float) and math.isnan(got))
-    if type(expected) in {int, float} and type(got) in {int, float}:
-        return abs(expected - got) <= atol
-    return type(expected) is type(got) and expected == got
+        return result is None or (isinstance(result, float) and math.isnan(result))
+    if type(expected) in {int, float} and type(result) in {int, float}:
+        return abs(expected - result) <= atol
+    return type(expected) is type(result) and expected == result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

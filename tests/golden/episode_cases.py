@@ -6,120 +6,125 @@ import re
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from services.learner.algorithms.gae import (
-    Episodes,
-    Moments,
-    bare_length_lambda,
-    decoupled_gae,
-    discounted,
-    gae,
-    length_adaptive_gae,
-    length_adaptive_lambda,
-    value_loss,
-    whitened,
-)
-from tests.golden.token_cases import mask_of, spread, tensor
+from services.learner.algorithms import gae as formulas
+from services.learner.algorithms.gae import Episodes, Moments, length_adaptive_lambda
+from tests.golden.token_cases import Inputs, tensor
 
 DESCRIBED = re.compile(
     r"values=linspace\((\S+), ?(\S+), ?(\d+)\), reward (\S+) at last token, alpha=(\S+)"
 )
 
 
-def episodes_of(inputs: dict[str, Any]) -> Episodes:
-    """The case's rewards, values and mask."""
-    return Episodes(tensor(inputs["rewards"]), tensor(inputs["values"]), mask_of(inputs))
+def episodes_of(inputs: Inputs) -> Episodes:
+    return Episodes(inputs.rewards, inputs.values, inputs.mask)
 
 
-def plain(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    advantages, returns = gae(
-        episodes_of(inputs), gamma=inputs["gamma"], lambda_actor=inputs["lam"]
+def gae(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
+    advantages, returns = formulas.gae(
+        episodes_of(inputs), gamma=inputs.gamma, lambda_actor=inputs.lam
     )
-    return {"advantages": advantages.tolist(), "returns": returns.tolist()}
+    return {"advantages": advantages, "returns": returns}
 
 
-def decoupled(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    episodes = episodes_of(inputs)
-    lambdas = {"lambda_actor": inputs["lam_actor"], "lambda_critic": inputs["lam_critic"]}
-    advantages, returns = decoupled_gae(episodes, gamma=inputs["gamma"], **lambdas)
-    white = whitened(advantages[episodes.mask], lambda sums: sums)
+def decoupled_gae(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
+    advantages, returns = formulas.decoupled_gae(
+        episodes_of(inputs),
+        gamma=inputs.gamma,
+        lambda_actor=inputs.lam_actor,
+        lambda_critic=inputs.lam_critic,
+    )
+    white = formulas.whitened(advantages[inputs.mask], lambda sums: sums)
     return {
-        "advantages": advantages.tolist(),
-        "returns": returns.tolist(),
-        "whitened_advantages": spread(episodes.mask, white),
+        "advantages": advantages,
+        "returns": returns,
+        "whitened_advantages": inputs.spread(white),
     }
 
 
-def length_adaptive(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    if "desc" in inputs:
+def length_adaptive_gae(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
+    if "desc" in inputs.cells:
         return _described(inputs)
-    episodes, alpha = episodes_of(inputs), inputs["alpha"]
-    advantages, returns = length_adaptive_gae(
-        episodes, gamma=inputs["gamma"], length_alpha=alpha, lambda_critic=inputs["lam_critic"]
+    advantages, returns = formulas.length_adaptive_gae(
+        episodes_of(inputs),
+        gamma=inputs.gamma,
+        length_alpha=inputs.alpha,
+        lambda_critic=inputs.lam_critic,
     )
     return {
-        "lam_per_row": length_adaptive_lambda(episodes.mask.sum(dim=1), alpha).tolist(),
-        "advantages": advantages.tolist(),
-        "returns": returns.tolist(),
+        "lam_per_row": length_adaptive_lambda(inputs.mask.sum(dim=1), inputs.alpha),
+        "advantages": advantages,
+        "returns": returns,
     }
 
 
-def length_lambda(inputs: dict[str, Any], keys: list[str]) -> list[float]:
-    return length_adaptive_lambda(tensor(inputs["lengths"]), inputs["alpha"]).tolist()
+def lam_policy(inputs: Inputs, keys: list[str]) -> Tensor:
+    return length_adaptive_lambda(inputs.lengths, inputs.alpha)
 
 
-def unclamped_length_lambda(inputs: dict[str, Any], keys: list[str]) -> list[float]:
-    return bare_length_lambda(tensor(inputs["lengths"]), inputs["alpha"]).tolist()
+def lam_policy_raw(inputs: Inputs, keys: list[str]) -> Tensor:
+    return formulas.bare_length_lambda(inputs.lengths, inputs.alpha)
 
 
-def critic_loss(inputs: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    mask = mask_of(inputs)
-    values, old, returns = (tensor(inputs[n])[mask] for n in ("vpred", "old_values", "returns"))
-    return {
-        "mse_half": value_loss(values, old, returns, value_clip=None).mean().item(),
-        "clipped_half": value_loss(values, old, returns, value_clip=inputs["clip"]).mean().item(),
-        "explained_variance": Moments.of(returns, values).explained_variance(),
+def value_loss(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
+    values, old, returns = inputs.at_tokens("vpred", "old_values", "returns")
+    results: dict[str, Any] = {
+        "explained_variance": Moments.of(returns, values).explained_variance()
     }
+    for name, clip in (("mse_half", None), ("clipped_half", inputs.clip)):
+        results[name] = formulas.value_loss(
+            values,
+            old,
+            returns,
+            value_clip=clip,
+        ).mean()
+    return results
 
 
-def explained_variance(inputs: dict[str, Any], keys: list[str]) -> float:
-    mask = mask_of(inputs)
-    moments = Moments.of(tensor(inputs["returns"])[mask], tensor(inputs["values"])[mask])
-    return moments.explained_variance()
+def explained_variance(inputs: Inputs, keys: list[str]) -> float:
+    return Moments.of(*inputs.at_tokens("returns", "values")).explained_variance()
 
 
-def _described(inputs: dict[str, Any]) -> dict[str, Any]:
-    match = DESCRIBED.fullmatch(inputs["desc"])
+def _described(inputs: Inputs) -> dict[str, Any]:
+    match = DESCRIBED.fullmatch(inputs.desc)
     if match is None:
-        raise ValueError(f"inputs.desc is not understood: {inputs['desc']!r}")
-    low, high, reward, alpha = (float(match[group]) for group in (1, 2, 4, 5))
-    length = inputs["length"]
-    values = torch.linspace(low, high, int(match[3]), dtype=torch.float64).unsqueeze(0)
+        raise ValueError(f"inputs.desc is not understood: {inputs.desc!r}")
+    low, high, size, reward, alpha = map(float, match.groups())
+    values = torch.linspace(
+        low,
+        high,
+        int(size),
+        dtype=torch.float64,
+    ).unsqueeze(0)
     rewards = torch.zeros_like(values)
-    rewards[0, -1] = reward
-    episodes = Episodes(rewards, values, torch.ones_like(values, dtype=torch.bool))
+    mask = torch.ones_like(values, dtype=torch.bool)
     settings = {"gamma": 1.0, "length_alpha": alpha, "lambda_critic": 1.0}
-    advantages = length_adaptive_gae(episodes, **settings)[0][0]
-    unrewarded = Episodes(torch.zeros_like(rewards), values, episodes.mask)
+    unrewarded = formulas.length_adaptive_gae(Episodes(rewards.clone(), values, mask), **settings)
+    rewards[0, -1] = reward
+    episodes = Episodes(rewards, values, mask)
+    (advantages,), _ = formulas.length_adaptive_gae(episodes, **settings)
     return {
-        "lam": length_adaptive_lambda(tensor([length]), alpha).item(),
-        "adv_first": advantages[0].item(),
-        "adv_mid": advantages[length // 2].item(),
-        "adv_last": advantages[-1].item(),
-        "adv95_first": discounted(episodes, gamma=1.0, lambda_=0.95)[0, 0].item(),
-        "adv_sum": advantages.sum().item(),
-        "reward_weight_first": (
-            (advantages - length_adaptive_gae(unrewarded, **settings)[0][0])[0] / reward
-        ).item(),
+        "lam": length_adaptive_lambda(tensor([inputs.length]), alpha)[0],
+        "adv_first": advantages[0],
+        "adv_mid": advantages[inputs.length // 2],
+        "adv_last": advantages[-1],
+        "adv95_first": formulas.discounted(
+            episodes,
+            gamma=1.0,
+            lambda_=0.95,
+        )[0, 0],
+        "adv_sum": advantages.sum(),
+        "reward_weight_first": (advantages[0] - unrewarded[0][0, 0]) / reward,
     }
 
 
-EPISODE_CASES = {
-    "gae": plain,
-    "decoupled_gae": decoupled,
-    "length_adaptive_gae": length_adaptive,
-    "lam_policy": length_lambda,
-    "lam_policy_raw": unclamped_length_lambda,
-    "value_loss": critic_loss,
-    "explained_variance": explained_variance,
-}
+EPISODE_CASES = (
+    gae,
+    decoupled_gae,
+    length_adaptive_gae,
+    lam_policy,
+    lam_policy_raw,
+    value_loss,
+    explained_variance,
+)

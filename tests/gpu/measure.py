@@ -76,12 +76,12 @@ def write_model(shape: ModelShape, folder: Path) -> None:
 
 def memory(model: str, shape: ModelShape, recipe: Json) -> Iterator[Figure]:
     """The largest micro-batch that a recipe allows, forward, backward and update."""
-    made = _recipe(model, recipe)
-    trainer = Trainer(made, _models(made))
-    samples = assign_places(largest_micro_batches(made, num_ranks=1))
+    parsed = _recipe(model, recipe)
+    trainer = Trainer(parsed, _models(parsed))
+    samples = assign_places(largest_micro_batches(parsed, num_ranks=1))
     trainer.train(samples)  # whatever is made once
     seconds = _timed(lambda: trainer.train(samples))
-    planned = learner_footprint(made, shape, None, num_ranks=1).peak / GIB
+    planned = learner_footprint(parsed, shape, None, num_ranks=1).peak / GIB
     source = f"`weir plan`: {shown(planned)} GiB, give or take a tenth"
     yield Figure("peak", _peak() / GIB, "GiB", 0.9 * planned, 1.1 * planned, source)
     yield Figure("step", seconds, "s")
@@ -89,17 +89,42 @@ def memory(model: str, shape: ModelShape, recipe: Json) -> Iterator[Figure]:
 
 def speed(model: str, shape: ModelShape, recipe: Json, longest: int) -> Iterator[Figure]:
     """A step on 32 samples of log-normal lengths, the first time and again."""
-    made, random = _recipe(model, recipe), np.random.default_rng(0)
-    trainer = Trainer(made, _models(made))
-    drawn = random.lognormal(np.log(longest / 6), 0.9, size=32).clip(2, longest - 1)
+    parsed, random = _recipe(model, recipe), np.random.default_rng(0)
+    trainer = Trainer(parsed, _models(parsed))
+    drawn = random.lognormal(
+        np.log(longest / 6),
+        0.9,
+        size=32,
+    ).clip(2, longest - 1)
     lengths = drawn.astype(int).tolist()
-    ids = [random.integers(shape.vocabulary, size=n - 1, dtype=np.int32) for n in lengths]
+    ids = [
+        random.integers(
+            shape.vocabulary,
+            size=n - 1,
+            dtype=np.int32,
+        )
+        for n in lengths
+    ]
     blank = [blank_sample(length, length - 1) for length in lengths]
-    samples = assign_places([replace(b, token_ids=i) for b, i in zip(blank, ids, strict=True)])
+    samples = assign_places(
+        [
+            replace(b, token_ids=i)
+            for b, i in zip(
+                blank,
+                ids,
+                strict=True,
+            )
+        ]
+    )
     first, seconds = (_timed(lambda: trainer.train(samples)) for _ in range(2))
-    flops = Flops.from_models(made, Path(model), None, 1, name_of_device()).of(lengths, seconds)
+    flops = Flops.from_models(parsed, Path(model), None, 1, name_of_device()).of(lengths, seconds)
     source = f"{_PUBLISHED}; `weir plan` assumes {FLOPS_USED}"
-    yield Figure("MFU", flops.get("mfu", math.nan), least=_LEAST_MFU, source=source)
+    yield Figure(
+        "MFU",
+        flops.get("mfu", math.nan),
+        least=_LEAST_MFU,
+        source=source,
+    )
     yield Figure("tokens a second", sum(lengths) / seconds)
     yield Figure("step", seconds, "s")
     yield Figure("first step", first, "s")
@@ -127,11 +152,16 @@ def publish(model: str, shape: ModelShape, recipe: Json) -> Iterator[Figure]:
 
 def attention(model: str, shape: ModelShape, tokens: int) -> Iterator[Figure]:
     """One sample, forward and backward: padded with a mask, as it is, and packed."""
-    found: dict[str, Json] = {}
+    seconds: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     ids = torch.arange(tokens, device=_DEVICE)[None] % shape.vocabulary
     mask = torch.ones_like(ids)
     mask[0, -1] = 0  # one position of padding is enough to lose the kernel
-    bounds = torch.tensor([0, tokens], dtype=torch.int32, device=_DEVICE)
+    bounds = torch.tensor(
+        [0, tokens],
+        dtype=torch.int32,
+        device=_DEVICE,
+    )
     packed = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
     packed |= {"max_length_q": tokens, "max_length_k": tokens}
     ways: dict[str, tuple[str, Json]] = {
@@ -157,19 +187,25 @@ def attention(model: str, shape: ModelShape, tokens: int) -> Iterator[Figure]:
         passes()
         if _DEVICE.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        found[name] = {"seconds": _timed(passes), "peak": _peak()}
+        seconds[name] = _timed(passes)
+        peaks[name] = _peak() / GIB
         gradients[name] = loaded.model.layers[0].self_attn.q_proj.weight.grad.float()
         del loaded
     gap = (gradients["packed"] - gradients["no mask"]).norm() / gradients["no mask"].norm()
     source = "rounding of bfloat16"
     yield Figure(
-        "gap of gradients to unmasked", float(gap), "", most=0.02, source=source, on_cpus=True
+        "gap of gradients",
+        float(gap),
+        most=0.02,
+        source=source,
+        on_cpus=True,
     )
-    for what, unit, size in (("seconds", "s", 1), ("peak", "GiB", GIB)):
-        masked, plain, own = (found[way][what] for way in ways)
-        yield Figure(f"{what}, packed", own / size, unit)
-        yield Figure(f"{what}, packed ÷ unmasked", own / plain, most=1.1, source="the same kernel")
-        yield Figure(f"{what}, masked ÷ packed", masked / own)
+    for what, unit, values in (("seconds", "s", seconds), ("peak", "GiB", peaks)):
+        masked, plain, packed_value = values.values()
+        ratio = packed_value / plain
+        yield Figure(f"{what}, packed", packed_value, unit)
+        yield Figure(f"{what}, packed ÷ unmasked", ratio, most=1.1, source="the same kernel")
+        yield Figure(f"{what}, masked ÷ packed", masked / packed_value)
 
 
 def updates(model: str, shape: ModelShape) -> Iterator[Figure]:
@@ -178,16 +214,18 @@ def updates(model: str, shape: ModelShape) -> Iterator[Figure]:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # or torch refuses it as not deterministic
     with tempfile.TemporaryDirectory() as folder:
         here, there = f"{folder}/here", f"{folder}/cpu"
-        command = [sys.executable, "-m", train_some_steps.__name__, model, there]
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        program = [sys.executable, "-m", train_some_steps.__name__]
         subprocess.run(
-            [*command, json.dumps(settings)], env=os.environ | hidden, check=True, stdout=sys.stderr
+            [*program, model, there, json.dumps(settings)],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
+            check=True,
+            stdout=sys.stderr,
         )
         train_some_steps.train(model, here, **settings)
         own, cpu = (load_file(f"{out}/model.safetensors") for out in (here, there))
     gap = max((own[name] - cpu[name]).abs().max().item() for name in cpu)
     source = "float32; two CPUs that round in other ways differ by 6.7e-7"
-    yield Figure("largest gap to a CPU's", gap, "", most=2e-6, source=source, on_cpus=True)
+    yield Figure("largest gap to a CPU's", gap, most=2e-6, source=source, on_cpus=True)
 
 
 def _recipe(model: str, tables: Json) -> Recipe:
@@ -200,14 +238,17 @@ def _recipe(model: str, tables: Json) -> Recipe:
     context = recipe.pop("context")
     recipe["model"] = {"path": model, "max_context": context}
     recipe["rollout"] = {"sampling": {"max_tokens": context - 1}}
-    recipe["training"] = {"steps": 1, "groups_per_step": 1, **recipe.get("training", {})}
+    recipe["training"] = {
+        "steps": 1,
+        "groups_per_step": 1,
+        **recipe.get("training", {}),
+    }
     return parse_recipe(recipe)
 
 
 def _models(recipe: Recipe) -> Models:
     init_ranks()
-    folder = Path(recipe.model.path)
-    return Models(recipe, folder, folder)
+    return Models(recipe, Path(recipe.model.path), Path(recipe.model.path))
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -225,15 +266,16 @@ def _peak() -> float:
 def main(what: str, model: str, shape: Json, **settings: Any) -> Json:
     ways = {way.__name__: way for way in (memory, speed, publish, attention, updates)}
     try:
-        made = ModelShape(**shape)
-        write_model(made, Path(model))
-        found: Json = {"figures": [asdict(f) for f in ways[what](model, made, **settings)]}
+        model_shape = ModelShape(**shape)
+        write_model(model_shape, Path(model))
+        figures = [asdict(figure) for figure in ways[what](model, model_shape, **settings)]
+        output: Json = {"figures": figures}
     except Exception as error:
         traceback.print_exc()
-        found = {"error": f"{type(error).__name__}: {error}"}
+        output = {"error": f"{type(error).__name__}: {error}"}
     if torch.distributed.is_initialized():
         leave_ranks()
-    return found
+    return output
 
 
 if __name__ == "__main__":

@@ -32,7 +32,17 @@ PAGE = ROOT / "dist/gpu-report.md"
 Json = dict[str, Any]
 _MOST_S = 25 * 60
 _TOKENS = ("tokens", "longest", "context", "micro_batch_tokens")  # few where a CPU rehearses
-_TINY = ModelShape(64, 2, 4, 2, 16, 128, 512, 32768, attention_bias=True)
+_TINY = ModelShape(
+    64,
+    2,
+    4,
+    2,
+    16,
+    128,
+    512,
+    32768,
+    attention_bias=True,
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,12 @@ class Result:
         return not self.error and all(figure.holds is not False for figure in self.figures)
 
 
-def _recipe(tokens: int, stage: int, offload: str = "none", **training: Any) -> Json:
+def _recipe(
+    tokens: int,
+    stage: int,
+    offload: str = "none",
+    **training: Any,
+) -> Json:
     training = {"micro_batch_tokens": tokens, "recompute_activations": True} | training
     optimizer = {"zero_stage": stage, "offload": offload}
     return {"recipe": {"context": tokens, "training": training, "optimizer": optimizer}}
@@ -145,12 +160,10 @@ def _last_line(command: Sequence[str], limit_s: float) -> Json:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)  # its compilers, too
-    if child.returncode:
-        return {"error": f"its process ended with {child.returncode}"}
     try:
         return json.loads(printed.splitlines()[-1])
     except (IndexError, ValueError):
-        return {"error": "its process printed no result"}
+        return {"error": f"its process ended with {child.returncode} and printed no result"}
 
 
 def page(head: str, results: Sequence[Result]) -> str:

@@ -23,11 +23,14 @@ def test_twenty_steps_on_one_gpu_through_the_death_of_a_rollout(tmp_path: Path) 
     stack = start(tmp_path / "home")
     try:
         stack.wait_until_up(600)
-        job = stack.submit(training={"steps": 20}, model={"dtype": "bfloat16"})
+        job = stack.submit(
+            training={"steps": 20},
+            model={"dtype": "bfloat16"},
+        )
         stack.wait_for_step(job, 5, timeout_s=600)
         stack.kill("rollout")
         assert stack.wait_for_end(job, timeout_s=600)["status"] == "succeeded"
-        steps = [event["data"] for event in stack.events(job) if event["type"] == "metrics"]
+        steps = stack.metrics(job)
         parity = [step["parity_mean"] for step in steps if step.get("parity_tokens")]
         print("parity", parity)
         assert len(steps) == 20

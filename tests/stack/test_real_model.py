@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,35 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.stack.conftest import ROOT, Stack
+from tests.stack.test_calls import ask
 
 pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(3600)]
 EXAMPLE = ROOT / "examples/real-model"
 MOST_PARITY = {"float32": 1e-3, "bfloat16": 5e-2}
-LIKENESS = [{"verifier": "text_similarity", "reference": "{{item.solution}}"}]
-ADAPTER = {"lora": {"rank": 4, "alpha": 8, "merge": True}}
 WAYS: dict[str, dict[str, Any]] = {
     "all weights": {},
-    "an adapter": {"model": ADAPTER},
+    "an adapter": {
+        "model": {
+            "lora": {
+                "rank": 4,
+                "alpha": 8,
+                "merge": True,
+            }
+        }
+    },
     "bfloat16": {"model": {"dtype": "bfloat16"}},
     "a critic": {"algorithm": {"advantage": "gae"}, "critic": {"pretrain_steps": 1}},
+}
+SMALL: dict[str, Any] = {
+    # A pretrained model has its chat template.
+    "model": {"max_context": 96, "prompt_template": None},
+    "rollout": {"group_size": 4, "sampling": {"temperature": 1.0, "max_tokens": 12}},
+    # Every response has a reward of its own, so both steps learn.
+    "reward": {
+        "outcome": [{"verifier": "text_similarity", "reference": "{{item.solution}}"}],
+    },
+    "training": {"steps": 2, "groups_per_step": 2, "checkpoint_every": 2},
+    "optimizer": {"learning_rate": 1e-4},
 }
 
 
@@ -32,51 +49,12 @@ def folder(stack: Stack) -> Path:
     """The model and, beside it, its tasks."""
     model = stack.home / "models/smollm2"
     model.parent.mkdir(exist_ok=True)
-    made = subprocess.run(
-        [sys.executable, EXAMPLE / "base_model.py", model],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode == os.EX_UNAVAILABLE:
-        pytest.skip(made.stderr)
-    assert made.returncode == 0, made.stderr
+    status = subprocess.run([sys.executable, EXAMPLE / "base_model.py", model]).returncode
+    if status == os.EX_UNAVAILABLE:
+        pytest.skip("the package with the model cannot be had")
+    assert status == 0
     subprocess.run([sys.executable, EXAMPLE / "tasks.py", model.parent], check=True)
     return model
-
-
-def weir(stack: Stack, *words: str, asked: str = "") -> str:
-    own = {"WEIR_URL": stack.facts["url"], "WEIR_API_KEY": stack.facts["api_key"]}
-    done = subprocess.run(
-        [sys.executable, "-m", "weir", *words],
-        env={**os.environ, **own},
-        input=asked,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def submit(stack: Stack, folder: Path, changes: dict[str, Any]) -> str:
-    """Two steps of the example's recipe; every response has a reward of its own, so both learn."""
-    recipe = tomllib.loads((EXAMPLE / "recipe.toml").read_text())
-    del recipe["tasks"], recipe["evaluation"], recipe["model"]["path"]
-    del recipe["model"]["prompt_template"]  # a pretrained model has its chat template
-    del recipe["model"]["lora"]
-    small: dict[str, Any] = {
-        "model": {"max_context": 96},
-        "rollout": {"group_size": 4, "sampling": {"temperature": 1.0, "max_tokens": 12}},
-        "reward": {"outcome": LIKENESS},
-        "training": {"steps": 2, "groups_per_step": 2, "checkpoint_every": 2},
-        "optimizer": {"learning_rate": 1e-4},
-    }
-    for table in {*small, *changes}:
-        recipe[table] = {**recipe.get(table, {}), **small.get(table, {}), **changes.get(table, {})}
-    with stack.client() as weir:
-        tasks = weir.upload(folder.parent / "train.jsonl")
-        return weir.submit({"model": str(folder), "training_file": tasks, "recipe": recipe})["id"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -84,10 +62,12 @@ def test_a_pretrained_model_is_trained_asked_and_fetched(
     stack: Stack, folder: Path, way: str, tmp_path: Path
 ) -> None:
     changes = WAYS[way]
-    job_id = submit(stack, folder, changes)
+    tables = {name: SMALL.get(name, {}) | changes.get(name, {}) for name in {*SMALL, *changes}}
+    tasks = folder.parent / "train.jsonl"
+    job_id = stack.submit(start=str(folder), tasks=tasks, **tables)
     job = stack.wait_for_end(job_id, timeout_s=1800)
     assert job["status"] == "succeeded", job["error"]
-    steps = [e["data"] for e in stack.events(job_id) if "entropy" in e["data"]]
+    steps = [data for data in stack.metrics(job_id) if "entropy" in data]
     assert [step["step"] for step in steps] == [1, 2]
     assert all(step["grad_norm"] > 0 and math.isfinite(step["loss"]) for step in steps)
     assert all(("value_loss" in step) == ("critic" in changes) for step in steps)
@@ -95,8 +75,8 @@ def test_a_pretrained_model_is_trained_asked_and_fetched(
     assert job["weir"]["result"]["parity_max_abs"] > 0
     assert max(step.get("probe_gap", 0.0) for step in steps) < MOST_PARITY[dtype]
 
-    assert weir(stack, "chat", job_id, "--max-tokens", "8", asked="What is the capital of France?")
-    weir(stack, "fetch", job_id, str(tmp_path / "fetched"))
+    ask(stack, job_id)
+    stack.weir.fetch_model(job_id, tmp_path / "fetched")
     before, after = map(state_of, (folder, tmp_path / "fetched"))
     assert before.keys() == after.keys()
     moved = max((before[name] - after[name]).abs().max().item() for name in before)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol.recipe import Recipe, load_recipe
+from protocol.recipe import load_recipe
 
 from tests.stack.conftest import ROOT, Stack
 
@@ -19,41 +19,32 @@ TINY = ROOT / "recipes/tiny"
 UNLEARNS = "vapo/without-positive-lm-loss.toml"
 
 
-def run(stack: Stack, recipe: Recipe) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The job in the end, and the data of its metrics events."""
-    with stack.client() as weir:
-        job_id = weir.submit_recipe(recipe, model=str(ROOT / recipe.model.path))["id"]
-    job = stack.wait_for_end(job_id, timeout_s=1000)
-    events = stack.events(job_id)
-    return job, [event["data"] for event in events if event["type"] == "metrics"]
-
-
 def is_balanced(account: dict[str, Any]) -> bool:
     return account["asked"] == account["trained"] + sum(account["dropped"].values())
 
 
-@pytest.mark.parametrize(
-    "path", sorted(TINY.glob("*/*.toml")), ids=lambda path: str(path.relative_to(TINY))
-)
+@pytest.mark.parametrize("name", sorted(str(p.relative_to(TINY)) for p in TINY.glob("*/*.toml")))
 def test_a_tiny_recipe_trains_the_demos_model(
-    stack: Stack, path: Path, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)  # where the paths of a recipe begin
-    recipe = load_recipe(path)
-    job, metrics = run(stack, recipe)
+    recipe = load_recipe(TINY / name)
+    job_id = stack.weir.submit_recipe(recipe, model=str(ROOT / recipe.model.path))["id"]
+    job = stack.wait_for_end(job_id, timeout_s=1000)
     assert job["status"] == "succeeded", job["error"]
     result = job["weir"]["result"]
     assert is_balanced(result["groups"])
     assert is_balanced(result["evaluation_groups"])
     assert (Path(result["model"]) / "model.safetensors").is_file()
 
+    metrics = stack.metrics(job_id)
     steps = [data for data in metrics if "entropy" in data]
     assert [data["step"] for data in steps] == list(range(1, recipe.training.steps + 1))
     numbers = [value for data in steps for value in data.values() if isinstance(value, float)]
-    assert all(math.isfinite(value) for value in numbers)
+    assert all(map(math.isfinite, numbers))
     if recipe.critic is not None:
         assert all("value_loss" in data for data in steps)
-        assert len([d for d in metrics if "pretrain_step" in d]) == recipe.num_pretrain_steps
+        assert sum("pretrain_step" in data for data in metrics) == recipe.num_pretrain_steps
     print(f"accuracy {result['accuracy_before']:.3f} -> {result['accuracy_after']:.3f}")
-    if path != TINY / UNLEARNS:
+    if name != UNLEARNS:
         assert result["accuracy_after"] > result["accuracy_before"], "it has unlearned"

@@ -1,9 +1,11 @@
-"""What `train_some_steps` leaves in a folder: parameters, metrics, and what is told of tokens."""
+"""The outputs of `train_some_steps` in a folder: parameters, metrics, and numbers of tokens."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,18 +36,29 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
 
 
 def tokens_of(folder: Path) -> dict[str, np.ndarray]:
-    """What each step told of its tokens, by the step's place and the name."""
+    """The numbers of each step's tokens, by the step's place and their name."""
     return {path.stem: np.load(path) for path in folder.glob("*.npy")}
 
 
-def assert_told_the_same(one: Path, other: Path) -> None:
-    """Of tokens, and in metrics, but for those that differ with the ranks."""
-    here, there = tokens_of(one), tokens_of(other)
-    assert here.keys() == there.keys()
-    for name in here:
-        assert there[name] == pytest.approx(here[name], rel=1e-3, abs=1e-4, nan_ok=True), name
-    for step, twin in zip(metrics_of(one), metrics_of(other), strict=True):
-        names = step.keys() - OF_RANKS
-        assert names == twin.keys() - OF_RANKS
-        for name in names:
-            assert twin[name] == pytest.approx(step[name], rel=1e-3, abs=2e-6), name
+def assert_same_outputs(one: Path, other: Path) -> None:
+    """Numbers of tokens, and metrics but for those that differ with the ranks."""
+    assert_near(tokens_of(one), tokens_of(other), 1e-4)
+    for step, twin in zip(
+        metrics_of(one),
+        metrics_of(other),
+        strict=True,
+    ):
+        assert_near(step, twin, 2e-6)
+
+
+def assert_near(one: Mapping[str, Any], other: Mapping[str, Any], most: float) -> None:
+    names = one.keys() - OF_RANKS
+    assert names == other.keys() - OF_RANKS
+    for name in names:
+        expected = pytest.approx(
+            one[name],
+            rel=1e-3,
+            abs=most,
+            nan_ok=True,
+        )
+        assert other[name] == expected, name
