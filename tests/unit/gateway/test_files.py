@@ -21,13 +21,14 @@ from services.gateway import errors
 from services.gateway.api.files import receive_file
 from services.gateway.core.files.check import MESSAGES, check_file
 from services.gateway.core.files.store import FileStore, StoredFile, clean_filename, copy_with_id
-from services.gateway.errors import Problem
+from tests.unit.gateway.refusing import refused
 
 pytestmark = pytest.mark.anyio
 TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
 GOOD = {"purpose": "fine-tune"}
 HOUR = GOOD | {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
 FILE = ("file", TASK)
+LARGE = ("file", b"x" * 1001)
 
 
 @pytest.fixture
@@ -93,10 +94,8 @@ def test_lost_content_is_404_until_it_is_uploaded_again(
     store.path(stored.id).unlink()
     if remaining is not None:
         store.path(stored.id).write_bytes(remaining)
-    with pytest.raises(Problem) as caught:
+    with refused(404, "content_lost"):
         store.content(stored.id)
-    assert caught.value.status_code == 404
-    assert caught.value.code == "content_lost"
     assert put(store, "lost.jsonl") == stored
     assert store.content(stored.id).read_bytes() == TASK
 
@@ -146,37 +145,34 @@ async def upload(store: FileStore, *files: tuple[str, bytes], **fields: str) -> 
 
 async def test_an_upload_is_stored_under_its_name_until_it_expires(store: FileStore) -> None:
     stored = StoredFile.model_validate((await upload(store, FILE, **HOUR)).json())
-    assert stored.filename == "t.jsonl"
-    assert stored.tasks == 1
-    assert stored.bytes == len(TASK)
+    assert (stored.filename, stored.tasks, stored.bytes) == ("t.jsonl", 1, len(TASK))
     assert stored.expires_at == stored.created_at + 3600
     assert store.content(stored.id).read_bytes() == TASK
 
 
-BAD_FORMS: dict[str, tuple[Any, ...]] = {
-    "no purpose": ("purpose", {}),
-    "another purpose": ("purpose", {"purpose": "batch"}),
-    "no anchor": ("expires_after.anchor", GOOD | {"expires_after[seconds]": "4000"}),
-    "too short": ("expires_after.seconds", HOUR | {"expires_after[seconds]": "3599"}),
-    "an unknown field": ("purposes", GOOD | {"purposes": "x"}),
-    "no file": ("file", GOOD, []),
-    "a text for a file": ("file", GOOD | {"file": "text"}, []),
-    "a file of another name": ("file", GOOD, [("data", TASK)]),
-    "two files": ("body", GOOD, [FILE, FILE]),
-    "a long field": ("body", {"purpose": "x" * 2000}),
-    "many fields": ("body", {str(number): "x" for number in range(9)}),
-    "a large file": ("file", GOOD, [("file", b"x" * 1001)]),
-    "no tasks": ("file", GOOD, [("file", b"x")]),
-}
-
-
-@pytest.mark.parametrize("case", BAD_FORMS)
+@pytest.mark.parametrize(
+    ("param", "fields", "files"),
+    [
+        ("purpose", {}, [FILE]),
+        ("purpose", {"purpose": "batch"}, [FILE]),
+        ("expires_after.anchor", GOOD | {"expires_after[seconds]": "4000"}, [FILE]),
+        ("expires_after.seconds", HOUR | {"expires_after[seconds]": "3599"}, [FILE]),
+        ("purposes", GOOD | {"purposes": "x"}, [FILE]),
+        ("file", GOOD, []),
+        ("file", GOOD | {"file": "text"}, []),
+        ("file", GOOD, [("data", TASK)]),
+        ("body", GOOD, [FILE, FILE]),
+        ("body", {"purpose": "x" * 2000}, [FILE]),
+        ("body", {str(number): "x" for number in range(9)}, [FILE]),
+        ("file", GOOD, [LARGE]),
+        ("file", GOOD, [("file", b"x")]),
+    ],
+    ids=range(13),
+)
 async def test_a_bad_form_is_refused_by_its_field_and_leaves_no_file(
-    store: FileStore, case: str
+    store: FileStore, param: str, fields: dict[str, str], files: list[tuple[str, bytes]]
 ) -> None:
-    param, fields, *changes = BAD_FORMS[case]
-    files = changes[0] if changes else [FILE]
     reply = await upload(store, *files, **fields)
-    assert reply.status_code == (413 if case == "a large file" else 400)
+    assert reply.status_code == (413 if LARGE in files else 400)
     assert reply.json()["error"]["param"] == param
     assert list(store.folder.iterdir()) == []

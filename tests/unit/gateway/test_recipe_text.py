@@ -28,7 +28,6 @@ def test_toml_and_json_of_one_recipe_are_the_same_recipe() -> None:
         ('{"a":' * 100_000, "text: "),
         ("a." * 30_000 + "a = 1", "text: "),
         ("[training]\nstep = 1", "training.step: "),
-        ("[training]\nsteps = 0", "training.steps: "),
         (f'extends = "{DEMO}"\nname = "mine"', "extends: works only in a file"),
         (json.dumps({"extends": str(DEMO)}), "extends: works only in a file"),
     ],
