@@ -4,8 +4,6 @@ No job may be queued but by a POST that says so; afterwards every service must b
 record and every file, and a client to list them. Every body derives from the seed and its number.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

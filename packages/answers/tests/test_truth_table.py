@@ -6,8 +6,6 @@ read. A text may be a list of pieces, in which ``["x", 100]`` is x a hundred tim
 "hangs" would not end here.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

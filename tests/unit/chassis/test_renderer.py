@@ -1,7 +1,5 @@
 """A model's tokenizer and template render prompts; an excess of time or memory is named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from services.chassis import parity, prompts, renderer
 from services.chassis.prompts import PromptError, UnknownToken
 from services.chassis.renderer import LimitExceeded, PromptRenderer
 from tests.architecture.project import ROOT
+from tests.tables import table
 
 pytestmark = pytest.mark.anyio
 
@@ -69,17 +68,15 @@ async def test_it_renders_what_the_tokenizer_would_in_this_process(make_model: M
         assert (vocabulary.max_id, vocabulary.end_id) == (95, tokenizer.eos_token_id)
 
 
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        ("{{ raise_exception('no') }}", "refuses it: no"),
-        ("{% macro more() %}{{ more() }}{% endmacro %}{{ more() }}", "recursion"),
-        ("{{ 1 / 0 }}", "division by zero"),
-        ("{% for %}", "refuses it"),
-        ("{{ messages.__class__.__mro__ }}", "unsafe"),
-        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "refuses it"),
-    ],
-)
+@table("""
+    template                                                 | words
+    {{ raise_exception('no') }}                              | refuses it: no
+    {% macro more() %}{{ more() }}{% endmacro %}{{ more() }} | recursion
+    {{ 1 / 0 }}                                              | division by zero
+    {% for %}                                                | refuses it
+    {{ messages.__class__.__mro__ }}                         | unsafe
+    {{ cycler.__init__.__globals__.os.popen('id').read() }}  | refuses it
+""")
 async def test_a_template_that_refuses_a_task_costs_that_task_alone(
     make_model: Made, template: str, words: str
 ) -> None:

@@ -1,7 +1,5 @@
 """A process reports its work, and waits for an event, a time or its end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

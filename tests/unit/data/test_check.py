@@ -1,7 +1,5 @@
 """``weir data check`` names each problem of a task file."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``weir data import``: published rows become tasks, and a faulty row or option is named."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

@@ -1,7 +1,5 @@
 """``weir data integers``: the answers that become integers, and the requests to the model."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cells of a dataset: the text that their author wrote, or a refusal that names the place."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

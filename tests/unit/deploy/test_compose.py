@@ -1,8 +1,6 @@
 """The compose files: locked down, wired as the code expects, each GPU where the placement has it.
 No container is started."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

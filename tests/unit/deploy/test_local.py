@@ -1,7 +1,5 @@
 """A stack of processes: its launches, and their start, end and restart."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

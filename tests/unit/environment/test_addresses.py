@@ -1,7 +1,5 @@
 """The addresses that clients' environments may connect to."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from typing import Any

@@ -1,7 +1,5 @@
 """Episodes at a fake gateway: faults of the model, deadlines, and cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """Groups from traces: the shared prompt, the policy's tokens, and spans."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from protocol.messages import Episode, VersionSpan

@@ -1,7 +1,5 @@
 """The rights of a client's program in a jail."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Answers of an OpenEnv server that are refused."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

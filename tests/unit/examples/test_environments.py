@@ -12,15 +12,18 @@ from transformers import AutoTokenizer
 from examples.arithmetic.tasks import ArithmeticTask
 from examples.environments import base_model, game, sums
 from services.learner.sft.recipe import load_sft_recipe
+from tests.tables import table
 
 EXAMPLE = Path(base_model.__file__).parent
 TASK = ArithmeticTask(47, (8, -6, 7))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("sum-then-check", "taskset"), ("higher-or-lower", "url"), ("agent-script", "command")],
-)
+@table("""
+    name            | kind
+    sum-then-check  | taskset
+    higher-or-lower | url
+    agent-script    | command
+""")
 def test_a_recipe_names_its_environment_and_files_that_are_there(name: str, kind: str) -> None:
     recipe = load_recipe(EXAMPLE / f"{name}.toml")
     assert recipe.environment is not None

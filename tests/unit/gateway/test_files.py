@@ -1,7 +1,5 @@
 """Task files: the store, the check, and the form of an upload."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -21,6 +19,7 @@ from services.gateway import errors
 from services.gateway.api.files import receive_file
 from services.gateway.core.files.check import MESSAGES, check_file
 from services.gateway.core.files.store import FileStore, StoredFile, clean_filename, copy_with_id
+from tests.tables import table
 from tests.unit.gateway.refusing import refused
 
 pytestmark = pytest.mark.anyio
@@ -100,16 +99,16 @@ def test_lost_content_is_404_until_it_is_uploaded_again(
     assert store.content(stored.id).read_bytes() == TASK
 
 
-@pytest.mark.parametrize(
-    ("sent", "name"),
-    [
-        ("../../etc/passwd", "passwd"),
-        ("C:\\data\\a\0b\r\n.jsonl", "ab.jsonl"),
-        ("é" * 300 + ".jsonl", "é" * 124 + ".jsonl"),
-        ("\ud800", "tasks.jsonl"),
-        (".", "tasks.jsonl"),
-        ("a/..", "tasks.jsonl"),
-    ],
+@table(
+    """
+    sent             | name
+    ../../etc/passwd | passwd
+    .                | tasks.jsonl
+    a/..             | tasks.jsonl
+""",
+    ("C:\\data\\a\0b\r\n.jsonl", "ab.jsonl"),
+    ("é" * 300 + ".jsonl", "é" * 124 + ".jsonl"),
+    ("\ud800", "tasks.jsonl"),
 )
 def test_a_filename_is_the_printable_end_of_a_path(sent: str, name: str) -> None:
     assert clean_filename(sent) == name

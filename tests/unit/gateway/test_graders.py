@@ -1,7 +1,5 @@
 """How OpenAI's graders become the checks of a recipe, and which are refused with a remedy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The job object of the API, and the ids of repeated submissions."""
 
-from __future__ import annotations
-
 from openai.types.fine_tuning import FineTuningJob
 
 from services.gateway.api.openai.job_object import job_object, job_status

@@ -1,7 +1,5 @@
 """The middleware: the log, unexpected errors, keys, and limits of bodies."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import hashlib

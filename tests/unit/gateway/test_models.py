@@ -1,7 +1,5 @@
 """Names of models, and the facts in a model's folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A recipe as a person pastes it."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

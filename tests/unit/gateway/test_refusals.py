@@ -1,7 +1,5 @@
 """A recipe that cannot work is refused by its field, before it is queued."""
 
-from __future__ import annotations
-
 import tomllib
 from typing import Any
 
@@ -13,6 +11,7 @@ from services.gateway.core.jobs.refusals import check_free_memory, check_memory_
 from services.gateway.core.models.folders import UNKNOWN_FACTS, ModelFacts
 from services.gateway.errors import Problem
 from tests.builders import a_recipe
+from tests.tables import table
 from tests.unit.gateway.refusing import refused
 
 WITH = ModelFacts(has_chat_template=True)
@@ -35,21 +34,18 @@ def check(
 PLAIN_CRITIC = "algorithm.advantage = 'gae'\ncritic."
 
 
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ("training.steps = 4611686018427387904", "training.steps"),
-        (f"{PLAIN_CRITIC}pretrain_steps = 4611686018427387904", "critic.pretrain_steps"),
-        (
-            "rollout.sampling = { max_tokens = 8, temperature = 2.1 }",
-            "rollout.sampling.temperature",
-        ),
-        (
-            f"{PLAIN_CRITIC}optimizer.learning_rate = 1e-306",
-            "critic.optimizer.learning_rate",
-        ),
-        ("algorithm.advantage = 'my_lab.squared'", "algorithm.advantage"),
-    ],
+@table(
+    """
+    settings                                                 | field
+    training.steps = 4611686018427387904                     | training.steps
+    rollout.sampling = { max_tokens = 8, temperature = 2.1 } | rollout.sampling.temperature
+    algorithm.advantage = 'my_lab.squared'                   | algorithm.advantage
+""",
+    (f"{PLAIN_CRITIC}pretrain_steps = 4611686018427387904", "critic.pretrain_steps"),
+    (
+        f"{PLAIN_CRITIC}optimizer.learning_rate = 1e-306",
+        "critic.optimizer.learning_rate",
+    ),
 )
 def test_a_recipe_that_cannot_work_is_refused_by_its_field(settings: str, field: str) -> None:
     with refused(400, param=f"recipe.{field}"):

@@ -1,7 +1,5 @@
 """A REST body becomes a recipe, with defaults for missing fields."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

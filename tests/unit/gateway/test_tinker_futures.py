@@ -1,7 +1,5 @@
 """Requests that wait for results, where no gateway runs."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Samples that clients wait for, without a gateway."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Requests of the Tinker SDK, read and refused, by the messages of the SDK itself."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import AsyncMock
 

@@ -1,7 +1,5 @@
 """A group is graded as the recipe says, and what could not be graded never becomes a number."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A client's own function grades: its arguments, its values, and the limits of its sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os
@@ -22,6 +20,7 @@ from services.grader.tools import Tools
 from services.grader.trial_record import start_record
 from services.grader.verifiers import openai
 from tests.builders import a_task
+from tests.tables import table
 from tests.unit.grader.pools import failing_tools
 
 pytestmark = [pytest.mark.anyio]
@@ -54,9 +53,14 @@ return 0.5 * bool(re.search("4", sample["output_text"]))
 """
 
 
-@pytest.mark.parametrize(
-    ("body", "score"),
-    [(SEES_ALL, 0.5), ("return 7", 1), ("return -0.5", 0), ("return True", 1)],
+@table(
+    """
+    body        | score
+    return 7    | 1
+    return -0.5 | 0
+    return True | 1
+""",
+    (SEES_ALL, 0.5),
 )
 async def test_a_function_sees_sample_and_item_and_its_number_is_cut_to_the_unit_range(
     sandboxed: Tools, body: str, score: float
@@ -64,17 +68,15 @@ async def test_a_function_sees_sample_and_item_and_its_number_is_cut_to_the_unit
     assert await graded(sandboxed, body) == (Graded(value=score), "")
 
 
-@pytest.mark.parametrize(
-    ("body", "reason", "words"),
-    [
-        ("return item['colour']", "python_error", "KeyError: 'colour'"),
-        ("return '1'", "python_error", "str"),
-        ("return float('nan')", "python_error", "nan"),
-        ("raise SystemExit(0)", "python_error", "SystemExit"),
-        ("import os; os.abort()", "python_crash", "SIGABRT"),
-        ("return len('x' * 10**10)", "python_memory", "memory"),
-    ],
-)
+@table("""
+    body                     | reason        | words
+    return item['colour']    | python_error  | KeyError: 'colour'
+    return '1'               | python_error  | str
+    return float('nan')      | python_error  | nan
+    raise SystemExit(0)      | python_error  | SystemExit
+    import os; os.abort()    | python_crash  | SIGABRT
+    return len('x' * 10**10) | python_memory | memory
+""")
 async def test_a_failure_is_no_grade_and_is_told_in_words(
     sandboxed: Tools, body: str, reason: str, words: str
 ) -> None:

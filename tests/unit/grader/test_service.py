@@ -1,7 +1,5 @@
 """The grader as a process: real server, real streams, real workers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """A grader claims the jobs that it can grade, names obstacles, and answers trials."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The arithmetic of the most that a job can have under way at once."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,26 +1,26 @@
 """Formulas: their syntax, their values, and the error where one has no value."""
 
-from __future__ import annotations
-
 import pytest
 from protocol.formula import FormulaError, read_formula
+
+from tests.tables import table
 
 NUMBERS = {"a": 0.25, "b": 1.0, "é_1": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("formula", "value"),
-    [
-        ("0.7 * a + 0.3 * b", 0.475),
-        ("max(a, 0.5 * b)", 0.5),
-        ("(a + b) / 2 - -1", 1.625),
-        ("a ^ 2", 0.0625),
-        ("2 * a ^ 2 + b", 1.125),
-        ("+abs(a - b)", 0.75),
-        ("floor(a) + ceil(a)", 1.0),
-        ("sqrt(a) * exp(0) + log(b)", 0.5),
-        ("max(\n  2.5e-1 * é_1,\n  .5 + 0. * 1E+2\n)", 0.5),
-    ],
+@table(
+    """
+    formula                   | value
+    0.7 * a + 0.3 * b         | 0.475
+    max(a, 0.5 * b)           | 0.5
+    (a + b) / 2 - -1          | 1.625
+    a ^ 2                     | 0.0625
+    2 * a ^ 2 + b             | 1.125
+    +abs(a - b)               | 0.75
+    floor(a) + ceil(a)        | 1.0
+    sqrt(a) * exp(0) + log(b) | 0.5
+""",
+    ("max(\n  2.5e-1 * é_1,\n  .5 + 0. * 1E+2\n)", 0.5),
 )
 def test_a_formula_has_a_value(formula: str, value: float) -> None:
     assert read_formula(formula).value(NUMBERS) == pytest.approx(value)

@@ -1,7 +1,5 @@
 """Frames: a message survives the trip; damaged bytes are refused with the reason."""
 
-from __future__ import annotations
-
 import json
 from io import BytesIO
 from typing import Any

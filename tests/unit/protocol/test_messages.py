@@ -1,7 +1,5 @@
 """Messages: frozen, complete, and impossible to make wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recipes: a typo stops where it enters, and the message names the key."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 from protocol.recipe import RecipeError, load_recipe, load_tables, parse_recipe
 
 from tests.builders import a_recipe
+from tests.tables import table
 
 SMALL = """
 name = "small"
@@ -33,8 +32,8 @@ steps = 2
 def refusal(settings: str) -> str:
     """Return the refusal of a recipe with these settings, in TOML."""
     recipe = a_recipe().model_dump(mode="json")
-    for table, values in tomllib.loads(settings).items():
-        recipe[table] = (recipe.get(table) or {}) | values if isinstance(values, dict) else values
+    for name, values in tomllib.loads(settings).items():
+        recipe[name] = (recipe.get(name) or {}) | values if isinstance(values, dict) else values
     with pytest.raises(RecipeError) as caught:
         parse_recipe(recipe)
     return str(caught.value)
@@ -206,28 +205,28 @@ def test_parents_apply_one_after_the_other_and_then_the_child(folder: Path) -> N
     assert "reward" not in tables
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ('extends = "child.toml"', "child.toml: extends: child.toml is this file or extends it"),
-        ('extends = "ring.toml"', "ring.toml: extends: child.toml is this file or extends it"),
-        ('extends = "none.toml"', r"child.toml: extends: .*none.toml: no such file; give a path"),
-        ('extends = "parents"', r"child.toml: extends: .*parents: no such file; give a path"),
-        ("extends = 3", "child.toml: extends: must be a text or a list of texts"),
-        ('extends = "broken.toml"', "broken.toml: not valid TOML"),
-        ("name = ", "child.toml: not valid TOML"),
-        (
-            'extends = "parents/whole.toml"\nwithout = ["training.stepz"]',
-            "child.toml: without: no parent sets training.stepz; remove it or check its spelling",
-        ),
-        (
-            'extends = "parents/whole.toml"\nwithout = ["name.first"]',
-            "child.toml: without: no parent sets name.first",
-        ),
-        ('without = ["name"]\nname = "a"', "child.toml: without: no parent sets name"),
-        ("without = { name = 1 }", "child.toml: without: must be a text or a list of texts"),
-        ('extends = "parents/whole.toml"\ntraining.stepz = 3', "child.toml:\ntraining.stepz: unk"),
-    ],
+@table(
+    """
+    text                    | problem
+    extends = "child.toml"  | child.toml: extends: child.toml is this file or extends it
+    extends = "ring.toml"   | ring.toml: extends: child.toml is this file or extends it
+    extends = "none.toml"   | child.toml: extends: .*none.toml: no such file; give a path
+    extends = "parents"     | child.toml: extends: .*parents: no such file; give a path
+    extends = 3             | child.toml: extends: must be a text or a list of texts
+    extends = "broken.toml" | broken.toml: not valid TOML
+    without = { name = 1 }  | child.toml: without: must be a text or a list of texts
+""",
+    ("name = ", "child.toml: not valid TOML"),
+    (
+        'extends = "parents/whole.toml"\nwithout = ["training.stepz"]',
+        "child.toml: without: no parent sets training.stepz; remove it or check its spelling",
+    ),
+    (
+        'extends = "parents/whole.toml"\nwithout = ["name.first"]',
+        "child.toml: without: no parent sets name.first",
+    ),
+    ('without = ["name"]\nname = "a"', "child.toml: without: no parent sets name"),
+    ('extends = "parents/whole.toml"\ntraining.stepz = 3', "child.toml:\ntraining.stepz: unk"),
 )
 def test_a_file_that_cannot_be_used_is_named(folder: Path, text: str, problem: str) -> None:
     write(folder, 'extends = "child.toml"', "ring.toml")

@@ -1,7 +1,5 @@
 """A reward names its verifiers as briefly as it can, and what makes no sense is refused by name."""
 
-from __future__ import annotations
-
 import tomllib
 
 import pytest

@@ -1,12 +1,12 @@
 """A rubric turns the levels that a judge has chosen into one number."""
 
-from __future__ import annotations
-
 import tomllib
 
 import pytest
 from protocol.rubric import Rubric
 from pydantic import ValidationError
+
+from tests.tables import table
 
 LEVELS = """asks = "How is it?", levels = [
     { name = "good", score = 1, means = "so" },
@@ -48,19 +48,19 @@ SAME = 'levels = [{ name = "a", score = 1, means = "x" }, { name = "b", score = 
 CAP = "caps = [{ criterion = 'b', levels = ['bad'], at_most = 0.5 }]"
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ("criteria = [{ name = 'Rigor', LEVELS }]", "small letters"),
-        ("criteria = [{ name = 'analysis', LEVELS }]", "'analysis'"),
-        ("criteria = [{ name = 'a', LEVELS }, { name = 'a', LEVELS }]", "twice"),
-        (f"criteria = [{{ name = 'a', asks = '?', {SAME} }}]", "nothing"),
-        (
-            f"criteria = [{{ name = 'a', asks = '?', {SAME.replace('1', '2', 1)} }}]",
-            r"levels\.0\.score",
-        ),
-        (f"criteria = [{{ name = 'a', LEVELS }}]\n{CAP}", "caps.0: 'b'"),
-    ],
+@table(
+    """
+    settings                                                    | problem
+    criteria = [{ name = 'Rigor', LEVELS }]                     | small letters
+    criteria = [{ name = 'analysis', LEVELS }]                  | 'analysis'
+    criteria = [{ name = 'a', LEVELS }, { name = 'a', LEVELS }] | twice
+""",
+    (f"criteria = [{{ name = 'a', asks = '?', {SAME} }}]", "nothing"),
+    (
+        f"criteria = [{{ name = 'a', asks = '?', {SAME.replace('1', '2', 1)} }}]",
+        r"levels\.0\.score",
+    ),
+    (f"criteria = [{{ name = 'a', LEVELS }}]\n{CAP}", "caps.0: 'b'"),
 )
 def test_a_rubric_that_cannot_be_used_is_refused(settings: str, problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):

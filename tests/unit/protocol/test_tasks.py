@@ -1,7 +1,5 @@
 """Task files: every problem has its line and its field."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

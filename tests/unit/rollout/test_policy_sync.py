@@ -1,7 +1,5 @@
 """The weights that a running engine can load, and the settings that it keeps."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

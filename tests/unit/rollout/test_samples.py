@@ -1,7 +1,5 @@
 """Prompts, the text of responses, and the layout of groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Views of a running job and its evaluations, and the comparison of two evaluations."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from itertools import chain, repeat

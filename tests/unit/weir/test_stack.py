@@ -1,12 +1,11 @@
 """The gateway that the command finds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
+from tests.tables import table
 from weir.stack import NoStack, Stack, connected, find_stack, model_name
 
 
@@ -19,10 +18,12 @@ def test_the_environment_goes_before_the_local_stack(tmp_path: Path) -> None:
     assert find_stack(remote) == Stack("http://there", "l", is_local=False)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "damaged"), ("[]", "damaged"), ('{"url": "http://here"}', "api_key")],
-)
+@table("""
+    text                   | message
+    {                      | damaged
+    []                     | damaged
+    {"url": "http://here"} | api_key
+""")
 def test_a_damaged_file_says_what_to_do(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "stack.json").write_text(text)
     with pytest.raises(NoStack, match=rf"{message}.*weir down"):

@@ -4,8 +4,6 @@ Only a deadline under test is short. Each test waits for the events that it need
 machine fails none.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -31,6 +29,7 @@ from services.chassis.pool import (
     Value,
     encode_line,
 )
+from tests.tables import table
 from tests.unit.grader.judge_server import until
 from tests.unit.grader.pools import list_descendants, list_workers, wait_until_gone
 
@@ -152,7 +151,12 @@ async def test_a_cancelled_call_kills_its_own_worker_only(pool: Pool, tmp_path: 
     await wait_until_gone(before - after)
 
 
-@pytest.mark.parametrize(("size", "max_suspects"), [(1, 1), (3, 1), (4, 2)])
+@table("""
+    size | max_suspects
+    1    | 1
+    3    | 1
+    4    | 2
+""")
 async def test_suspects_get_workers_of_their_own_and_are_at_most_half_of_the_calls_under_way(
     size: int, max_suspects: int
 ) -> None:

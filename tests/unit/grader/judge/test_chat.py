@@ -1,7 +1,5 @@
 """One call to a server of chat completions, and what each failure is called."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """While the judge is down no call fails, and nobody waits for ever once it is up again."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from contextlib import AbstractAsyncContextManager, suppress

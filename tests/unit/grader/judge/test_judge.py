@@ -1,7 +1,5 @@
 """Questions of a verifier to the judge, and scores from its verdicts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -19,6 +17,7 @@ from services.grader.judge.question import Form, NoVerdict, choice_field, number
 from services.grader.tools import Tools
 from services.grader.verifiers.judges import combine_verdicts, model_judge, score_model
 from tests.builders import a_graded_group, a_task
+from tests.tables import table
 from tests.unit.grader.judge_server import (
     PERFECT,
     TASK,
@@ -232,7 +231,13 @@ async def number(server: ScriptedServer, tools: Tools, text: str = "2", **check:
         return await score_model(TASK, text, score_check, replace(tools, judge=judge))
 
 
-@pytest.mark.parametrize(("result", "value"), [("1", 0.0), ("5.5", 0.75), ("7", 1.0), ("7e0", 1.0)])
+@table("""
+    result | value
+    1      | 0.0
+    5.5    | 0.75
+    7      | 1.0
+    7e0    | 1.0
+""")
 async def test_a_number_is_moved_to_the_unit_range(
     result: str, value: float, server: ScriptedServer, tools: Tools
 ) -> None:

@@ -1,7 +1,5 @@
 """The prompt of a judge; nothing in a response changes its form."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 

@@ -3,8 +3,6 @@
 What needs a pool is computed in this process, but where pipes open and close.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

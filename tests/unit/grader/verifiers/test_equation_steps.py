@@ -1,7 +1,5 @@
 """Equations of a response have a score, or a reason why they have none."""
 
-from __future__ import annotations
-
 import pytest
 from answers.steps import UNREAD, Derivation, Step
 from answers.steps.derivation import derive

@@ -3,8 +3,6 @@
 Verdicts on thousands of answers are in the truth table of `packages/answers`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -24,6 +22,7 @@ from services.grader.tools import Tools
 from services.grader.verifiers import math_answer
 from services.grader.verifiers.math_answer import decide_response
 from tests.builders import a_task
+from tests.tables import table
 from tests.unit.grader.judge_server import ScriptedServer, judge_settings, says
 from tests.unit.grader.pools import failing_tools
 
@@ -43,18 +42,18 @@ async def grade(task: Task, text: str, tools: Tools) -> Graded:
     return score
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("the answer is 5", "no_answer"),
-        (r"\boxed{ }", "no_answer"),
-        (r"<think>\boxed{5}</think>", "no_answer"),
-        (r"\boxed{\frac{}", "no_answer"),
-        (r"\boxed{\frac{1}{}}", "not_parsable"),
-        (r"\boxed{5 \cup 6}", "wrong"),
-        (r"\boxed{" + "5" * 2001 + "}", "too_long"),
-        (r"\boxed{5}" + " " * 1_000_000, "too_long"),
-    ],
+@table(
+    r"""
+    text                     | reason
+    the answer is 5          | no_answer
+    \boxed{ }                | no_answer
+    <think>\boxed{5}</think> | no_answer
+    \boxed{\frac{}           | no_answer
+    \boxed{\frac{1}{}}       | not_parsable
+    \boxed{5 \cup 6}         | wrong
+""",
+    (r"\boxed{" + "5" * 2001 + "}", "too_long"),
+    (r"\boxed{5}" + " " * 1_000_000, "too_long"),
 )
 async def test_the_fault_of_a_response_is_wrong_with_its_reason(
     tools: Tools, text: str, reason: str
@@ -126,16 +125,14 @@ async def test_equal_answers_at_one_time_are_compared_once() -> None:
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize(
-    ("gold", "boxed", "path"),
-    [
-        ("42", "42", "exact"),
-        ("42", "43", "number"),
-        ("2k+2", "2(k+1)", "algebra"),
-        ("1,2", "2,1", "list"),
-        ("x=5", "5", "equation"),
-    ],
-)
+@table("""
+    gold | boxed  | path
+    42   | 42     | exact
+    42   | 43     | number
+    2k+2 | 2(k+1) | algebra
+    1,2  | 2,1    | list
+    x=5  | 5      | equation
+""")
 async def test_a_decision_says_how_it_was_made(
     gold: str, boxed: str, path: str, tools: Tools
 ) -> None:
@@ -154,7 +151,12 @@ async def test_what_nothing_settles_is_what_the_recipe_says(
     assert (score.kind, score.reason) == (kind, "unknown")
 
 
-@pytest.mark.parametrize(("level", "value"), [("complete", 1), ("partial", 0), ("wrong", 0)])
+@table("""
+    level    | value
+    complete | 1
+    partial  | 0
+    wrong    | 0
+""")
 async def test_what_nothing_settles_may_be_left_to_the_judge(
     level: str, value: float, server: ScriptedServer, tools: Tools
 ) -> None:

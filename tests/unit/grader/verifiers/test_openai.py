@@ -1,7 +1,5 @@
 """Two texts compared: exactly, or by a metric; and whose fault it is if that cannot be said."""
 
-from __future__ import annotations
-
 import pytest
 from protocol.messages import Graded, Score, Ungradable
 from protocol.rewards import StringCheck, TextSimilarity
@@ -12,6 +10,7 @@ from services.grader.templates import MAX_CHARS
 from services.grader.tools import Tools
 from services.grader.verifiers.openai import string_check, text_similarity
 from tests.builders import a_task
+from tests.tables import table
 from tests.unit.grader.pools import failing_tools
 
 pytestmark = pytest.mark.anyio
@@ -79,18 +78,18 @@ def test_the_metrics_are_those_of_the_known_libraries(metric: str) -> None:
     assert values == pytest.approx(GOLDEN[metric], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("metric", "text", "reference", "value"),
-    [
-        *(("rouge_2", text, "42", None) for text in ("42", "", "something else")),
-        ("rouge_5", "x = 3 or 4", "x = 3 or 4", None),
-        *((metric, "+", "+", None) for metric in ("rouge_1", "rouge_l")),
-        *((metric, "words", "<skipped>", None) for metric in ("bleu", "gleu")),
-        ("rouge_2", "x 42", "x 42", 1),
-        ("rouge_2", "42", "x 42", 0),
-        ("fuzzy_match", "-", "+", 0),
-        ("rouge_1", "сумма равна 5", "Сумма: 5", pytest.approx(0.8)),
-    ],
+@table(
+    """
+    metric      | text       | reference  | value
+    rouge_5     | x = 3 or 4 | x = 3 or 4 | None
+    rouge_2     | x 42       | x 42       | 1
+    rouge_2     | 42         | x 42       | 0
+    fuzzy_match | -          | +          | 0
+""",
+    *(("rouge_2", text, "42", None) for text in ("42", "", "something else")),
+    *((metric, "+", "+", None) for metric in ("rouge_1", "rouge_l")),
+    *((metric, "words", "<skipped>", None) for metric in ("bleu", "gleu")),
+    ("rouge_1", "сумма равна 5", "Сумма: 5", pytest.approx(0.8)),
 )
 def test_a_reference_without_the_words_that_a_metric_counts_says_nothing(
     metric: str, text: str, reference: str, value: float | None
