@@ -13,11 +13,8 @@ NEEDED = {"WEIR_REDIS_URL": "redis://x", "WEIR_DATA_DIR": "/data", "WEIR_PORT": 
 
 def test_defaults_need_only_an_address_a_folder_and_a_port() -> None:
     deployment = Deployment.from_environment(NEEDED)
-    assert deployment.port == 8000
     assert deployment.files_dir == Path("/data/files")
-    assert deployment.job_dir("j") == Path("/data/jobs/j")
-    assert deployment.model_hub is False
-    assert deployment.api_keys == ()
+    assert (deployment.port, deployment.model_hub, deployment.api_keys) == (8000, False, ())
 
 
 @table(

@@ -9,7 +9,8 @@ from typing import Any, cast
 import httpx
 import pytest
 from protocol.exchange import Exchange
-from protocol.messages import Doing, Failure
+from protocol.messages import Doing
+from starlette.responses import PlainTextResponse
 
 from deploy.processes import free_ports
 from services.chassis import service
@@ -55,18 +56,19 @@ def test_saying_the_same_again_does_not_make_it_new() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "failure"),
+    ("error", "words", "job_id"),
     [
-        (ExceptionGroup("of tasks", [ValueError("one\n  two")]), Failure(words="one two")),
-        (ExceptionGroup("a", [StartupFailed("why", "job")]), Failure(words="why", job_id="job")),
-        (KeyboardInterrupt(), Failure(words="KeyboardInterrupt")),
-        (ValueError("x" * 1000), Failure(words="x" * 299 + "…")),
+        (ExceptionGroup("of tasks", [ValueError("one\n  two")]), "one two", None),
+        (ExceptionGroup("a", [StartupFailed("why", "job")]), "why", "job"),
+        (KeyboardInterrupt(), "KeyboardInterrupt", None),
+        (ValueError("x" * 1000), "x" * 299 + "…", None),
     ],
 )
 def test_a_failure_is_told_on_one_line_that_has_an_end_and_names_its_job(
-    error: BaseException, failure: Failure
+    error: BaseException, words: str, job_id: str | None
 ) -> None:
-    assert summarize_error(error) == failure
+    failure = summarize_error(error)
+    assert (failure.words, failure.job_id) == (words, job_id)
 
 
 @pytest.mark.anyio
@@ -109,8 +111,7 @@ async def test_a_cancellation_that_comes_with_the_end_of_the_wait_is_not_swallow
 async def answering(scope: dict[str, Any], receive: Any, send: Any) -> None:
     if scope["path"] == "/key":
         scope["key"] = "any"
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"in"})
+    await PlainTextResponse("in")(scope, receive, send)
 
 
 def make_client(port: int) -> httpx.AsyncClient:
@@ -162,7 +163,7 @@ async def test_of_too_many_connections_the_oldest_go_that_have_shown_no_key(
         with_key, without = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for path, (reader, writer) in ((b"/key", with_key), (b"/", without)):
             writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n")
-            await reader.readuntil(b"0\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\nin")
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
         for reader, _ in (without, *idle[:2]):
             with suppress(ConnectionResetError):
@@ -170,7 +171,7 @@ async def test_of_too_many_connections_the_oldest_go_that_have_shown_no_key(
                     await reader.read()  # until it is closed
         for reader, writer in (with_key, *idle[2:]):
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            await reader.readuntil(b"0\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\nin")
             writer.close()
 
 

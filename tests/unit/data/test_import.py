@@ -18,6 +18,7 @@ from services.data.__main__ import main
 from services.data.importing import import_tasks
 from services.data.mapping import RowSkipped, build_fields, find_columns
 from services.data.presets import PRESETS, Preset
+from tests.tables import table
 
 Rows = list[dict[str, Any]]
 # By preset: rows, some fields of their tasks, and the number of rows left out by reason.
@@ -181,27 +182,25 @@ def test_a_conversation_stays_one(tmp_path: Path, out: Path) -> None:
 
 
 ROW = '{"problem": "1?", "answer": "1"}\n'
-TWO_ROWS = ROW + ROW.replace("1?", "2?")
+CONTENTS = {"ROW": ROW, "ROWS": ROW + ROW.replace("1?", "2?")}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "options", "problem"),
-    [
-        ("rows.txt", "x", "", ".parquet, .csv, .json, .jsonl"),
-        ("rows.jsonl", "{", "", "rows.jsonl: "),
-        ("rows.parquet", "x", "", "rows.parquet: "),
-        ("rows.jsonl", '{"problem": " ", "answer": "1"}\n', "", "of 1 rows"),
-        ("rows.jsonl", ROW, "--split test", "--split"),
-        ("rows.jsonl", ROW, "--problem x", "'x' for the problem; there are: answer, problem"),
-        ("rows.jsonl", ROW, "--answer result", "no column 'result' for the answer"),
-        ("rows.jsonl", ROW, "--solution proof", "no column 'proof' for an option"),
-        ("rows.jsonl", ROW, "--preset olympiadbench", "no column 'question'"),
-        ("rows.jsonl", TWO_ROWS, "--held-out 0", "cannot be held"),
-        ("rows.jsonl", TWO_ROWS, "--held-out 2", "cannot be held"),
-        ("rows.jsonl", TWO_ROWS, "--held-out 0.001", "cannot be held"),
-        ("rows.jsonl", TWO_ROWS, "--held-out nan", "cannot be held"),
-    ],
-)
+@table("""
+    name         | content                        | options | problem
+    rows.txt     | x                              |         | .parquet, .csv, .json, .jsonl
+    rows.jsonl   | {                              |         | rows.jsonl:
+    rows.parquet | x                              |         | rows.parquet:
+    rows.jsonl   | {"problem": " ", "answer": "1"} |        | of 1 rows
+    rows.jsonl   | ROW  | --split test            | --split
+    rows.jsonl   | ROW  | --problem x | 'x' for the problem; there are: answer, problem
+    rows.jsonl   | ROW  | --answer result         | no column 'result' for the answer
+    rows.jsonl   | ROW  | --solution proof        | no column 'proof' for an option
+    rows.jsonl   | ROW  | --preset olympiadbench  | no column 'question'
+    rows.jsonl   | ROWS | --held-out 0            | cannot be held
+    rows.jsonl   | ROWS | --held-out 2            | cannot be held
+    rows.jsonl   | ROWS | --held-out 0.001        | cannot be held
+    rows.jsonl   | ROWS | --held-out nan          | cannot be held
+""")
 def test_a_refused_import_leaves_the_old_file(
     name: str,
     content: str,
@@ -211,7 +210,7 @@ def test_a_refused_import_leaves_the_old_file(
     out: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(CONTENTS.get(content, content))
     out.write_text("old")
     assert main(["import", str(tmp_path / name), str(out), *options.split()]) == 2
     assert problem in capsys.readouterr().err

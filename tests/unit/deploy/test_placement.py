@@ -115,7 +115,7 @@ def test_a_wrong_line_says_what_is_wrong(line: str, words: str) -> None:
 def test_a_bundle_binds_its_processes_to_its_gpus() -> None:
     learner, engine, _ = parse(WISH).bundles
     assert gpu_variables(learner, tuple("01234567"))["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
-    visible = ("8", "9", "10", "11", "GPU-e", "GPU-f", "GPU-g", "GPU-h")
+    visible = tuple(["8", "9", "10", "11", "GPU-e", "GPU-f", "GPU-g", "GPU-h"])
     assert gpu_variables(engine, visible) == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "GPU-e,GPU-f",
@@ -209,14 +209,8 @@ def test_a_process_takes_its_gpus_of_its_node_and_graders_take_none() -> None:
     placement = parse("learner=a:0-3,b:0-3 rollout=b:4,5")
     variables = {"WEIR_GRADERS": "2", "WEIR_ENVIRONMENTS": "0"}
     by_name = {launch.name: launch for launch in stack_launches(placement, {}, variables)}
-    assert set(by_name) == {
-        "gateway",
-        "grader-0",
-        "grader-1",
-        "rollout-0",
-        "learner-0",
-        "learner-1",
-    }
+    names = "gateway grader-0 grader-1 rollout-0 learner-0 learner-1"
+    assert set(by_name) == set(names.split())
     assert ray_resources(by_name["learner-1"]) == {"CPU": 4, "GPU": 4, "node:b": 0.001}
     assert ray_resources(by_name["grader-0"]) == {"CPU": 1}
     assert "CUDA_VISIBLE_DEVICES" not in by_name["rollout-0"].environment, "Ray chooses"

@@ -13,6 +13,7 @@ from protocol.traces import Branch, EndedCall, OpenCall, Trace
 from services.environment.episodes import Episodes, Play
 from services.environment.gateway_client import GatewayClient, GatewayUnavailable, Session
 from tests.builders import a_request
+from tests.tables import table
 
 pytestmark = pytest.mark.anyio
 
@@ -68,10 +69,12 @@ async def test_an_episode_does_not_count_if_the_model_does_not_respond(
     assert methods == ["PUT", "POST", "DELETE"]
 
 
-@pytest.mark.parametrize(
-    ("call_s", "quiet_s", "problem"),
-    [(900.0, 1.0, ""), (0.0, 0.0, "episode_timeout"), (900.0, 601.0, None)],
-)
+@table("""
+    call_s | quiet_s | problem
+    900.0  | 1.0     | ""
+    0.0    | 0.0     | "episode_timeout"
+    900.0  | 601.0   | None
+""")
 async def test_the_time_of_the_model_does_not_count(
     call_s: float, quiet_s: float, problem: str | None
 ) -> None:
@@ -100,12 +103,6 @@ async def test_the_time_of_the_model_does_not_count(
         assert (await playing).episode.problem == problem
 
 
-def test_seconds_of_simultaneous_calls_count_once() -> None:
-    calls = (ended_call(10, 5), ended_call(11, 1), ended_call(12, 5))
-    open_call = OpenCall(id="b", created_at=30, seconds=4, quiet_seconds=0)
-    assert Trace(id="", calls=calls, under_way=(open_call,)).seconds == 11
-
-
 async def test_a_cancelled_episode_leaves_no_session() -> None:
     methods: list[str] = []
     is_playing = asyncio.Event()
@@ -114,7 +111,7 @@ async def test_a_cancelled_episode_leaves_no_session() -> None:
         methods.append(request.method)
         return respond(request)
 
-    async def play(task: Task, session: Session, seed: int) -> NoReturn:
+    async def play(*_: object) -> NoReturn:
         is_playing.set()
         await asyncio.Event().wait()
         raise AssertionError

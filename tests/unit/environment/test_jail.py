@@ -72,27 +72,23 @@ async def test_a_program_reaches_the_gateway() -> None:
     "request_line", ["GET /rollout/a/v1/models", "POST /v1/files", "POST http://other/rollout/a"]
 )
 async def test_a_program_reaches_nothing_of_the_gateway_but_sessions(request_line: str) -> None:
-    body = "\n    ".join(
-        [
-            "place = os.environ['OPENAI_BASE_URL'].split('/')[2].split(':')",
-            "way = socket.create_connection((place[0], int(place[1])), 10)",
-            f"way.sendall(b'{request_line} HTTP/1.1\\r\\n\\r\\n')",
-            "return b' 403 ' not in way.recv(100)",
-        ]
-    )
+    body = f"""
+    place = os.environ['OPENAI_BASE_URL'].split('/')[2].split(':')
+    way = socket.create_connection((place[0], int(place[1])), 10)
+    way.sendall(b'{request_line} HTTP/1.1\\r\\n\\r\\n')
+    return b' 403 ' not in way.recv(100)
+    """
     assert await play(body) == 0
 
 
 @needs_root
 async def test_the_gateway_hears_one_request_for_its_own_host() -> None:
     """It is told to close the connection, on which others could follow."""
-    body = "\n    ".join(
-        [
-            "request = urllib.request.Request(os.environ['OPENAI_BASE_URL'], b'{}')",
-            "request.add_header('Host', 'other')",
-            "return urllib.request.urlopen(request).read()",
-        ]
-    )
+    body = """
+    request = urllib.request.Request(os.environ['OPENAI_BASE_URL'], b'{}')
+    request.add_header('Host', 'other')
+    return urllib.request.urlopen(request).read()
+    """
     assert await play(body) == 5
 
 
@@ -148,14 +144,12 @@ async def test_no_program_sees_the_folders_of_the_stack(
 @pytest.mark.parametrize("target", ["127.0.0.1:{port}", "localhost:{port}", "[::1]:{port}"])
 @needs_root
 async def test_the_way_out_leads_to_no_private_address(target: str) -> None:
-    body = "\n    ".join(
-        [
-            "place = os.environ['HTTPS_PROXY'].rpartition('/')[2].split(':')",
-            "way = socket.create_connection((place[0], int(place[1])), 10)",
-            "way.sendall(b'CONNECT {target} HTTP/1.1\\r\\n\\r\\n')",
-            "return b' 403 ' not in way.recv(100)",
-        ]
-    )
+    body = """
+    place = os.environ['HTTPS_PROXY'].rpartition('/')[2].split(':')
+    way = socket.create_connection((place[0], int(place[1])), 10)
+    way.sendall(b'CONNECT {target} HTTP/1.1\\r\\n\\r\\n')
+    return b' 403 ' not in way.recv(100)
+    """
     with socket.create_server(("127.0.0.1", 0)) as other:
         target = target.replace("{port}", str(other.getsockname()[1]))
         assert await play(body.replace("{target}", target)) == 0

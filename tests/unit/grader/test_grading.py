@@ -19,11 +19,10 @@ from protocol.messages import (
 from protocol.recipe import Purpose, Reward
 from protocol.rewards import Check, ScoreModel
 
-from services.chassis.deployment import DeploymentError
 from services.chassis.pool import Pool
 from services.grader import grading
 from services.grader.grading import MAX_COMMENT_CHARS, MAX_MARKS, Scored
-from services.grader.tools import Settings, Tools
+from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
 from tests.builders import a_graded_group, a_group, a_request, a_task, an_episodes_group
 
@@ -157,13 +156,6 @@ async def test_a_verifier_that_fails_costs_one_response_and_says_why_in_the_log(
     assert len(records) == 4
     assert records[0].__dict__.items() >= {"verifier": "mine.strange", "task": "sum-1"}.items()
     assert "could not convert string to float: 'no number'" in caplog.text
-
-
-@pytest.mark.parametrize("text", ["0", " ", "1.5"])
-def test_a_wrong_setting_is_named_and_the_default_is_sound(text: str) -> None:
-    assert Settings.from_environment({}).groups_in_flight == 256
-    with pytest.raises(DeploymentError, match="WEIR_GRADER_WORKERS"):
-        Settings.from_environment({"WEIR_GRADER_WORKERS": text})
 
 
 LOST = Ungradable(reason="judge_timeout")

@@ -51,12 +51,6 @@ def test_an_unknown_field_is_named(name: str) -> None:
         fill(f"{{{{{name}}}}}", a_task(answer=None) if name in LACKED else TASK, "text")
 
 
-def test_a_conversation_is_one_problem() -> None:
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
-    assert a_task(prompt=None, messages=turns).problem == "[system]\nBe brief.\n\n[user]\n1+1?"
-    assert a_task(prompt=None, messages=turns[1:]).problem == "1+1?"
-
-
 @table(
     """
     text                                | response

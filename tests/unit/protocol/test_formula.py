@@ -35,25 +35,38 @@ def test_where_it_has_none_that_is_said(formula: str) -> None:
         read_formula(formula).value(NUMBERS)
 
 
-SOMETHING_ELSE = [
-    *("a if b else b", "a.real", "True * a", "'a'", "a % b", "a[0]", "lambda: a", "eval(a)"),
-    *("max(*a)", "max(a, key=b)", "(max)(a)(b)", "__import__('os').system('true')"),
-]
-NO_NUMBERS = ["0x10", "0b1", "0o7", "1_0", "1_0.5", "1e0_1"]
-
-
-@pytest.mark.parametrize(
-    ("formula", "problem"),
-    [
-        *((formula, "something else") for formula in SOMETHING_ELSE),
-        *((f"max(é1_0, {number}) * a", f"{number}', ") for number in NO_NUMBERS),
-        ("sqrt(a, b)", "2 arguments"),
-        ("max()", "0 arguments"),
-        ("1e999 * a", "beyond 1e"),
-        ("-" * 900 + "a", "too deeply"),
-        ("a" * 3000, "longer than"),
-        *((formula, "no formula") for formula in ("(a + b", "a\0", "\ud800", "", "(" * 1000)),
-    ],
+@table(
+    """
+    formula                             | problem
+    a if b else b                       | something else
+    a.real                              | something else
+    True * a                            | something else
+    'a'                                 | something else
+    a % b                               | something else
+    a[0]                                | something else
+    lambda: a                           | something else
+    eval(a)                             | something else
+    max(*a)                             | something else
+    max(a, key=b)                       | something else
+    (max)(a)(b)                         | something else
+    __import__('os').system('true')     | something else
+    max(é1_0, 0x10) * a                 | 0x10',
+    max(é1_0, 0b1) * a                  | 0b1',
+    max(é1_0, 0o7) * a                  | 0o7',
+    max(é1_0, 1_0) * a                  | 1_0',
+    max(é1_0, 1_0.5) * a                | 1_0.5',
+    max(é1_0, 1e0_1) * a                | 1e0_1',
+    sqrt(a, b)                          | 2 arguments
+    max()                               | 0 arguments
+    1e999 * a                           | beyond 1e
+    (a + b                              | no formula
+                                        | no formula
+    """,
+    ("-" * 900 + "a", "too deeply"),
+    ("a" * 3000, "longer than"),
+    ("a\0", "no formula"),
+    ("\ud800", "no formula"),
+    ("(" * 1000, "no formula"),
 )
 def test_what_is_no_formula_is_refused(formula: str, problem: str) -> None:
     with pytest.raises(FormulaError, match=problem):

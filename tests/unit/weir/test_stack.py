@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.tables import table
-from weir.stack import NoStack, Stack, connected, find_stack, model_name
+from weir.stack import NoStack, Stack, find_stack, model_name
 
 
 def test_the_environment_goes_before_the_local_stack(tmp_path: Path) -> None:
@@ -68,17 +68,6 @@ REMOTE = {"WEIR_URL": "http://there"}
 def test_a_wrong_variable_is_named(variables: dict[str, str], words: str) -> None:
     with pytest.raises(NoStack, match=words):
         find_stack(variables)
-
-
-def test_an_impossible_connection_names_its_variables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "::")
-    with (
-        pytest.raises(NoStack, match="HTTP_PROXY"),
-        connected(Stack("http://u", "k", is_local=False)),
-    ):
-        pass
 
 
 def test_only_a_local_stack_gets_a_folder_of_this_machine(tmp_path: Path) -> None:
