@@ -104,10 +104,10 @@ async def test_samples_count_up_their_seeds_and_are_averaged(
 
 @pytest.mark.parametrize("num_verdicts", [4, 2, 1, 0])
 def test_half_of_the_samples_must_have_a_verdict(num_verdicts: int) -> None:
-    answers: list[Answer] = [*[YES] * num_verdicts, *[NO_VERDICT] * (4 - num_verdicts)]
+    yes: Answer = {"verdict": "yes"}
+    answers: list[Answer] = [*[yes] * num_verdicts, *[NO_VERDICT] * (4 - num_verdicts)]
     actual = combine_verdicts(answers, lambda _: (1.0, {"solution": 1.0}), {})
-    breakdown = {"solution": 1.0, "samples": num_verdicts}
-    expected = Graded(value=1, breakdown=breakdown)
+    expected = Graded(value=1, breakdown={"solution": 1.0, "samples": num_verdicts})
     assert actual == (NO_VERDICT if num_verdicts < 2 else expected)
 
 

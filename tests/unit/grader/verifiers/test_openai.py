@@ -16,12 +16,6 @@ from tests.unit.grader.scores import describe
 pytestmark = pytest.mark.anyio
 
 TASK = a_task(answer="Paris", metadata={"street": "straße", "empty": "", "list": [1, "é"]})
-QUOTED = {"input": "<{{sample.output_text}}>", "reference": "<{{ item.metadata.list }}>"}
-SWAPPED = {"input": "{{item.answer}}", "reference": "{{sample.output_text}}"}
-
-
-STREET = "{{item.metadata.street}}"
-EMPTY = "{{item.metadata.empty}}"
 
 
 @table(
