@@ -44,14 +44,14 @@ def map_row(row: dict[str, Any], **columns: Any) -> dict[str, Any]:
     return build_fields(find_columns(preset, set(row)), row)
 
 
-@pytest.mark.parametrize(
-    ("value", "answer"),
-    [
-        (" 7 ", "7"),
-        (10**30, f"1{30 * '0'}"),
-        (0.5, "0.5"),
-        (["a", None, 5], "a, 5"),
-    ],
+@table(
+    """
+    value          | answer
+    " 7 "          | 7
+    0.5            | 0.5
+    ["a", None, 5] | a, 5
+""",
+    (10**30, f"1{30 * '0'}"),
 )
 def test_an_answer_of_any_plain_type_is_its_text(value: object, answer: str) -> None:
     assert map_row({"problem": "1?", "answer": value})["answer"] == answer
@@ -150,21 +150,19 @@ def test_a_csv_may_begin_with_a_mark_or_an_index(head: str, tmp_path: Path, out:
 
 
 def test_the_held_out_are_the_same_whatever_the_order_and_others_for_another_seed(
-    tmp_path: Path,
+    tmp_path: Path, out: Path
 ) -> None:
-    def chosen(name: str, rows: Rows, size: str, seed: str) -> tuple[set[str], set[str]]:
+    def chosen(rows: Rows, size: str, seed: str) -> set[str]:
         options = [*COLUMNS, "--held-out", size, "--seed", seed]
-        source = a_file(tmp_path / name, "jsonl", rows)
-        train = import_checked(source, tmp_path / name / "out.jsonl", *options)
-        held_out = read_written(tmp_path / name / "out-held-out.jsonl")
-        ids = {task["id"] for task in train}, {task["id"] for task in held_out}
-        assert len(ids[0]) + len(ids[1]) == len(ids[0] | ids[1]) == len(rows)
-        return ids
+        train = import_checked(a_file(tmp_path, "jsonl", rows), out, *options)
+        held_out = read_written(out.with_name("tasks-held-out.jsonl"))
+        assert len({task["id"] for task in (*train, *held_out)}) == len(rows)
+        return {task["id"] for task in held_out}
 
-    first = chosen("first", ROWS, "8", "1")
-    assert len(first[1]) == 8
-    assert chosen("reversed", ROWS[::-1], "0.2", "1") == first
-    assert chosen("other", ROWS, "8", "2") != first
+    first = chosen(ROWS, "8", "1")
+    assert len(first) == 8
+    assert chosen(ROWS[::-1], "0.2", "1") == first
+    assert chosen(ROWS, "8", "2") != first
 
 
 def test_ids_that_are_not_unique_are_made_from_the_problems(

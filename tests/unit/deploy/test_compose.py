@@ -25,6 +25,7 @@ from services.grader.judge.settings import deployed_judges
 from services.grader.tools import Settings
 from services.rollout.settings import EngineSettings
 from tests.architecture.project import DOCUMENTS
+from tests.tables import table
 from weir.stack import find_stack
 
 ROOT = Path(__file__).parents[3]
@@ -102,28 +103,33 @@ def test_containers_may_do_little() -> None:
         assert re.fullmatch(pinned, service["image"]), name
 
 
-def test_what_a_container_mounts_is_declared_and_no_secret_is_a_variable() -> None:
-    for name, service in CONTAINERS.items():
-        volumes = {volume.split(":")[0] for volume in service.get("volumes", [])}
-        assert {name for name in volumes if not name.startswith("./")} <= set(BASE["volumes"])
-        assert all((ROOT / name).exists() for name in volumes if name.startswith("./"))
-        secrets = set(service.get("secrets", []))
-        assert secrets <= set(BASE["secrets"])
-        variables = service.get("environment", {})
-        assert not {key for key, text in variables.items() if is_secret(key, str(text))}, name
-        named = {key for key in variables if key.endswith("_FILE") and variables[key]}
-        assert {Path(variables[key]).name for key in named} <= secrets, name
-    holders = {name: set[str]() for name in BASE["secrets"]}
-    for name, service in CONTAINERS.items():
-        for secret in service.get("secrets", []):
-            holders[secret].add(name)
-    assert holders["api_keys"] == {"gateway", "trackers"}, "a tracker is a client"
-    assert holders["environment_key"] == {"gateway", "environment"}
-    for secret in holders.keys() - {"api_keys", "environment_key"}:
-        assert len(holders[secret] - {"redis"}) <= 1, secret
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_what_a_container_mounts_is_declared_and_no_secret_is_a_variable(name: str) -> None:
+    service = CONTAINERS[name]
+    for volume in service.get("volumes", []):
+        source = volume.split(":")[0]
+        assert (ROOT / source).exists() if source.startswith("./") else source in BASE["volumes"]
+    secrets = set(service.get("secrets", []))
+    assert secrets <= set(BASE["secrets"])
+    variables = {key: str(text) for key, text in service.get("environment", {}).items()}
+    assert not {key for key, text in variables.items() if is_secret(key, text)}
+    files = {text for key, text in variables.items() if key.endswith("_FILE")}
+    assert {Path(file).name for file in files if file not in ("", "None")} <= secrets
+
+
+def holders(kind: str, item: str) -> set[str]:
+    return {name for name, service in CONTAINERS.items() if item in service.get(kind, ())}
+
+
+def test_a_secret_and_the_weights_are_for_those_who_need_them() -> None:
+    of_two = {"api_keys": {"gateway", "trackers"}, "environment_key": {"gateway", "environment"}}
+    for secret in BASE["secrets"]:
+        if secret in of_two:
+            assert holders("secrets", secret) == of_two[secret], "a tracker is a client"
+        else:
+            assert len(holders("secrets", secret) - {"redis"}) <= 1, secret
     assert BASE["volumes"]["weights"]["driver_opts"]["type"] == "tmpfs"
-    mounting = {n for n, s in CONTAINERS.items() if "weights:/data/weights" in s.get("volumes", ())}
-    assert mounting == {"learner", "rollout"}
+    assert holders("volumes", "weights:/data/weights") == {"learner", "rollout"}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -245,14 +251,14 @@ def test_prometheus_finds_what_runs_and_grafana_shows_it() -> None:
 RANKS = "-m torch.distributed.run --standalone --nproc-per-node 3 -m services.learner"
 
 
-@pytest.mark.parametrize(
-    ("service", "variables", "expected"),
-    [
-        ("learner", {"WEIR_LEARNER_RANKS": "1"}, "-m services.learner"),
-        ("learner", {"WEIR_LEARNER_RANKS": "3"}, RANKS),
-        ("trackers", {}, "track --all --to tensorboard:/cache/tensorboard"),
-        ("trackers", {"WEIR_TRACK": "a:b wandb:c"}, "track --all --to a:b --to wandb:c"),
-    ],
+@table(
+    """
+    service  | variables                     | expected
+    learner  | {"WEIR_LEARNER_RANKS": "1"}   | -m services.learner
+    trackers | {}                            | track --all --to tensorboard:/cache/tensorboard
+    trackers | {"WEIR_TRACK": "a:b wandb:c"} | track --all --to a:b --to wandb:c
+""",
+    ("learner", {"WEIR_LEARNER_RANKS": "3"}, RANKS),
 )
 def test_a_command_in_a_shell_starts_what_the_variables_say(
     service: str, variables: dict[str, str], expected: str, tmp_path: Path

@@ -27,7 +27,6 @@ TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
 GOOD = {"purpose": "fine-tune"}
 HOUR = GOOD | {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
 FILE = ("file", TASK)
-LARGE = ("file", b"x" * 1001)
 
 
 @pytest.fixture
@@ -149,29 +148,35 @@ async def test_an_upload_is_stored_under_its_name_until_it_expires(store: FileSt
     assert store.content(stored.id).read_bytes() == TASK
 
 
-@pytest.mark.parametrize(
-    ("param", "fields", "files"),
-    [
-        ("purpose", {}, [FILE]),
-        ("purpose", {"purpose": "batch"}, [FILE]),
-        ("expires_after.anchor", GOOD | {"expires_after[seconds]": "4000"}, [FILE]),
-        ("expires_after.seconds", HOUR | {"expires_after[seconds]": "3599"}, [FILE]),
-        ("purposes", GOOD | {"purposes": "x"}, [FILE]),
-        ("file", GOOD, []),
-        ("file", GOOD | {"file": "text"}, []),
-        ("file", GOOD, [("data", TASK)]),
-        ("body", GOOD, [FILE, FILE]),
-        ("body", {"purpose": "x" * 2000}, [FILE]),
-        ("body", {str(number): "x" for number in range(9)}, [FILE]),
-        ("file", GOOD, [LARGE]),
-        ("file", GOOD, [("file", b"x")]),
-    ],
-    ids=range(13),
+@table(
+    """
+    param                | fields                                       | files
+    purpose              | {}                                           | ["file"]
+    purpose              | {"purpose": "batch"}                         | ["file"]
+    expires_after.anchor | {"purpose": "fine-tune", "expires_after[seconds]": "4000"} | ["file"]
+    purposes             | {"purpose": "fine-tune", "purposes": "x"}    | ["file"]
+    file                 | {"purpose": "fine-tune"}                     | []
+    file                 | {"purpose": "fine-tune", "file": "text"}     | []
+    file                 | {"purpose": "fine-tune"}                     | ["data"]
+    body                 | {"purpose": "fine-tune"}                     | ["file", "file"]
+    """,
+    ("expires_after.seconds", HOUR | {"expires_after[seconds]": "3599"}, ["file"]),
+    ("body", {"purpose": "x" * 2000}, ["file"]),
+    ("body", {str(number): "x" for number in range(9)}, ["file"]),
 )
 async def test_a_bad_form_is_refused_by_its_field_and_leaves_no_file(
-    store: FileStore, param: str, fields: dict[str, str], files: list[tuple[str, bytes]]
+    store: FileStore, param: str, fields: dict[str, str], files: list[str]
 ) -> None:
-    reply = await upload(store, *files, **fields)
-    assert reply.status_code == (413 if LARGE in files else 400)
+    reply = await upload(store, *((name, TASK) for name in files), **fields)
+    assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
+    assert list(store.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("content", "status"), [(b"x" * 1001, 413), (b"x", 400)])
+async def test_a_file_that_is_large_or_has_no_tasks_is_refused(
+    store: FileStore, content: bytes, status: int
+) -> None:
+    reply = await upload(store, ("file", content), **GOOD)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (status, "file")
     assert list(store.folder.iterdir()) == []

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from services.gateway.api.graders import GraderToValidate
 from services.gateway.api.openai.graders import build_reward
 from services.gateway.errors import Problem, explain_body
-from tests.unit.gateway.graders import ALIKE, EXACT, JUDGED, LABELLED, SOURCE
+from tests.tables import table
+from tests.unit.gateway.graders import ALIKE, EXACT, GRADERS, JUDGED, LABELLED, SOURCE
 
 BOTH: dict[str, Any] = {
     "type": "multi",
@@ -81,42 +82,35 @@ def test_multi_is_a_formula_of_checks_by_the_names_of_its_graders() -> None:
 SPOILT = SOURCE | {"source": "def grade("}
 
 
-@pytest.mark.parametrize(
-    ("grader", "changes", "field"),
-    [
-        (SOURCE, {"source": "x = 1"}, "source"),  # without a function
-        (LABELLED, {"passing_labels": ["fine"]}, ""),
-        ({}, {"type": "endpoint", "url": "x"}, "type"),
-        (EXACT, {"reference": "x" * 100_001}, "reference"),
-        (EXACT, {"refrence": "x"}, "refrence"),
-        (EXACT, {"reference": "{{item}}"}, "reference"),
-        (EXACT, {"reference": "{{item.answer and {{sample.output_text}}"}, "reference"),
-        (EXACT, {"weight": 2.0}, "weight"),  # of a recipe alone
-        (JUDGED, {"input": [{"role": "user", "content": "{{ question }}"}]}, "input.0.content"),
-        (
-            JUDGED,
-            {"input": [{"role": "user", "content": {"type": "input_image"}}]},
-            "input.0.content",
-        ),
-        (JUDGED, {"sampling_params": {"top_p": 0.5}}, "sampling_params.top_p"),
-        (
-            JUDGED,
-            {"sampling_params": {"max_completions_tokens": "many"}},
-            "sampling_params.max_completions_tokens",
-        ),
-        (ALIKE, {"evaluation_metric": "cosine"}, "evaluation_metric"),
-        (BOTH, {"graders": {"x": BOTH}}, "graders.x.type"),
-        (BOTH, {"graders": {"exact": EXACT, "alike": SPOILT}}, "graders.alike.source"),
-        (BOTH, {"graders": {f"g{n}": EXACT for n in range(21)}}, "graders"),
-        (BOTH, {"calculate_output": "exact.real + alike"}, "calculate_output"),
-        (BOTH, {"calculate_output": "exact ^ 2"}, "calculate_output"),  # leaves one out
-    ],
+@table(
+    """
+    name     | changes                                                    | field
+    source   | {"source": "x = 1"}                                        | source
+    labelled | {"passing_labels": ["fine"]}                               |
+    exact    | {"type": "endpoint", "url": "x"}                           | type
+    exact    | {"refrence": "x"}                                          | refrence
+    exact    | {"reference": "{{item}}"}                                  | reference
+    exact    | {"reference": "{{item.answer and {{sample.output_text}}"}  | reference
+    exact    | {"weight": 2.0}                                            | weight
+    judged   | {"input": [{"role": "user", "content": "{{ question }}"}]} | input.0.content
+    judged   | {"input": [{"role": "user", "content": {"type": "input_image"}}]} | input.0.content
+    judged   | {"sampling_params": {"top_p": 0.5}}                        | sampling_params.top_p
+    judged   | {"sampling_params": {"seed": "many"}}                      | sampling_params.seed
+    alike    | {"evaluation_metric": "cosine"}                            | evaluation_metric
+    both     | {"calculate_output": "exact.real + alike"}                 | calculate_output
+    both     | {"calculate_output": "exact ^ 2"}                          | calculate_output
+    """,
+    ("exact", {"reference": "x" * 100_001}, "reference"),
+    ("both", {"graders": {"x": BOTH}}, "graders.x.type"),
+    ("both", {"graders": {"exact": EXACT, "alike": SPOILT}}, "graders.alike.source"),
+    ("both", {"graders": {f"g{n}": EXACT for n in range(21)}}, "graders"),
 )
 def test_what_the_recipe_cannot_say_is_refused_with_its_field(
-    grader: dict[str, Any], changes: dict[str, Any], field: str
+    name: str, changes: dict[str, Any], field: str
 ) -> None:
+    """A formula, for one, must leave no grader out."""
     with pytest.raises((Problem, ValidationError)) as caught:
-        reward(grader | changes)
+        reward({**GRADERS, "both": BOTH}[name] | changes)
     error = caught.value
     (line,) = error.detail.splitlines() if isinstance(error, Problem) else explain_body(error)
     assert line.partition(": ")[0] == f"grader.{field}".rstrip(".")

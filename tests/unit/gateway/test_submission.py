@@ -159,37 +159,37 @@ def test_multipliers_multiply_what_the_recipe_says(
     assert recipe.rollout.group_size == group_size
 
 
-HYPER = "method.reinforcement.hyperparameters"
+MULTI = {"type": "multi", "graders": {"a": {"type": "math_answer"}}, "calculate_output": "a % 2"}
 
 
 MULTI = {"type": "multi", "graders": {"a": {"type": "math_answer"}}, "calculate_output": "a % 2"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "changes", "fields"),
-    [
-        ("training = { steps = 0, seed = 'x' }", {}, "recipe.training.steps recipe.training.seed"),
-        ("trainning = {}", {}, "recipe.trainning"),
-        ("extends = '/a.toml'", {}, "recipe.extends"),  # a file of the gateway's machine
-        ("tasks.tran = 'x'", {}, "recipe.tasks.tran"),
-        ("model = 3", {}, "recipe.model"),
-        ("model.path = 'other'", {}, "recipe.model.path"),
-        ("tasks.held_out = 'x'", {}, "validation_file"),
-        ("", {"eval_interval": 3}, f"{HYPER}.eval_interval"),
-        ("training.seed = 6", {"body": {"seed": 5}}, "seed"),
-        ("", {"body": {"metadata": {str(n): "x" for n in range(17)}}}, "metadata"),
-        ("", {"n_epochs": 0}, f"{HYPER}.n_epochs"),
-        ("", {"learning_rate_multiplier": 5e-324}, "recipe.optimizer.learning_rate"),
-        ("", {"reasoning_effort": "high"}, f"{HYPER}.reasoning_effort"),
-        ("training.groups_per_step = 4", {"batch_size": 5}, f"{HYPER}.batch_size"),
-        (
-            "",
-            {"grader": None, "n_epochs": 1, "body": {"hyperparameters": {"batch_size": 1}}},
-            "hyperparameters",
-        ),
-        ("", {"grader": MULTI}, "method.reinforcement.grader.calculate_output"),
-        ("reward.outcome = 'math_answer'", {}, "method.reinforcement.grader"),
-    ],
+@table(
+    """
+    settings                           | changes | fields
+    training = { steps = 0, seed = 'x' } | {}    | recipe.training.steps recipe.training.seed
+    trainning = {}                     | {}      | recipe.trainning
+    extends = '/a.toml'                | {}      | recipe.extends
+    tasks.tran = 'x'                   | {}      | recipe.tasks.tran
+    model = 3                          | {}      | recipe.model
+    model.path = 'other'               | {}      | recipe.model.path
+    tasks.held_out = 'x'               | {}      | validation_file
+                                       | {"eval_interval": 3}      | HYPER.eval_interval
+    training.seed = 6                  | {"body": {"seed": 5}}     | seed
+                                       | {"n_epochs": 0}           | HYPER.n_epochs
+                      | {"learning_rate_multiplier": 5e-324}       | recipe.optimizer.learning_rate
+                                       | {"reasoning_effort": "high"} | HYPER.reasoning_effort
+    training.groups_per_step = 4       | {"batch_size": 5}         | HYPER.batch_size
+    reward.outcome = 'math_answer'     | {}      | method.reinforcement.grader
+    """,
+    ("", {"body": {"metadata": {str(n): "x" for n in range(17)}}}, "metadata"),
+    (
+        "",
+        {"grader": None, "n_epochs": 1, "body": {"hyperparameters": {"batch_size": 1}}},
+        "hyperparameters",
+    ),
+    ("", {"grader": MULTI}, "method.reinforcement.grader.calculate_output"),
 )
 def test_an_invalid_recipe_is_refused_by_its_fields(
     settings: str, changes: dict[str, Any], fields: str
@@ -198,8 +198,9 @@ def test_an_invalid_recipe_is_refused_by_its_fields(
         the_recipe(tomllib.loads(settings), **changes)
     error = caught.value
     lines = error.detail.splitlines() if isinstance(error, Problem) else explain_body(error)
-    assert [line.partition(": ")[0] for line in lines] == fields.split()
-    assert not isinstance(error, Problem) or error.param == fields.split()[0]
+    names = fields.replace("HYPER", "method.reinforcement.hyperparameters").split()
+    assert [line.partition(": ")[0] for line in lines] == names
+    assert not isinstance(error, Problem) or error.param == names[0]
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,13 @@ def test_a_line_without_an_id_has_one_that_its_text_makes() -> None:
     assert (third, fourth) == (f"{first}-3", f"{first}-4")
 
 
-@pytest.mark.parametrize(
-    ("reference", "answer"), [(None, None), ("", None), (0, "0"), ({"a": "é"}, '{"a": "é"}')]
-)
+@table("""
+    reference  | answer
+    None       | None
+    ""         | None
+    0          | "0"
+    {"a": "é"} | '{"a": "é"}'
+""")
 def test_the_answer_is_the_reference_answer_where_there_is_no_other(
     reference: object, answer: str | None
 ) -> None:

@@ -30,15 +30,13 @@ def test_a_damaged_file_says_what_to_do(tmp_path: Path, text: str, message: str)
         find_stack({"WEIR_HOME": str(tmp_path)})
 
 
-@pytest.mark.parametrize(
-    ("variables", "key"),
-    [
-        ({"WEIR_API_KEY": "own", "WEIR_API_KEYS": "a"}, "own"),
-        ({"WEIR_API_KEY": "", "WEIR_API_KEY_FILE": "one", "WEIR_API_KEYS": "a"}, "from a file"),
-        ({"WEIR_API_KEYS": "", "WEIR_API_KEYS_FILE": "many"}, "first"),
-        ({"WEIR_API_KEYS_FILE": "lines"}, "plain"),
-    ],
-)
+@table("""
+    variables                                                              | key
+    {"WEIR_API_KEY": "own", "WEIR_API_KEYS": "a"}                          | own
+    {"WEIR_API_KEY": "", "WEIR_API_KEY_FILE": "one", "WEIR_API_KEYS": "a"} | from a file
+    {"WEIR_API_KEYS": "", "WEIR_API_KEYS_FILE": "many"}                    | first
+    {"WEIR_API_KEYS_FILE": "lines"}                                        | plain
+""")
 def test_a_key_may_be_in_a_file_or_among_those_of_the_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], key: str
 ) -> None:

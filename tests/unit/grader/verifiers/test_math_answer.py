@@ -135,9 +135,12 @@ async def test_what_nothing_settles_is_what_the_recipe_says(
     assert describe(score) == f"{value} unknown"
 
 
-@pytest.mark.parametrize(
-    ("level", "expected"), [("complete", "1"), ("partial", "0 wrong"), ("wrong", "0 wrong")]
-)
+@table("""
+    level    | expected
+    complete | 1
+    partial  | 0 wrong
+    wrong    | 0 wrong
+""")
 async def test_what_nothing_settles_may_be_left_to_the_judge(
     level: str, expected: str, server: ScriptedServer, tools: Tools
 ) -> None:
