@@ -1,22 +1,26 @@
 """A process reports its work, and waits for an event, a time or its end."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from protocol.exchange import Exchange
 from protocol.messages import Doing
 from starlette.responses import PlainTextResponse
 
 from deploy.processes import free_ports
-from services.chassis import service
+from services.chassis import health, metrics, service
 from services.chassis.activity import Activity
 from services.chassis.deployment import Deployment
 from services.chassis.faults import RestartRequired, StartupFailed, WorkerFault
+from services.chassis.metrics import Phases
 from services.chassis.service import find_restart_reason, summarize_error, wait_until_set
 
 
@@ -201,3 +205,73 @@ def test_an_end_is_in_good_order_if_nothing_but_other_work_asked_for_it(
 ) -> None:
     group = ExceptionGroup("tasks", [ExceptionGroup("more", errors)])
     assert find_restart_reason(group) is (errors[0] if orderly else None)
+
+
+# ---------------------------------------------------------------------- health
+
+
+@pytest.fixture
+def port() -> Iterator[str]:
+    """A server that is well at /healthz, and nowhere else."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/healthz" else 404)
+            self.end_headers()
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield str(server.server_port)
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_service_that_answers_is_told_from_one_that_does_not(
+    port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for value, status, response in (
+        (port, 0, f"127.0.0.1:{port}/healthz answers"),
+        ("1", 1, "127.0.0.1:1/healthz: "),
+        ("", 1, "WEIR_PORT"),
+    ):
+        monkeypatch.setenv("WEIR_PORT", value)
+        assert health.main() == status
+        assert response in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------- phases
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(metrics, "time", clock)
+    return clock
+
+
+def test_all_time_goes_to_one_phase_or_to_rest(clock: Clock) -> None:
+    phases = Phases()
+    registry = CollectorRegistry()
+    registry.register(phases)
+    phases.name("loading", "sampling", idle="idle")
+    clock.now = 1
+    with phases.during("sampling"):
+        clock.now = 3
+        with phases.during("sampling"):
+            clock.now = 6
+        with phases.during("loading"), phases.during("sampling"):
+            clock.now = 10
+            assert phases.seconds() == {"loading": 4, "sampling": 5, "idle": 1}
+        clock.now = 12
+    clock.now = 20
+    assert phases.seconds() == {"sampling": 7, "loading": 4, "idle": 9}
+    assert sum(phases.seconds().values()) == clock.now
+    assert registry.get_sample_value("weir_phase_seconds_total", {"phase": "sampling"}) == 7

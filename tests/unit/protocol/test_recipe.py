@@ -1,9 +1,12 @@
 """Recipes: a typo stops where it enters, and the message names the key."""
 
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from protocol.capacity import worst_case_bytes, worst_case_in_words
 from protocol.recipe import RecipeError, load_recipe, load_tables, parse_recipe
 
 from tests.builders import a_recipe
@@ -209,3 +212,30 @@ def test_a_file_that_cannot_be_used_is_named(folder: Path, text: str, problem: s
         load_recipe(write(folder, text))
     with pytest.raises(RecipeError, match=r"missing\.toml"):
         load_recipe(folder / "missing.toml")
+
+
+# ---------------------------------------------------------------------- capacity
+
+EVALUATED = {"tasks": {"held_out": "held_out.jsonl"}, "evaluation": {"samples": 3, "tasks": 10}}
+DYNAMIC = {"dynamic_sampling": True, "max_oversampling": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_bytes"),
+    [
+        ({}, 2 * 2 * 2 * 16),  # (max_staleness + 1) x groups x responses x bytes
+        ({"training": {"max_staleness": 0}}, 2 * 2 * 16),
+        ({"training": {"max_staleness": 3}, **EVALUATED}, (4 * 2 * 2 + 10 * 3) * 16),
+        ({"training": DYNAMIC}, 20 * 16),
+        ({"training": {**DYNAMIC, "max_oversampling": 99.0}}, 4 * 8 * 16),
+        ({"environment": {"command": ["play"]}}, 2 * 2 * 2 * 25),  # whose, and told
+    ],
+)
+def test_every_response_counts_at_full_length_as_the_words_say(
+    changes: dict[str, Any], num_bytes: int
+) -> None:
+    recipe = a_recipe(**changes)
+    assert worst_case_bytes(recipe, {"": 50}) == num_bytes * 64
+    words = worst_case_in_words(recipe, {"": 50})
+    arithmetic = re.sub(r"[a-z][a-z_.]*", "", words.replace(" x ", " * "))
+    assert eval(arithmetic) == num_bytes * 64
