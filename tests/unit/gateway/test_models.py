@@ -49,21 +49,21 @@ def test_every_root_is_searched_and_links_within_it_are_followed(root: Path, nam
     assert resolve_model(name.format(root), a_deployment(root / "a", root)) == str(model)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "family/tiny",
-        "/family/tiny",
-        "../secret",
-        "a/../../secret",
-        "\0",
-        "n" * 5_000,
-        "loop",
-        "out",
-        "{}-of-another",
-        "tiny/config.json",
-        "Qwen/Qwen3-4B",
-    ],
+@table(
+    """
+    name
+    family/tiny
+    /family/tiny
+    ../secret
+    a/../../secret
+    loop
+    out
+    {}-of-another
+    tiny/config.json
+    Qwen/Qwen3-4B
+""",
+    ("\0",),
+    ("n" * 5_000,),
 )
 def test_a_name_that_leads_to_no_model_below_the_roots_is_refused_and_shows_no_root(
     root: Path, name: str

@@ -20,6 +20,7 @@ from services.gateway.core.watch.stalls import (
 )
 from services.gateway.core.watch.watchdog import Watchdog
 from tests.builders import a_job_record, a_recipe, a_status
+from tests.tables import table
 
 
 def a_process(
@@ -277,13 +278,11 @@ def test_a_dead_process_is_listed_unless_a_living_one_has_its_place() -> None:
     assert a_snapshot(*dead, other).present == [*dead, other]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"requested": "pause"}, "weir resume"),
-        ({"error": {"message": "no disk"}}, "resumes by itself"),
-    ],
-)
+@table("""
+    changes                           | words
+    {"requested": "pause"}            | weir resume
+    {"error": {"message": "no disk"}} | resumes by itself
+""")
 def test_a_paused_job_is_no_stall_and_says_who_must_act(
     changes: dict[str, Any], words: str
 ) -> None:

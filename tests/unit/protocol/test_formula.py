@@ -26,10 +26,15 @@ def test_a_formula_has_a_value(formula: str, value: float) -> None:
     assert read_formula(formula).value(NUMBERS) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(
-    "formula",
-    ["a / 0", "log(0 * a)", "sqrt(-a)", "exp(1000 * b)", "0 ^ -b", "1e9 ^ 30 * 1e9 ^ 30 + a"],
-)
+@table("""
+    formula
+    a / 0
+    log(0 * a)
+    sqrt(-a)
+    exp(1000 * b)
+    0 ^ -b
+    1e9 ^ 30 * 1e9 ^ 30 + a
+""")
 def test_where_it_has_none_that_is_said(formula: str) -> None:
     with pytest.raises(FormulaError, match="value"):
         read_formula(formula).value(NUMBERS)

@@ -14,7 +14,6 @@ from services.grader.judge.judge import (
     Answer,
     Health,
     Judge,
-    JudgeDown,
     Pace,
     Slots,
 )
@@ -95,21 +94,6 @@ async def test_a_server_that_hangs_is_noticed_however_many_calls_wait(
         assert len(server.requests) <= 2 * 3, "two slots, three attempts"
         for call in calls:
             call.cancel()
-
-
-async def test_of_a_judge_that_is_not_patient_questions_end_when_it_is_down(
-    server: ScriptedServer,
-) -> None:
-    async with Judge(judge_settings(server, patient=False)) as judge:
-        assert await ask(judge) == YES
-        server.script = [hangs]
-        call = asyncio.create_task(ask(judge, "Is it so?"))
-        await until(lambda: server.in_flight)
-        await server.go_away()
-        for asking in (call, ask(judge, "And now?")):
-            with pytest.raises(JudgeDown):
-                await asking
-        await server.come()
 
 
 async def test_whoever_uses_a_judge_fails_with_its_watcher(

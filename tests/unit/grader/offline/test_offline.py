@@ -29,7 +29,7 @@ from services.grader.offline.calibration import (
 )
 from services.grader.tools import Tools
 from tests.architecture.project import ROOT
-from tests.tables import read_rows
+from tests.tables import read_rows, table
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, until
 from tests.unit.grader.pools import InlinePool, list_descendants, wait_until_gone
 
@@ -140,7 +140,11 @@ def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize(("waits_for", "status"), [("input", 130), ("its reader", 141)])
+@table("""
+    waits_for  | status
+    input      | 130
+    its reader | 141
+""")
 def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_processes(
     waits_for: str, status: int, tmp_path: Path
 ) -> None:
