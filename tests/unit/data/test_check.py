@@ -35,13 +35,13 @@ SOUND_ANSWERS = ["2", r"\frac{1}{2}", r"\text{East}", "(B)", r"\{1,2\}", r"(1,\i
 
 @table(
     """
-    content                                             | problem
-    {                                                   | not valid JSON
-    {"id": "one", "prompt": "1+1=", "answr": "2"}       | answr:
-    {"id": "one", "prompt": "", "answer": "2"}          | prompt: empty; fill it in
-    {"id": "one", "prompt": "  ", "answer": "2"}        | prompt: blank
-    {"id": "one", "prompt": "1+1=", "answer": " "}      | answer: blank
-    {"id": "one", "messages": [], "answer": "2"}        | messages: empty; fill it in
+    content                                        | problem
+    {                                              | not valid JSON
+    {"id": "one", "prompt": "1+1=", "answr": "2"}  | answr:
+    {"id": "one", "prompt": "", "answer": "2"}     | prompt: empty; fill it in
+    {"id": "one", "prompt": "  ", "answer": "2"}   | prompt: blank
+    {"id": "one", "prompt": "1+1=", "answer": " "} | answer: blank
+    {"id": "one", "messages": [], "answer": "2"}   | messages: empty; fill it in
     """,
 )
 def test_a_problem_is_reported_with_its_line(

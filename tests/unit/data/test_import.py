@@ -184,20 +184,20 @@ CONTENTS = {"ROW": ROW, "ROWS": ROW + ROW.replace("1?", "2?")}
 
 
 @table("""
-    name         | content                        | options | problem
-    rows.txt     | x                              |         | .parquet, .csv, .json, .jsonl
-    rows.jsonl   | {                              |         | rows.jsonl:
-    rows.parquet | x                              |         | rows.parquet:
-    rows.jsonl   | {"problem": " ", "answer": "1"} |        | of 1 rows
-    rows.jsonl   | ROW  | --split test            | --split
-    rows.jsonl   | ROW  | --problem x | 'x' for the problem; there are: answer, problem
-    rows.jsonl   | ROW  | --answer result         | no column 'result' for the answer
-    rows.jsonl   | ROW  | --solution proof        | no column 'proof' for an option
-    rows.jsonl   | ROW  | --preset olympiadbench  | no column 'question'
-    rows.jsonl   | ROWS | --held-out 0            | cannot be held
-    rows.jsonl   | ROWS | --held-out 2            | cannot be held
-    rows.jsonl   | ROWS | --held-out 0.001        | cannot be held
-    rows.jsonl   | ROWS | --held-out nan          | cannot be held
+    name         | content                         | options                | problem
+    rows.txt | x |  | .parquet, .csv, .json, .jsonl
+    rows.jsonl   | {                               |                        | rows.jsonl:
+    rows.parquet | x                               |                        | rows.parquet:
+    rows.jsonl   | {"problem": " ", "answer": "1"} |                        | of 1 rows
+    rows.jsonl   | ROW                             | --split test           | --split
+    rows.jsonl | ROW | --problem x | 'x' for the problem; there are: answer, problem
+    rows.jsonl | ROW | --answer result | no column 'result' for the answer
+    rows.jsonl | ROW | --solution proof | no column 'proof' for an option
+    rows.jsonl   | ROW                             | --preset olympiadbench | no column 'question'
+    rows.jsonl   | ROWS                            | --held-out 0           | cannot be held
+    rows.jsonl   | ROWS                            | --held-out 2           | cannot be held
+    rows.jsonl   | ROWS                            | --held-out 0.001       | cannot be held
+    rows.jsonl   | ROWS                            | --held-out nan         | cannot be held
 """)
 def test_a_refused_import_leaves_the_old_file(
     name: str,

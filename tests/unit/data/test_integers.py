@@ -59,25 +59,25 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @table(r"""
-    answer             | form                | integers            | total | words
-    -3/4               | -k/m                | k = 3, m = 4        | 7     | rewritten
-    (2,\frac{\pi}{12}] | (k,\frac{\pi}{m}]   | k = 2, m = 12       | 14    | rewritten
-    12\sqrt{2}         | k m\sqrt{n}         | k = 1, m = 2, n = 2 | 5     | do not make
-    \frac{\pi}{12}     | \frac{k\pi}{m}      | k = 1, m = 12       | 13    | do not make
-    12{,}500\pi        |                     |                     | 0     | a decimal
-    15\text{ cm}       | k                   | k = 15              | 15    | do not make
-    2\pi               | k\pi                | k = 2, m = 5        | 7     | no format
-    4^{3}\pi           | k^{m}\pi            | k = 4, m = 3        | 7     | other integers
-    4^{\frac{3}{5}}    | 4^{\frac{k}{m}}     | k = 3, m = 5        | 8     | other integers
-    12\sqrt{3}         | k2\sqrt{n}          | k = 1, n = 3        | 4     | do not make
-    2\pi               | x\pi                | x = 2               | 2     | uses a letter
-    2\pi               | b\pi                | b = 2               | 2     | uses a letter
-    2\pi               | k\pi                | k = 2               | 3     | not the sum
-    2\pi               |                     |                     | 0     | no reply
-    2/4                | k/m                 | k = 2, m = 4        | 6     | lowest terms
-    -7                 |                     |                     | 0     | integer already
-    0.67               |                     |                     | 0     | a decimal
-    \text{East}        |                     |                     | 0     | in words
+    answer             | form              | integers            | total | words
+    -3/4               | -k/m              | k = 3, m = 4        | 7     | rewritten
+    (2,\frac{\pi}{12}] | (k,\frac{\pi}{m}] | k = 2, m = 12       | 14    | rewritten
+    12\sqrt{2}         | k m\sqrt{n}       | k = 1, m = 2, n = 2 | 5     | do not make
+    \frac{\pi}{12}     | \frac{k\pi}{m}    | k = 1, m = 12       | 13    | do not make
+    12{,}500\pi        |                   |                     | 0     | a decimal
+    15\text{ cm}       | k                 | k = 15              | 15    | do not make
+    2\pi               | k\pi              | k = 2, m = 5        | 7     | no format
+    4^{3}\pi           | k^{m}\pi          | k = 4, m = 3        | 7     | other integers
+    4^{\frac{3}{5}}    | 4^{\frac{k}{m}}   | k = 3, m = 5        | 8     | other integers
+    12\sqrt{3}         | k2\sqrt{n}        | k = 1, n = 3        | 4     | do not make
+    2\pi               | x\pi              | x = 2               | 2     | uses a letter
+    2\pi               | b\pi              | b = 2               | 2     | uses a letter
+    2\pi               | k\pi              | k = 2               | 3     | not the sum
+    2\pi               |                   |                     | 0     | no reply
+    2/4                | k/m               | k = 2, m = 4        | 6     | lowest terms
+    -7                 |                   |                     | 0     | integer already
+    0.67               |                   |                     | 0     | a decimal
+    \text{East}        |                   |                     | 0     | in words
 """)
 async def test_only_integers_that_make_the_answer_are_used(
     server: ScriptedServer,

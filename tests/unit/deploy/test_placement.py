@@ -115,7 +115,7 @@ def test_a_wrong_line_says_what_is_wrong(line: str, words: str) -> None:
 def test_a_bundle_binds_its_processes_to_its_gpus() -> None:
     learner, engine, _ = parse(WISH).bundles
     assert gpu_variables(learner, tuple("01234567"))["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
-    visible = tuple(["8", "9", "10", "11", "GPU-e", "GPU-f", "GPU-g", "GPU-h"])
+    visible = ("8", "9", "10", "11", "GPU-e", "GPU-f", "GPU-g", "GPU-h")
     assert gpu_variables(engine, visible) == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "GPU-e,GPU-f",

@@ -150,15 +150,15 @@ async def test_an_upload_is_stored_under_its_name_until_it_expires(store: FileSt
 
 @table(
     """
-    param                | fields                                       | files
-    purpose              | {}                                           | ["file"]
-    purpose              | {"purpose": "batch"}                         | ["file"]
+    param                | fields                                                     | files
+    purpose              | {}                                                         | ["file"]
+    purpose              | {"purpose": "batch"}                                       | ["file"]
     expires_after.anchor | {"purpose": "fine-tune", "expires_after[seconds]": "4000"} | ["file"]
-    purposes             | {"purpose": "fine-tune", "purposes": "x"}    | ["file"]
-    file                 | {"purpose": "fine-tune"}                     | []
-    file                 | {"purpose": "fine-tune", "file": "text"}     | []
-    file                 | {"purpose": "fine-tune"}                     | ["data"]
-    body                 | {"purpose": "fine-tune"}                     | ["file", "file"]
+    purposes             | {"purpose": "fine-tune", "purposes": "x"}                  | ["file"]
+    file                 | {"purpose": "fine-tune"}                                   | []
+    file                 | {"purpose": "fine-tune", "file": "text"}                   | []
+    file                 | {"purpose": "fine-tune"}                                   | ["data"]
+    body | {"purpose": "fine-tune"} | ["file", "file"]
     """,
     ("expires_after.seconds", HOUR | {"expires_after[seconds]": "3599"}, ["file"]),
     ("body", {"purpose": "x" * 2000}, ["file"]),

@@ -84,21 +84,21 @@ SPOILT = SOURCE | {"source": "def grade("}
 
 @table(
     """
-    name     | changes                                                    | field
-    source   | {"source": "x = 1"}                                        | source
-    labelled | {"passing_labels": ["fine"]}                               |
-    exact    | {"type": "endpoint", "url": "x"}                           | type
-    exact    | {"refrence": "x"}                                          | refrence
-    exact    | {"reference": "{{item}}"}                                  | reference
-    exact    | {"reference": "{{item.answer and {{sample.output_text}}"}  | reference
-    exact    | {"weight": 2.0}                                            | weight
-    judged   | {"input": [{"role": "user", "content": "{{ question }}"}]} | input.0.content
+    name     | changes                                                           | field
+    source   | {"source": "x = 1"}                                               | source
+    labelled | {"passing_labels": ["fine"]}                                      |
+    exact    | {"type": "endpoint", "url": "x"}                                  | type
+    exact    | {"refrence": "x"}                                                 | refrence
+    exact    | {"reference": "{{item}}"}                                         | reference
+    exact    | {"reference": "{{item.answer and {{sample.output_text}}"}         | reference
+    exact    | {"weight": 2.0}                                                   | weight
+    judged   | {"input": [{"role": "user", "content": "{{ question }}"}]}        | input.0.content
     judged   | {"input": [{"role": "user", "content": {"type": "input_image"}}]} | input.0.content
-    judged   | {"sampling_params": {"top_p": 0.5}}                        | sampling_params.top_p
-    judged   | {"sampling_params": {"seed": "many"}}                      | sampling_params.seed
-    alike    | {"evaluation_metric": "cosine"}                            | evaluation_metric
-    both     | {"calculate_output": "exact.real + alike"}                 | calculate_output
-    both     | {"calculate_output": "exact ^ 2"}                          | calculate_output
+    judged | {"sampling_params": {"top_p": 0.5}} | sampling_params.top_p
+    judged | {"sampling_params": {"seed": "many"}} | sampling_params.seed
+    alike | {"evaluation_metric": "cosine"} | evaluation_metric
+    both     | {"calculate_output": "exact.real + alike"}                        | calculate_output
+    both     | {"calculate_output": "exact ^ 2"}                                 | calculate_output
     """,
     ("exact", {"reference": "x" * 100_001}, "reference"),
     ("both", {"graders": {"x": BOTH}}, "graders.x.type"),

@@ -176,13 +176,13 @@ async def test_only_paths_below_v1_need_a_key_and_no_part_of_a_key_suffices() ->
 
 
 @table("""
-    method | path                            | status
-    POST   | /rollout/s-1/v1/completions     | 200
-    DELETE | /rollout/s-1/v1/completions     | 403
-    GET    | /rollout/s-1/                   | 401
-    POST   | /rollout/s-1                    | 401
-    POST   | /rollout/s-1%00/v1/completions  | 401
-    POST   | /v1/rollout/s-1/v1/completions  | 401
+    method | path                           | status
+    POST   | /rollout/s-1/v1/completions    | 200
+    DELETE | /rollout/s-1/v1/completions    | 403
+    GET    | /rollout/s-1/                  | 401
+    POST   | /rollout/s-1                   | 401
+    POST   | /rollout/s-1%00/v1/completions | 401
+    POST   | /v1/rollout/s-1/v1/completions | 401
 """)
 async def test_the_key_of_a_session_only_makes_its_calls(
     method: str, path: str, status: int

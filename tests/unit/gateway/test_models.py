@@ -134,14 +134,14 @@ def test_a_model_that_cannot_be_copied_for_a_new_job_is_a_conflict_that_leaves_n
 
 
 @table("""
-    config                                                                             | context
-    {"max_position_embeddings": 256}                                                   | 256
-    {"n_positions": 1024, "max_position_embeddings": 2048}                             | 1024
-    {"text_config": {"max_position_embeddings": 512}}                                  | 512
-    {"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 4}}  | 400
-    {"max_position_embeddings": 100, "rope_parameters": {"a": {"factor": 2}}}          | 200
-    {"max_position_embeddings": 100, "rope_scaling": {"factor": null}}                 | 100
-    {}                                                                                 | None
+    config                                                                            | context
+    {"max_position_embeddings": 256}                                                  | 256
+    {"n_positions": 1024, "max_position_embeddings": 2048}                            | 1024
+    {"text_config": {"max_position_embeddings": 512}}                                 | 512
+    {"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 4}} | 400
+    {"max_position_embeddings": 100, "rope_parameters": {"a": {"factor": 2}}}         | 200
+    {"max_position_embeddings": 100, "rope_scaling": {"factor": null}}                | 100
+    {}                                                                                | None
 """)
 def test_the_context_is_read_from_the_configuration(
     tmp_path: Path, config: str, context: int | None

@@ -174,21 +174,21 @@ MULTI = {"type": "multi", "graders": {"a": {"type": "math_answer"}}, "calculate_
 
 @table(
     """
-    settings                           | changes | fields
-    training = { steps = 0, seed = 'x' } | {}    | recipe.training.steps recipe.training.seed
-    trainning = {}                     | {}      | recipe.trainning
-    extends = '/a.toml'                | {}      | recipe.extends
-    tasks.tran = 'x'                   | {}      | recipe.tasks.tran
-    model = 3                          | {}      | recipe.model
-    model.path = 'other'               | {}      | recipe.model.path
-    tasks.held_out = 'x'               | {}      | validation_file
-                                       | {"eval_interval": 3}      | HYPER.eval_interval
-    training.seed = 6                  | {"body": {"seed": 5}}     | seed
-                                       | {"n_epochs": 0}           | HYPER.n_epochs
-                      | {"learning_rate_multiplier": 5e-324}       | recipe.optimizer.learning_rate
-                                       | {"reasoning_effort": "high"} | HYPER.reasoning_effort
-    training.groups_per_step = 4       | {"batch_size": 5}         | HYPER.batch_size
-    reward.outcome = 'math_answer'     | {}      | method.reinforcement.grader
+    settings                       | changes                              | fields
+    training = { steps = 0, seed = 'x' } | {} | recipe.training.steps recipe.training.seed
+    trainning = {}                 | {}                                   | recipe.trainning
+    extends = '/a.toml'            | {}                                   | recipe.extends
+    tasks.tran = 'x'               | {}                                   | recipe.tasks.tran
+    model = 3                      | {}                                   | recipe.model
+    model.path = 'other'           | {}                                   | recipe.model.path
+    tasks.held_out = 'x'           | {}                                   | validation_file
+                                   | {"eval_interval": 3}                 | HYPER.eval_interval
+    training.seed = 6              | {"body": {"seed": 5}}                | seed
+                                   | {"n_epochs": 0}                      | HYPER.n_epochs
+     | {"learning_rate_multiplier": 5e-324} | recipe.optimizer.learning_rate
+                                   | {"reasoning_effort": "high"}         | HYPER.reasoning_effort
+    training.groups_per_step = 4   | {"batch_size": 5}                    | HYPER.batch_size
+    reward.outcome = 'math_answer' | {} | method.reinforcement.grader
     """,
     ("", {"body": {"metadata": {str(n): "x" for n in range(17)}}}, "metadata"),
     (
@@ -227,11 +227,11 @@ def test_a_body_nests_no_deeper_and_holds_no_more_values_than_its_readers_take(
 
 
 @table("""
-    text                           | words
-    training.stepz = 3             | training.stepz
-    model.path = 'a'               | every job has its own
-    model = 3                      | model: must be a table
-    algorithm.advantage = 'papo'   | reward.process
+    text                         | words
+    training.stepz = 3           | training.stepz
+    model.path = 'a'             | every job has its own
+    model = 3                    | model: must be a table
+    algorithm.advantage = 'papo' | reward.process
 """)
 def test_a_wrong_file_is_named_with_its_field_when_the_gateway_starts(
     tmp_path: Path, text: str, words: str

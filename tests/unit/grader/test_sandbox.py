@@ -70,13 +70,13 @@ async def test_a_function_sees_sample_and_item_and_its_number_is_cut_to_the_unit
 
 
 @table("""
-    body                       | reason        | words
-    return item['colour']      | python_error  | KeyError: 'colour'
-    return '1'                 | python_error  | str
-    return float('nan')        | python_error  | nan
-    raise SystemExit(0)        | python_error  | SystemExit
-    import os; os.abort()      | python_crash  | SIGABRT
-    return len('x' * 10**10)   | python_memory | memory
+    body                     | reason        | words
+    return item['colour']    | python_error  | KeyError: 'colour'
+    return '1'               | python_error  | str
+    return float('nan')      | python_error  | nan
+    raise SystemExit(0)      | python_error  | SystemExit
+    import os; os.abort()    | python_crash  | SIGABRT
+    return len('x' * 10**10) | python_memory | memory
 """)
 async def test_a_failure_is_no_grade_and_is_told_in_words(
     sandboxed: Tools, body: str, reason: str, words: str
@@ -95,16 +95,16 @@ def grade(sample, item):
 
 
 @table("""
-    text                            | score
-    def f(x): return x * x          | 1
-    def f(x) return                 | 0 crashed
-    def f(x): return x / 0          | 0 crashed
-    raise SystemExit                | 0 crashed
-    raise KeyboardInterrupt         | 0 crashed
-    import os; os._exit(0)          | 0 crashed
+    text                               | score
+    def f(x): return x * x             | 1
+    def f(x) return                    | 0 crashed
+    def f(x): return x / 0             | 0 crashed
+    raise SystemExit                   | 0 crashed
+    raise KeyboardInterrupt            | 0 crashed
+    import os; os._exit(0)             | 0 crashed
     import os; os.kill(os.getpid(), 9) | 0 crashed
-    x = 'x' * 10**10                | 0 crashed
-                                    | ungradable python_error
+    x = 'x' * 10**10                   | 0 crashed
+                                       | ungradable python_error
 """)
 async def test_a_response_whose_code_fails_is_worth_nothing(
     sandboxed: Tools, text: str, score: str

@@ -42,30 +42,30 @@ def test_where_it_has_none_that_is_said(formula: str) -> None:
 
 @table(
     """
-    formula                             | problem
-    a if b else b                       | something else
-    a.real                              | something else
-    True * a                            | something else
-    'a'                                 | something else
-    a % b                               | something else
-    a[0]                                | something else
-    lambda: a                           | something else
-    eval(a)                             | something else
-    max(*a)                             | something else
-    max(a, key=b)                       | something else
-    (max)(a)(b)                         | something else
-    __import__('os').system('true')     | something else
-    max(é1_0, 0x10) * a                 | 0x10',
-    max(é1_0, 0b1) * a                  | 0b1',
-    max(é1_0, 0o7) * a                  | 0o7',
-    max(é1_0, 1_0) * a                  | 1_0',
-    max(é1_0, 1_0.5) * a                | 1_0.5',
-    max(é1_0, 1e0_1) * a                | 1e0_1',
-    sqrt(a, b)                          | 2 arguments
-    max()                               | 0 arguments
-    1e999 * a                           | beyond 1e
-    (a + b                              | no formula
-                                        | no formula
+    formula                         | problem
+    a if b else b                   | something else
+    a.real                          | something else
+    True * a                        | something else
+    'a'                             | something else
+    a % b                           | something else
+    a[0]                            | something else
+    lambda: a                       | something else
+    eval(a)                         | something else
+    max(*a)                         | something else
+    max(a, key=b)                   | something else
+    (max)(a)(b)                     | something else
+    __import__('os').system('true') | something else
+    max(é1_0, 0x10) * a             | 0x10',
+    max(é1_0, 0b1) * a              | 0b1',
+    max(é1_0, 0o7) * a              | 0o7',
+    max(é1_0, 1_0) * a              | 1_0',
+    max(é1_0, 1_0.5) * a            | 1_0.5',
+    max(é1_0, 1e0_1) * a            | 1e0_1',
+    sqrt(a, b)                      | 2 arguments
+    max()                           | 0 arguments
+    1e999 * a                       | beyond 1e
+    (a + b                          | no formula
+                                    | no formula
     """,
     ("-" * 900 + "a", "too deeply"),
     ("a" * 3000, "longer than"),

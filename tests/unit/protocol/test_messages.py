@@ -33,15 +33,15 @@ def test_spans_that_do_not_cover_a_response_are_refused(edges: tuple[tuple[int, 
 
 @table(
     r"""
-    problem                   | values
-    token_ids                 | {"token_ids": None}
-    token_ids                 | {"token_ids": [None]}
-    token_ids                 | {"token_ids": "text"}
-    token_ids                 | {"token_ids": [1099511627776]}
-    token_ids                 | {"token_ids": [[0, 0], [0, 0]]}
-    own must                  | {"own": [1], "behavior_logprobs": [0, 0, 0, 0]}
-    own must                  | {"own": [1, 2, 1, 2], "behavior_logprobs": [0, 0, 0, 0]}
-    behavior_logprobs         | {"own": [1, 0, 1, 1], "behavior_logprobs": [-1, -1, -1, -1]}
+    problem                     | values
+    token_ids                   | {"token_ids": None}
+    token_ids                   | {"token_ids": [None]}
+    token_ids                   | {"token_ids": "text"}
+    token_ids                   | {"token_ids": [1099511627776]}
+    token_ids                   | {"token_ids": [[0, 0], [0, 0]]}
+    own must                    | {"own": [1], "behavior_logprobs": [0, 0, 0, 0]}
+    own must                    | {"own": [1, 2, 1, 2], "behavior_logprobs": [0, 0, 0, 0]}
+    behavior_logprobs           | {"own": [1, 0, 1, 1], "behavior_logprobs": [-1, -1, -1, -1]}
     responses\[0\] has no token | {"own": [0, 0, 1, 1]}
     """,
     ("3 responses", {"request": a_request(group_size=3), "lengths": [1, 1]}),

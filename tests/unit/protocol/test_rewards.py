@@ -59,23 +59,23 @@ def test_a_check_has_the_class_of_its_verifier_and_survives_its_journey() -> Non
 
 
 @table("""
-    settings                                                     | problem
-    outcome = []                                                 | reward.outcome:
-    process = 'oracle'            | reward.process.0.verifier: 'oracle' is none of math_answer
-    process = { STEPS, rubric = 'proof' } | reward.process.0.rubric: unknown key
-    process = { JUDGE, rubric = 'holistc' } | reward.process.0.rubric: 'holistc' is
-    process = { JUDGE, samples = 2 }          | reward.process.0: samples = 2
-    process = { SCORE, range = [1, 1] }                          | reward.process.0: range
-    process = ['equation_steps', 'equation_steps'] | process: two checks have the same name
-    process = { RULE, if_ungradable = 'leave_out' } | the only check
-    process = [{ STEPS, sees = 'correct' }] | process: some check must see all
+    settings                                               | problem
+    outcome = []                                           | reward.outcome:
+    process = 'oracle' | reward.process.0.verifier: 'oracle' is none of math_answer
+    process = { STEPS, rubric = 'proof' }                  | reward.process.0.rubric: unknown key
+    process = { JUDGE, rubric = 'holistc' }                | reward.process.0.rubric: 'holistc' is
+    process = { JUDGE, samples = 2 }                       | reward.process.0: samples = 2
+    process = { SCORE, range = [1, 1] }                    | reward.process.0: range
+    process = ['equation_steps', 'equation_steps']         | process: two checks have the same name
+    process = { RULE, if_ungradable = 'leave_out' }        | the only check
+    process = [{ STEPS, sees = 'correct' }]                | process: some check must see all
     process = ['equation_steps', { JUDGE, sees = 'correct' }] ; process_for = 'correct' | nothing
     outcome = ['math_answer', { JUDGE, sees = 'correct' }] | is not known before it
-    process = { STEPS, weight = inf }      | reward.process.0.weight:
-    values = [0, nan]                                            | reward.values.1:
-    outcome = [NAMED] ; formula = 'a + c'                        | 'c' is none of
-    outcome = [NAMED] ; formula = 'a'                            | 'b' is not used
-    outcome = [NAMED] ; formula = 'a +'                          | no formula
+    process = { STEPS, weight = inf }                      | reward.process.0.weight:
+    values = [0, nan]                                      | reward.values.1:
+    outcome = [NAMED] ; formula = 'a + c'                  | 'c' is none of
+    outcome = [NAMED] ; formula = 'a'                      | 'b' is not used
+    outcome = [NAMED] ; formula = 'a +'                    | no formula
     outcome = [NAMED, { RULE, name = 'c', weight = 2 }] ; formula = 'a*b*c' | nothing
 """)
 def test_a_reward_that_makes_no_sense_is_refused_by_name(settings: str, problem: str) -> None:

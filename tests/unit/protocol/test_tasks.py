@@ -61,24 +61,24 @@ DEEP = LINE.replace("}", ', "metadata": %s}')
 
 @table(
     r"""
-    line                                                                | problem
-    {"id": 7, "prompt": "1+1=", "answer": "2"}                          | id:
-    {"id": "1", "prompt": "", "answer": "2"}                            | prompt:
-    {"id": "1", "prompt": "\ud83d", "answer": "2"}                      | prompt:
-    {"id": "1", "messages": "1+1=", "answer": "2"}                      | messages
-    {"id": "1", "prompt": "1+1=", "answr": "2"}                         | answr: unknown
-    {"id": "1", "prompt": "1+1=", "reference_answer": "2"}              | reference_answer: unknown
-    {"id": "2", "answer": "2"}                                          | task:
-    {"prompt": "x", "messages": [{"role": "user", "content": "1+1?"}]}  | task:
-    {"messages": [{"role": "robot", "content": "1+1?"}]}                | messages.0.role:
-    {"messages": [{"role": "tool", "content": "1+1?"}]}                 | messages.0.role:
-    {"messages": [{"role": "user", "content": [{}]}]}                   | messages.0.content:
-    {"tools": [], "messages": [{"role": "user", "content": "1"}]}       | tools:
+    line                                                               | problem
+    {"id": 7, "prompt": "1+1=", "answer": "2"}                         | id:
+    {"id": "1", "prompt": "", "answer": "2"}                           | prompt:
+    {"id": "1", "prompt": "\ud83d", "answer": "2"}                     | prompt:
+    {"id": "1", "messages": "1+1=", "answer": "2"}                     | messages
+    {"id": "1", "prompt": "1+1=", "answr": "2"}                        | answr: unknown
+    {"id": "1", "prompt": "1+1=", "reference_answer": "2"}             | reference_answer: unknown
+    {"id": "2", "answer": "2"}                                         | task:
+    {"prompt": "x", "messages": [{"role": "user", "content": "1+1?"}]} | task:
+    {"messages": [{"role": "robot", "content": "1+1?"}]}               | messages.0.role:
+    {"messages": [{"role": "tool", "content": "1+1?"}]}                | messages.0.role:
+    {"messages": [{"role": "user", "content": [{}]}]}                  | messages.0.content:
+    {"tools": [], "messages": [{"role": "user", "content": "1"}]}      | tools:
     {"a": 2, "metadata": {"a": 1}, "messages": [{"role": "user", "content": "1"}]} | a:
-    {"id": "1", "prompt": "?", "metadata": {"tags": ["a", "b\ud83d"]}}  | metadata.tags.1:
-    {"id": "1", "prompt": "?", "metadata": {"\ud83d": 1}}               | metadata.\ud83d:
-    {"id": "1", "prompt": "?", "metadata": NaN}                         | not valid JSON: NaN
-    {"id": "1", "prompt": "?", "metadata": 1e999}                       | not valid JSON: 1e999
+    {"id": "1", "prompt": "?", "metadata": {"tags": ["a", "b\ud83d"]}} | metadata.tags.1:
+    {"id": "1", "prompt": "?", "metadata": {"\ud83d": 1}}              | metadata.\ud83d:
+    {"id": "1", "prompt": "?", "metadata": NaN}                        | not valid JSON: NaN
+    {"id": "1", "prompt": "?", "metadata": 1e999}                      | not valid JSON: 1e999
     """,
     (DEEP % ("8" * 5000), "a number of 5000 digits"),
     (DEEP % ("[" * 65 + "]" * 65), ""),

@@ -64,21 +64,21 @@ async def check_failure(
 
 
 @table("""
-    status | reply                                    | reason             | is_of_request | words
-    400    | too large                                | judge_refused      | True  | 400: too large
-    422    | ?                                        | judge_refused      | True  | 422
-    401 | key? | judge_refused | False | WEIR_JUDGE_API_KEY
-    404 | | judge_refused | False | WEIR_JUDGE_MODEL=judge
-    307    |                                          | judge_refused      | False | 307
-    400    | maximum context length is 8192 tokens.   | over_judge_context | True  | is 8192
-    400    | longer than the maximum model length     | over_judge_context | True  | longer than
-    400    | {"code": "context_length_exceeded"}      | over_judge_context | True  | exceeded
-    400    | exceeds the available context size, try  | over_judge_context | True  | size
-    500    | died                                     | judge_failed       | False | 500: died
-    429    | busy                                     | judge_failed       | False | 429
-    200    | <html>                                   | judge_failed       | False | WEIR_JUDGE_URL
-    200    | {"choices": []}                          | judge_failed       | False | WEIR_JUDGE_URL
-    200    | {"choices": [{"message": null}]}         | judge_failed       | False | WEIR_JUDGE_URL
+    status | reply | reason | is_of_request | words
+    400 | too large                               | judge_refused      | True  | 400: too large
+    422 | ?                                       | judge_refused      | True  | 422
+    401 | key?                                    | judge_refused      | False | WEIR_JUDGE_API_KEY
+    404 |  | judge_refused | False | WEIR_JUDGE_MODEL=judge
+    307 |                                         | judge_refused      | False | 307
+    400 | maximum context length is 8192 tokens.  | over_judge_context | True  | is 8192
+    400 | longer than the maximum model length    | over_judge_context | True  | longer than
+    400 | {"code": "context_length_exceeded"}     | over_judge_context | True  | exceeded
+    400 | exceeds the available context size, try | over_judge_context | True  | size
+    500 | died                                    | judge_failed       | False | 500: died
+    429 | busy                                    | judge_failed       | False | 429
+    200 | <html>                                  | judge_failed       | False | WEIR_JUDGE_URL
+    200 | {"choices": []}                         | judge_failed       | False | WEIR_JUDGE_URL
+    200 | {"choices": [{"message": null}]}        | judge_failed       | False | WEIR_JUDGE_URL
 """)
 async def test_each_refusal_has_its_reason_and_its_remedy_and_no_key(
     status: int, reply: str, reason: str, is_of_request: bool, words: str, server: ScriptedServer

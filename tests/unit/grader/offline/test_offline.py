@@ -77,17 +77,17 @@ def calibrate(grade: Callable[..., tuple[int, Lines, list[str]]]) -> Calibrate:
 
 
 READ = read_rows(r"""
-{"response": "So it is \\boxed{42}.", "answer": "42"}                        | true  |
-{"response": "\\boxed{41}", "answer": "42", "id": 7, "kind": "x"}            | false | wrong
-{"response": "\\boxed{2k+2}", "answer": "2(k+1)"}                            | true  |
-{"response": "no answer at all", "answer": "42"}                             | false | no_answer
-{"response": "\\boxed{x+1}", "answer": "\\foo{"} | null | gold_not_parsable
-{"response": "\\boxed{42\\%}", "answer": "42", "problem": "By what percent?"} | true  |
-{"response": "\\boxed{42\\%}", "answer": "42", "problem": "How many?"}       | false | wrong
-{"response": "\ud800 \\boxed{42}", "answer": "42"}                           | true  |
-{"response": "\\boxed{\udfff}", "answer": "42"}                              | false | not_parsable
-{"response": "\\boxed{42}", "answer": "\ud800"} | null | gold_not_parsable
-{"response": "\\boxed{42}\u2028", "answer": "42"}                            | true  |
+{"response": "So it is \\boxed{42}.", "answer": "42"}                  | true  |
+{"response": "\\boxed{41}", "answer": "42", "id": 7, "kind": "x"}      | false | wrong
+{"response": "\\boxed{2k+2}", "answer": "2(k+1)"}                      | true  |
+{"response": "no answer at all", "answer": "42"}                       | false | no_answer
+{"response": "\\boxed{x+1}", "answer": "\\foo{"}                       | null  | gold_not_parsable
+{"response": "\\boxed{42\\%}", "answer": "42", "problem": "By what percent?"} | true |
+{"response": "\\boxed{42\\%}", "answer": "42", "problem": "How many?"} | false | wrong
+{"response": "\ud800 \\boxed{42}", "answer": "42"}                     | true  |
+{"response": "\\boxed{\udfff}", "answer": "42"}                        | false | not_parsable
+{"response": "\\boxed{42}", "answer": "\ud800"}                        | null  | gold_not_parsable
+{"response": "\\boxed{42}\u2028", "answer": "42"}                      | true  |
 """)
 
 

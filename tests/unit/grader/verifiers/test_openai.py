@@ -20,22 +20,22 @@ TASK = a_task(answer="Paris", metadata={"street": "straße", "empty": "", "list"
 
 @table(
     """
-    operation | text                          | reference    | score
-    eq        | Paris                         | item.answer  | 1
-    eq        | paris                         | item.answer  | 0 wrong
-    ne        | Paris                         | item.answer  | 0 wrong
-    ne        | Rome                          | item.answer  | 1
-    like      | It is Paris.                  | item.answer  | 1
-    like      | It is PARIS.                  | item.answer  | 0 wrong
-    ilike     | It is PARIS.                  | item.answer  | 1
-    ilike     | It is Rome.                   | item.answer  | 0 wrong
-    ilike     | STRASSE                       | item.street  | 1
-    eq        | [1, "é"]                      | item.list    | 1
-    eq        | <think>Rome?</think> Paris    | item.answer  | 1
-    like      | <think>Paris</think>Rome      | item.answer  | 0 wrong
-    like      | x                             | item.empty   | ungradable empty_reference
-    ilike     | x                             | item.empty   | ungradable empty_reference
-    like      |                               | sample.output_text | 0 too_short
+    operation | text                       | reference          | score
+    eq        | Paris                      | item.answer        | 1
+    eq        | paris                      | item.answer        | 0 wrong
+    ne        | Paris                      | item.answer        | 0 wrong
+    ne        | Rome                       | item.answer        | 1
+    like      | It is Paris.               | item.answer        | 1
+    like      | It is PARIS.               | item.answer        | 0 wrong
+    ilike     | It is PARIS.               | item.answer        | 1
+    ilike     | It is Rome.                | item.answer        | 0 wrong
+    ilike     | STRASSE                    | item.street        | 1
+    eq        | [1, "é"]                   | item.list          | 1
+    eq        | <think>Rome?</think> Paris | item.answer        | 1
+    like      | <think>Paris</think>Rome   | item.answer        | 0 wrong
+    like      | x                          | item.empty         | ungradable empty_reference
+    ilike     | x                          | item.empty         | ungradable empty_reference
+    like      |                            | sample.output_text | 0 too_short
     """,
     ("ne", "x" * (MAX_CHARS + 1), "item.answer", "0 too_long"),
 )
