@@ -1,7 +1,5 @@
 """Builders of messages: valid as they are, with every part open to change."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any

@@ -4,8 +4,6 @@ No job may be queued but by a POST that says so; afterwards every service must b
 record and every file, and a client to list them. Every body derives from the seed and its number.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
@@ -37,16 +35,23 @@ from tests.contract.gateway.stack import (
 TRIALS = "/v1/fine_tuning/alpha/graders/run"  # which a grader must be there for
 VALIDATE = "/v1/fine_tuning/alpha/graders/validate"
 ROUTES = (JOBS, JOBS, VALIDATE, "/v1/files", "/v1/page/recipe")
-_TEXTS = (
-    *("", "\0", "a\0b", "\ud800", "x\udc00", "\N{GRINNING FACE}" * 100, "\u202e", "é" * 200),
-    *("b" * 5000, "c" * 100_001, "a/" * 3000, "../..", "%00", "auto", "nan", "a\r\nb"),
-    *("{{sample.output_text}}", "{{item.\ud800}}", "{{" * 50, "{prompt}{0}", "my.oracle"),
-    *("9**9**9", "(" * 300 + "a" + ")" * 300, "a/0", "1e400*a", "tiny/../tiny"),
+_TEXTS: tuple[str, ...] = (
+    *json.loads(r"""[
+    "", "\u0000", "a\u0000b", "\ud800", "x\udc00", "\u202e", "../..", "%00", "auto", "nan",
+    "a\r\nb", "{{sample.output_text}}", "{{item.\ud800}}", "{prompt}{0}", "my.oracle", "9**9**9",
+    "a/0", "1e400*a", "tiny/../tiny"
+    ]"""),
+    *("\N{GRINNING FACE}" * 100, "é" * 200, "b" * 5000, "c" * 100_001, "a/" * 3000, "{{" * 50),
+    "(" * 300 + "a" + ")" * 300,
 )
+_SHORT = """
+NaN -Infinity 1e999 1e308 -0.0 -1 1e-400 1.5 2147483648
+true null {} [""] {"":{}} [[[]]] {"a":1,"a":2}
+"""
 _LITERALS = (
-    *("NaN", "-Infinity", "1e999", "1e308", "-0.0", "-1", "1e-400", "1.5", "2147483648"),
-    *("1" + "0" * 400, "true", "null", "{}", '[""]', '{"":{}}', "[[[]]]", '{"a":1,"a":2}'),
-    *("[" * 65 + "]" * 65, '{"a":' * 205 + "1" + "}" * 205, "[" + "[]," * 100_000 + "1]"),
+    *_SHORT.split(),
+    *("1" + "0" * 400, "[" * 65 + "]" * 65, '{"a":' * 205 + "1" + "}" * 205),
+    "[" + "[]," * 100_000 + "1]",
 )
 _PYTHON = "def grade(sample, item):\n    return len(item['answer'])"
 _MESSAGES = [{"role": "user", "content": [{"type": "input_text", "text": "good?"}]}]

@@ -1,7 +1,5 @@
 """Work is counted in calls, and no example has a deadline: the machine may be busy."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

@@ -1,7 +1,5 @@
 """The algebra behind answers: which expressions are equal, and which are too large."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

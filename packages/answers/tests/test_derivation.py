@@ -1,7 +1,5 @@
 """What counts as a derivation of the answer, with a solution to hold it against and without."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

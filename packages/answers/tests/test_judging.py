@@ -3,8 +3,6 @@
 Whatever is true is right however it is printed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The examples of the README are true."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

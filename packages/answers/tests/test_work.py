@@ -1,7 +1,5 @@
 """No answer holds up or breaks the event loop: work is counted in calls, which are not timed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """An engine and the learner compute the same; neither rounding nor the clock makes a difference."""
 
-from __future__ import annotations
-
 from itertools import count
 from typing import Any
 
@@ -11,6 +9,7 @@ from protocol.messages import Probes
 
 from services.chassis.parity import compare_logprobs, digest_prompts
 from tests.builders import a_task
+from tests.tables import table
 
 EXPECTED = np.linspace(-3.0, -0.5, 96)
 
@@ -35,20 +34,22 @@ class Tokenizer:
 
 
 def test_prompts_that_print_the_time_are_compared_by_their_template() -> None:
-    tasks = [a_task()]
-    first_tokenizer = Tokenizer("{{ strftime_now('%d') }}")
-    elsewhere = Tokenizer("{{ strftime_now('%d') }}")
-    once = digest_prompts(tasks, None, first_tokenizer, {})
-    assert (
-        digest_prompts(tasks, None, first_tokenizer, {})
-        == digest_prompts(tasks, None, elsewhere, {})
-        == once
-    )
-    assert digest_prompts(tasks, None, Tokenizer("{{ strftime_now('%m') }}"), {}) != once
-    assert digest_prompts(tasks, None, first_tokenizer, {"enable_thinking": False}) != once
+    def digest(directive: str, **options: Any) -> str:
+        tokenizer = Tokenizer(f"{{{{ strftime_now('{directive}') }}}}")
+        digests = {digest_prompts([a_task()], None, tokenizer, options) for _ in range(2)}
+        (value,) = digests
+        return value
+
+    assert digest("%d") == digest("%d")
+    assert len({digest("%d"), digest("%m"), digest("%d", enable_thinking=False)}) == 3
 
 
-@pytest.mark.parametrize(("moved", "stuck"), [(1e-2, True), (1e-3, False), (1e-6, False)])
+@table("""
+    moved | stuck
+    1e-2  | True
+    1e-3  | False
+    1e-6  | False
+""")
 def test_an_engine_that_stands_still_is_stuck_if_the_learner_moved_beyond_rounding(
     moved: float, stuck: bool
 ) -> None:

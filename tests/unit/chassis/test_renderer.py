@@ -1,8 +1,7 @@
 """A model's tokenizer and template render prompts; an excess of time or memory is named."""
 
-from __future__ import annotations
-
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from services.chassis import parity, prompts, renderer
 from services.chassis.prompts import PromptError, UnknownToken
 from services.chassis.renderer import LimitExceeded, PromptRenderer
 from tests.architecture.project import ROOT
+from tests.tables import table
 
 pytestmark = pytest.mark.anyio
 
@@ -52,34 +52,29 @@ async def test_it_renders_what_the_tokenizer_would_in_this_process(make_model: M
     tokenizer = AutoTokenizer.from_pretrained(folder)
     turns = [{"role": "developer", "content": "1+1=é"}, {"role": "user", "content": "2"}]
     options = {"effort": "3"}
+    whole = prompts.encode_prompt(TASK, None, tokenizer, options)
+    digest = parity.digest_prompts([TASK], None, tokenizer, options)
     async with PromptRenderer(1) as prompt_renderer:
         await prompt_renderer.open(folder)
-        assert await prompt_renderer.render(TASK, None, options) == prompts.encode_prompt(
-            TASK, None, tokenizer, options
-        )
+        assert await prompt_renderer.render(TASK, None, options) == whole
         assert await prompt_renderer.render(TASK, "{prompt}", {}) == tokenizer("1+1=?").input_ids
         ids = await prompt_renderer.chat(turns, options)
         assert ids == prompts.encode_chat(turns, tokenizer, options)
-        assert (await prompt_renderer.decode([ids, []])) == [tokenizer.decode(ids), ""]
-        read = [TASK], None, options
-        assert await prompt_renderer.digest(*read) == parity.digest_prompts(
-            read[0], None, tokenizer, options
-        )
+        assert await prompt_renderer.decode([ids, []]) == [tokenizer.decode(ids), ""]
+        assert await prompt_renderer.digest([TASK], None, options) == digest
         vocabulary = await prompt_renderer.describe()
         assert (vocabulary.max_id, vocabulary.end_id) == (95, tokenizer.eos_token_id)
 
 
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        ("{{ raise_exception('no') }}", "refuses it: no"),
-        ("{% macro more() %}{{ more() }}{% endmacro %}{{ more() }}", "recursion"),
-        ("{{ 1 / 0 }}", "division by zero"),
-        ("{% for %}", "refuses it"),
-        ("{{ messages.__class__.__mro__ }}", "unsafe"),
-        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "refuses it"),
-    ],
-)
+@table("""
+    template                                                 | words
+    {{ raise_exception('no') }}                              | refuses it: no
+    {% macro more() %}{{ more() }}{% endmacro %}{{ more() }} | recursion
+    {{ 1 / 0 }}                                              | division by zero
+    {% for %}                                                | refuses it
+    {{ messages.__class__.__mro__ }}                         | unsafe
+    {{ cycler.__init__.__globals__.os.popen('id').read() }}  | refuses it
+""")
 async def test_a_template_that_refuses_a_task_costs_that_task_alone(
     make_model: Made, template: str, words: str
 ) -> None:
@@ -161,19 +156,15 @@ async def test_prompts_that_do_not_fit_or_cannot_be_made_are_counted_and_the_fir
     folder = make_model(template + "{{ messages[0].content }}")
     tasks = [Task(id=text[:2], prompt=text) for text in ("1+1=?", "1+" * 40, "?")]
     model = Model(path="model", max_context=40)
-    problems = await renderer.check_prompts(tasks, folder, model, 8)
-    assert problems is not None
-    assert problems.startswith(
-        "2 of 3 prompts do not fit; the first one: task '1+': its prompt has 8"
-    )
-    assert await renderer.check_prompts(tasks[:1], folder, model, 8) is None
     ended = model.model_copy(update={"prompt_template": "{prompt}<eos>"})
-    problems = await renderer.check_prompts(tasks[:1], folder, ended, 8)
-    assert problems is not None
-    assert "its prompt ends with '<eos>'" in problems
-    unmeasured = await renderer.check_prompts(tasks, folder / "none", model, 8)
-    assert unmeasured is not None
-    assert unmeasured.startswith("the prompts were not measured: ")
+    for number, of_folder, of_model, words in (
+        (1, folder, model, "None"),
+        (3, folder, model, "2 of 3 prompts do not fit; .*: task '1\\+': its prompt has 8"),
+        (1, folder, ended, ".*its prompt ends with '<eos>'"),
+        (3, folder / "none", model, "the prompts were not measured: "),
+    ):
+        problems = await renderer.check_prompts(tasks[:number], of_folder, of_model, 8)
+        assert re.match(words, str(problems))
 
 
 async def test_a_token_without_a_row_is_in_no_prompt(make_model: Made) -> None:

@@ -6,32 +6,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from services.chassis.secret_variables import is_secret
+from tests.tables import table
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "is_one"),
-    [
-        ("WEIR_API_KEYS", "k", True),
-        ("WEIR_ENVIRONMENT_KEY", "k", True),
-        ("WEIR_REDIS_PASSWORD", "p", True),
-        ("WEIR_REDIS_URL", "redis://grader:p@h:6379/0", True),
-        ("WEIR_REDIS_URL", "redis://grader@h:6379/0", False),
-        ("WEIR_JUDGES", "{}", True),
-        ("HF_TOKEN", "t", True),
-        ("aws_secret_access_key", "k", True),
-        ("PGPASSWORD", "p", True),
-        ("DATABASE_URL", "pg://me:p@h/db", True),
-        ("HTTPS_PROXY", "http://me:p@h:3128", False),
-        ("RAY_AUTH_TOKEN", "t", False),
-        ("WEIR_KEEP_SAMPLES_DAYS", "7", False),
-        ("TOKENIZERS_PARALLELISM", "false", False),
-        ("MONKEY", "business", False),
-        ("PWD", "/work", False),
-    ],
-)
+@table("""
+    name                   | text                      | is_one
+    WEIR_API_KEYS          | k                         | True
+    WEIR_ENVIRONMENT_KEY   | k                         | True
+    WEIR_REDIS_PASSWORD    | p                         | True
+    WEIR_REDIS_URL         | redis://grader:p@h:6379/0 | True
+    WEIR_REDIS_URL         | redis://grader@h:6379/0   | False
+    WEIR_JUDGES            | {}                        | True
+    HF_TOKEN               | t                         | True
+    aws_secret_access_key  | k                         | True
+    PGPASSWORD             | p                         | True
+    DATABASE_URL           | pg://me:p@h/db            | True
+    HTTPS_PROXY            | http://me:p@h:3128        | False
+    RAY_AUTH_TOKEN         | t                         | False
+    WEIR_KEEP_SAMPLES_DAYS | 7                         | False
+    TOKENIZERS_PARALLELISM | false                     | False
+    MONKEY                 | business                  | False
+    PWD                    | /work                     | False
+""")
 def test_a_secret_is_known_by_its_name_or_by_the_password_in_a_url(
     name: str, text: str, is_one: bool
 ) -> None:

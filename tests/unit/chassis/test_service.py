@@ -1,23 +1,26 @@
 """A process reports its work, and waits for an event, a time or its end."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from protocol.exchange import Exchange
-from protocol.messages import Doing, Failure
+from protocol.messages import Doing
+from starlette.responses import PlainTextResponse
 
 from deploy.processes import free_ports
-from services.chassis import service
+from services.chassis import health, metrics, service
 from services.chassis.activity import Activity
 from services.chassis.deployment import Deployment
 from services.chassis.faults import RestartRequired, StartupFailed, WorkerFault
+from services.chassis.metrics import Phases
 from services.chassis.service import find_restart_reason, summarize_error, wait_until_set
 
 
@@ -57,18 +60,19 @@ def test_saying_the_same_again_does_not_make_it_new() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "failure"),
+    ("error", "words", "job_id"),
     [
-        (ExceptionGroup("of tasks", [ValueError("one\n  two")]), Failure(words="one two")),
-        (ExceptionGroup("a", [StartupFailed("why", "job")]), Failure(words="why", job_id="job")),
-        (KeyboardInterrupt(), Failure(words="KeyboardInterrupt")),
-        (ValueError("x" * 1000), Failure(words="x" * 299 + "…")),
+        (ExceptionGroup("of tasks", [ValueError("one\n  two")]), "one two", None),
+        (ExceptionGroup("a", [StartupFailed("why", "job")]), "why", "job"),
+        (KeyboardInterrupt(), "KeyboardInterrupt", None),
+        (ValueError("x" * 1000), "x" * 299 + "…", None),
     ],
 )
 def test_a_failure_is_told_on_one_line_that_has_an_end_and_names_its_job(
-    error: BaseException, failure: Failure
+    error: BaseException, words: str, job_id: str | None
 ) -> None:
-    assert summarize_error(error) == failure
+    failure = summarize_error(error)
+    assert (failure.words, failure.job_id) == (words, job_id)
 
 
 @pytest.mark.anyio
@@ -111,8 +115,7 @@ async def test_a_cancellation_that_comes_with_the_end_of_the_wait_is_not_swallow
 async def answering(scope: dict[str, Any], receive: Any, send: Any) -> None:
     if scope["path"] == "/key":
         scope["key"] = "any"
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"in"})
+    await PlainTextResponse("in")(scope, receive, send)
 
 
 def make_client(port: int) -> httpx.AsyncClient:
@@ -164,7 +167,7 @@ async def test_of_too_many_connections_the_oldest_go_that_have_shown_no_key(
         with_key, without = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for path, (reader, writer) in ((b"/key", with_key), (b"/", without)):
             writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n")
-            await reader.readuntil(b"0\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\nin")
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
         for reader, _ in (without, *idle[:2]):
             with suppress(ConnectionResetError):
@@ -172,7 +175,7 @@ async def test_of_too_many_connections_the_oldest_go_that_have_shown_no_key(
                     await reader.read()  # until it is closed
         for reader, writer in (with_key, *idle[2:]):
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            await reader.readuntil(b"0\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\nin")
             writer.close()
 
 
@@ -202,3 +205,73 @@ def test_an_end_is_in_good_order_if_nothing_but_other_work_asked_for_it(
 ) -> None:
     group = ExceptionGroup("tasks", [ExceptionGroup("more", errors)])
     assert find_restart_reason(group) is (errors[0] if orderly else None)
+
+
+# ---------------------------------------------------------------------- health
+
+
+@pytest.fixture
+def port() -> Iterator[str]:
+    """A server that is well at /healthz, and nowhere else."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/healthz" else 404)
+            self.end_headers()
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield str(server.server_port)
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_service_that_answers_is_told_from_one_that_does_not(
+    port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for value, status, response in (
+        (port, 0, f"127.0.0.1:{port}/healthz answers"),
+        ("1", 1, "127.0.0.1:1/healthz: "),
+        ("", 1, "WEIR_PORT"),
+    ):
+        monkeypatch.setenv("WEIR_PORT", value)
+        assert health.main() == status
+        assert response in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------- phases
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(metrics, "time", clock)
+    return clock
+
+
+def test_all_time_goes_to_one_phase_or_to_rest(clock: Clock) -> None:
+    phases = Phases()
+    registry = CollectorRegistry()
+    registry.register(phases)
+    phases.name("loading", "sampling", idle="idle")
+    clock.now = 1
+    with phases.during("sampling"):
+        clock.now = 3
+        with phases.during("sampling"):
+            clock.now = 6
+        with phases.during("loading"), phases.during("sampling"):
+            clock.now = 10
+            assert phases.seconds() == {"loading": 4, "sampling": 5, "idle": 1}
+        clock.now = 12
+    clock.now = 20
+    assert phases.seconds() == {"sampling": 7, "loading": 4, "idle": 9}
+    assert sum(phases.seconds().values()) == clock.now
+    assert registry.get_sample_value("weir_phase_seconds_total", {"phase": "sampling"}) == 7

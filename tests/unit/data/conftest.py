@@ -1,7 +1,5 @@
 """A pool that computes in this process."""
 
-from __future__ import annotations
-
 import pytest
 
 from services.data import check

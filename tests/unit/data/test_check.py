@@ -1,7 +1,5 @@
 """``weir data check`` names each problem of a task file."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -15,6 +13,7 @@ from services.data import check as data_check
 from services.data.__main__ import main
 from services.data.presets import PRESETS
 from tests.architecture.project import ROOT
+from tests.tables import table
 from tests.unit.grader.pools import InlinePool
 
 HANGS = r"\sum_{k=1}^{10^{12}}\sin(k^2)"
@@ -32,31 +31,44 @@ def check(tmp_path: Path, content: bytes | str) -> int:
 
 
 SOUND_ANSWERS = ["2", r"\frac{1}{2}", r"\text{East}", "(B)", r"\{1,2\}", r"(1,\infty)", "x+1"]
-PROBLEMS: list[tuple[bytes | str, str]] = [
-    ("{", "not valid JSON"),
-    ('{"id": "one", "prompt": "1+1=", "answr": "2"}', "answr: "),
-    ('{"id": "one", "prompt": "", "answer": "2"}', "prompt: empty; fill it in"),
-    ('{"id": "one", "prompt": "  ", "answer": "2"}', "prompt: blank"),
-    ('{"id": "one", "prompt": "1+1=", "answer": " "}', "answer: blank"),
-    ('{"id": "one", "messages": [], "answer": "2"}', "messages: empty; fill it in"),
-    (b"\n \n", "the file holds no task"),
-    (b"\xef\xbb\xbf", "the file holds no task"),
-    (b"\xff\xfe{", "not UTF-8"),
-    (b"x" * (MAX_LINE_BYTES + 9), "longer than 4 MiB"),
-]
 
 
-@pytest.mark.parametrize(("content", "problem"), PROBLEMS, ids=lambda text: repr(text[:40]))
+@table(
+    """
+    content                                        | problem
+    {                                              | not valid JSON
+    {"id": "one", "prompt": "1+1=", "answr": "2"}  | answr:
+    {"id": "one", "prompt": "", "answer": "2"}     | prompt: empty; fill it in
+    {"id": "one", "prompt": "  ", "answer": "2"}   | prompt: blank
+    {"id": "one", "prompt": "1+1=", "answer": " "} | answer: blank
+    {"id": "one", "messages": [], "answer": "2"}   | messages: empty; fill it in
+    """,
+)
 def test_a_problem_is_reported_with_its_line(
-    content: bytes | str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sound = f"{a_line(id='zero', prompt='0=')}\n\n" if isinstance(content, str) else ""
-    line = f"line {3 if sound else 1}: "
-    assert check(tmp_path, f"{sound}{content}\n" if isinstance(content, str) else content) == 2
+    assert check(tmp_path, f"{a_line(id='zero', prompt='0=')}\n\n{content}\n") == 2
     *report, last = capsys.readouterr().out.splitlines()
-    assert any(finding.startswith(line + problem) for finding in report)
-    assert all(finding.startswith(line) for finding in report)
+    assert any(finding.startswith(f"line 3: {problem}") for finding in report)
+    assert all(finding.startswith("line 3: ") for finding in report)
     assert last.endswith(f" tasks, {len(report)} problems")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"\n \n", "the file holds no task"),
+        (b"\xef\xbb\xbf", "the file holds no task"),
+        (b"\xff\xfe{", "not UTF-8"),
+        (b"x" * (MAX_LINE_BYTES + 9), "longer than 4 MiB"),
+    ],
+    ids=range(4),
+)
+def test_a_file_without_readable_lines_is_reported(
+    content: bytes, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path, content) == 2
+    assert capsys.readouterr().out.startswith(f"line 1: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -111,10 +123,6 @@ def test_an_answer_that_cannot_be_compared_is_a_problem_of_its_line_alone(
         assert problem.startswith(f"line {number}: answer: ")
         assert fault in problem
     assert last == f"{len(answers)} tasks, 3 problems"
-
-
-def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> None:
-    assert check(tmp_path, b"\xef\xbb\xbf" + a_line().encode() + b"\r\n") == 0
 
 
 def test_the_document_shows_a_sound_task_and_every_preset(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """``weir data import``: published rows become tasks, and a faulty row or option is named."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json
@@ -20,6 +18,7 @@ from services.data.__main__ import main
 from services.data.importing import import_tasks
 from services.data.mapping import RowSkipped, build_fields, find_columns
 from services.data.presets import PRESETS, Preset
+from tests.tables import table
 
 Rows = list[dict[str, Any]]
 # By preset: rows, some fields of their tasks, and the number of rows left out by reason.
@@ -45,14 +44,14 @@ def map_row(row: dict[str, Any], **columns: Any) -> dict[str, Any]:
     return build_fields(find_columns(preset, set(row)), row)
 
 
-@pytest.mark.parametrize(
-    ("value", "answer"),
-    [
-        (" 7 ", "7"),
-        (10**30, f"1{30 * '0'}"),
-        (0.5, "0.5"),
-        (["a", None, 5], "a, 5"),
-    ],
+@table(
+    """
+    value          | answer
+    " 7 "          | 7
+    0.5            | 0.5
+    ["a", None, 5] | a, 5
+""",
+    (10**30, f"1{30 * '0'}"),
 )
 def test_an_answer_of_any_plain_type_is_its_text(value: object, answer: str) -> None:
     assert map_row({"problem": "1?", "answer": value})["answer"] == answer
@@ -151,21 +150,19 @@ def test_a_csv_may_begin_with_a_mark_or_an_index(head: str, tmp_path: Path, out:
 
 
 def test_the_held_out_are_the_same_whatever_the_order_and_others_for_another_seed(
-    tmp_path: Path,
+    tmp_path: Path, out: Path
 ) -> None:
-    def chosen(name: str, rows: Rows, size: str, seed: str) -> tuple[set[str], set[str]]:
+    def chosen(rows: Rows, size: str, seed: str) -> set[str]:
         options = [*COLUMNS, "--held-out", size, "--seed", seed]
-        source = a_file(tmp_path / name, "jsonl", rows)
-        train = import_checked(source, tmp_path / name / "out.jsonl", *options)
-        held_out = read_written(tmp_path / name / "out-held-out.jsonl")
-        ids = {task["id"] for task in train}, {task["id"] for task in held_out}
-        assert len(ids[0]) + len(ids[1]) == len(ids[0] | ids[1]) == len(rows)
-        return ids
+        train = import_checked(a_file(tmp_path, "jsonl", rows), out, *options)
+        held_out = read_written(out.with_name("tasks-held-out.jsonl"))
+        assert len({task["id"] for task in (*train, *held_out)}) == len(rows)
+        return {task["id"] for task in held_out}
 
-    first = chosen("first", ROWS, "8", "1")
-    assert len(first[1]) == 8
-    assert chosen("reversed", ROWS[::-1], "0.2", "1") == first
-    assert chosen("other", ROWS, "8", "2") != first
+    first = chosen(ROWS, "8", "1")
+    assert len(first) == 8
+    assert chosen(ROWS[::-1], "0.2", "1") == first
+    assert chosen(ROWS, "8", "2") != first
 
 
 def test_ids_that_are_not_unique_are_made_from_the_problems(
@@ -183,27 +180,25 @@ def test_a_conversation_stays_one(tmp_path: Path, out: Path) -> None:
 
 
 ROW = '{"problem": "1?", "answer": "1"}\n'
-TWO_ROWS = ROW + ROW.replace("1?", "2?")
+CONTENTS = {"ROW": ROW, "ROWS": ROW + ROW.replace("1?", "2?")}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "options", "problem"),
-    [
-        ("rows.txt", "x", "", ".parquet, .csv, .json, .jsonl"),
-        ("rows.jsonl", "{", "", "rows.jsonl: "),
-        ("rows.parquet", "x", "", "rows.parquet: "),
-        ("rows.jsonl", '{"problem": " ", "answer": "1"}\n', "", "of 1 rows"),
-        ("rows.jsonl", ROW, "--split test", "--split"),
-        ("rows.jsonl", ROW, "--problem x", "'x' for the problem; there are: answer, problem"),
-        ("rows.jsonl", ROW, "--answer result", "no column 'result' for the answer"),
-        ("rows.jsonl", ROW, "--solution proof", "no column 'proof' for an option"),
-        ("rows.jsonl", ROW, "--preset olympiadbench", "no column 'question'"),
-        ("rows.jsonl", TWO_ROWS, "--held-out 0", "cannot be held"),
-        ("rows.jsonl", TWO_ROWS, "--held-out 2", "cannot be held"),
-        ("rows.jsonl", TWO_ROWS, "--held-out 0.001", "cannot be held"),
-        ("rows.jsonl", TWO_ROWS, "--held-out nan", "cannot be held"),
-    ],
-)
+@table("""
+    name         | content                         | options                | problem
+    rows.txt | x |  | .parquet, .csv, .json, .jsonl
+    rows.jsonl   | {                               |                        | rows.jsonl:
+    rows.parquet | x                               |                        | rows.parquet:
+    rows.jsonl   | {"problem": " ", "answer": "1"} |                        | of 1 rows
+    rows.jsonl   | ROW                             | --split test           | --split
+    rows.jsonl | ROW | --problem x | 'x' for the problem; there are: answer, problem
+    rows.jsonl | ROW | --answer result | no column 'result' for the answer
+    rows.jsonl | ROW | --solution proof | no column 'proof' for an option
+    rows.jsonl   | ROW                             | --preset olympiadbench | no column 'question'
+    rows.jsonl   | ROWS                            | --held-out 0           | cannot be held
+    rows.jsonl   | ROWS                            | --held-out 2           | cannot be held
+    rows.jsonl   | ROWS                            | --held-out 0.001       | cannot be held
+    rows.jsonl   | ROWS                            | --held-out nan         | cannot be held
+""")
 def test_a_refused_import_leaves_the_old_file(
     name: str,
     content: str,
@@ -213,7 +208,7 @@ def test_a_refused_import_leaves_the_old_file(
     out: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(CONTENTS.get(content, content))
     out.write_text("old")
     assert main(["import", str(tmp_path / name), str(out), *options.split()]) == 2
     assert problem in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """``weir data integers``: the answers that become integers, and the requests to the model."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.data.__main__ import main
+from tests.tables import table
 from tests.unit.grader.judge_server import (
     Behaviour,
     ScriptedServer,
@@ -25,8 +24,6 @@ ROOT = r"\frac{11-2\sqrt{6}}{5}"
 OF_ROOT = (r"\dfrac{k - m\sqrt{n}}{p}", "k = 11, m = 2, n=6, p = 5", 24)
 ASKED = r"answer is $\dfrac{k - m\sqrt{n}}{p}$ with integers $k$, $m$, $n$, $p$. Find $k+m+n+p$."
 PROBLEM = r"Find x if \(\sin bx=1\)."
-RIGHT = "rewritten"
-OFF = "the integers do not make the answer"
 
 
 def finds(formats: dict[str, Reply]) -> Behaviour:
@@ -61,53 +58,48 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield server
 
 
-CASES: list[tuple[str, Reply | None, str]] = [
-    ("-3/4", ("-k/m", "k = 3, m = 4", 7), RIGHT),
-    (r"(2,\frac{\pi}{12}]", (r"(k,\frac{\pi}{m}]", "k = 2, m = 12", 14), RIGHT),
-    (r"12\sqrt{2}", (r"k m\sqrt{n}", "k = 1, m = 2, n = 2", 5), OFF),
-    (r"\frac{\pi}{12}", (r"\frac{k\pi}{m}", "k = 1, m = 12", 13), OFF),
-    (r"12{,}500\pi", None, "a decimal, or a number with commas"),
-    (r"15\text{ cm}", ("k", "k = 15", 15), OFF),
-    (r"2\pi", (r"k\pi", "k = 2, m = 5", 7), "the model finds no format"),
-    (r"4^{3}\pi", (r"k^{m}\pi", "k = 4, m = 3", 7), "the format may fit other integers"),
-    (
-        r"4^{\frac{3}{5}}",
-        (r"4^{\frac{k}{m}}", "k = 3, m = 5", 8),
-        "the format may fit other integers",
-    ),
-    (r"12\sqrt{3}", (r"k2\sqrt{n}", "k = 1, n = 3", 4), OFF),
-    (r"2\pi", (r"x\pi", "x = 2", 2), "the problem uses a letter of the format"),
-    (r"2\pi", (r"b\pi", "b = 2", 2), "the problem uses a letter of the format"),
-    (r"2\pi", (r"k\pi", "k = 2", 3), "the model's answer is not the sum of its integers"),
-    (r"2\pi", None, "the model gives no reply (judge_refused)"),
-    ("2/4", ("k/m", "k = 2, m = 4", 6), "the fraction is not in lowest terms"),
-    ("-7", None, "an integer already"),
-    ("0.67", None, "a decimal, or a number with commas"),
-    (r"\text{East}", None, "no answer, or one in words"),
-]
-
-
-@pytest.mark.parametrize(("answer", "reply", "outcome"), CASES)
+@table(r"""
+    answer             | form              | integers            | total | words
+    -3/4               | -k/m              | k = 3, m = 4        | 7     | rewritten
+    (2,\frac{\pi}{12}] | (k,\frac{\pi}{m}] | k = 2, m = 12       | 14    | rewritten
+    12\sqrt{2}         | k m\sqrt{n}       | k = 1, m = 2, n = 2 | 5     | do not make
+    \frac{\pi}{12}     | \frac{k\pi}{m}    | k = 1, m = 12       | 13    | do not make
+    12{,}500\pi        |                   |                     | 0     | a decimal
+    15\text{ cm}       | k                 | k = 15              | 15    | do not make
+    2\pi               | k\pi              | k = 2, m = 5        | 7     | no format
+    4^{3}\pi           | k^{m}\pi          | k = 4, m = 3        | 7     | other integers
+    4^{\frac{3}{5}}    | 4^{\frac{k}{m}}   | k = 3, m = 5        | 8     | other integers
+    12\sqrt{3}         | k2\sqrt{n}        | k = 1, n = 3        | 4     | do not make
+    2\pi               | x\pi              | x = 2               | 2     | uses a letter
+    2\pi               | b\pi              | b = 2               | 2     | uses a letter
+    2\pi               | k\pi              | k = 2               | 3     | not the sum
+    2\pi               |                   |                     | 0     | no reply
+    2/4                | k/m               | k = 2, m = 4        | 6     | lowest terms
+    -7                 |                   |                     | 0     | integer already
+    0.67               |                   |                     | 0     | a decimal
+    \text{East}        |                   |                     | 0     | in words
+""")
 async def test_only_integers_that_make_the_answer_are_used(
     server: ScriptedServer,
     answer: str,
-    reply: Reply | None,
-    outcome: str,
+    form: str,
+    integers: str,
+    total: int,
+    words: str,
     tmp_path: Path,
     capsys: Any,
 ) -> None:
-    server.script = [finds({answer: reply} if reply else {})]
+    server.script = [finds({answer: (form, integers, total)} if form else {})]
     task = {"id": "one", "prompt": PROBLEM, "answer": answer}
     assert await rewrite(tmp_path, task) == 0
-    assert capsys.readouterr().out == f"1 {outcome}\n"
+    assert words in capsys.readouterr().out
     [task_after] = read_written(tmp_path)
-    if outcome != RIGHT:
+    if words != "rewritten":
         assert task_after == task
-    elif reply:
-        assert task_after["prompt"].startswith(
-            f"{PROBLEM}\n\nIn simplest form the answer is ${reply[0]}$"
-        )
-        assert task_after == task | {"prompt": task_after["prompt"], "answer": str(reply[2])}
+    else:
+        prompt = task_after["prompt"]
+        assert prompt.startswith(f"{PROBLEM}\n\nIn simplest form the answer is ${form}$")
+        assert task_after == task | {"prompt": prompt, "answer": str(total)}
 
 
 async def test_an_interrupted_run_resumes(

@@ -1,7 +1,5 @@
 """Cells of a dataset: the text that their author wrote, or a refusal that names the place."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from datasets import Dataset, Image, load_dataset
+from datasets import Dataset, load_dataset
 from pyarrow import parquet
 
 from services.data.__main__ import main
@@ -120,7 +118,6 @@ BYTES = ["6·7".encode(), None]
 TEXTS = ["6·7", None]
 # Values, their type in the file, and the answers that are read.
 TYPED: list[tuple[list[Any], Any, Answers]] = [
-    (BYTES, "binary", TEXTS),
     (BYTES, "large_binary", TEXTS),
     (TEXTS, "large_string", TEXTS),
     ([b"abc"], pa.binary(3), ["abc"]),
@@ -134,10 +131,8 @@ TYPED: list[tuple[list[Any], Any, Answers]] = [
     ([Decimal(10) ** 40], pa.decimal256(50, 0), [f"1{40 * '0'}"]),
     ([2**64 - 1], "uint64", [str(2**64 - 1)]),
     ([True], "bool", ["True"]),
-    ([None], "null", [None]),
     ([date(1969, 7, 20)], "date32", ["1969-07-20"]),
     ([[0.1], None, []], pa.list_(pa.float32()), [[0.1], None, []]),
-    ([[b"a"]], pa.large_list(pa.binary()), [["a"]]),
     ([{"x": [{"y": 0.1}]}], NESTED, [{"x": [{"y": 0.1}]}]),
 ]
 
@@ -155,9 +150,7 @@ def test_a_typed_cell_is_its_text(
     if write is save_dataset and pa.types.is_fixed_size_binary(cells.type):
         pytest.skip("the library has no such type")
     cells_read = read_answers(write(pa.table({"answer": cells}), tmp_path))
-    plain = [
-        cell if cell is None or isinstance(cell, list | dict) else str(cell) for cell in cells_read
-    ]
+    plain = [cell if isinstance(cell, list | dict | None) else str(cell) for cell in cells_read]
     assert plain == answers
 
 
@@ -165,14 +158,11 @@ MOMENT = datetime(1969, 7, 20, tzinfo=UTC)
 # The type of a column, and a cell in its second row whose text is not known.
 UNKNOWN: list[tuple[Any, object]] = [
     ("binary", b"\xff"),
-    (pa.dictionary(pa.int32(), pa.binary()), b"\xff"),
     (pa.list_(pa.binary()), [b"\xff"]),
     (pa.struct({"a": pa.binary()}), {"a": b"\xff"}),
     ("float64", 1e22),
     ("float64", float("inf")),
     ("float32", 16777218.0),
-    ("float16", 2050.0),
-    ("timestamp[s]", MOMENT),
     (pa.timestamp("us", "Europe/Paris"), MOMENT),
     ("timestamp[ns]", 1),
     ("time64[us]", time(12, 30)),
@@ -233,11 +223,3 @@ def test_mixed_json_that_the_library_has_saved_is_read_as_json(tmp_path: Path) -
     loaded = load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), split="train")
     loaded.save_to_disk(tmp_path / "saved")
     assert read_answers(tmp_path / "saved") == [3, "x", {"a": 1}]
-
-
-def test_a_picture_is_no_text_but_may_decide_about_its_row(tmp_path: Path, out: Path) -> None:
-    pictures = [{"bytes": b"\x89PNG", "path": None}, None]
-    rows = {"problem": ["1?", "2?"], "answer": ["1", "2"], "image": pictures}
-    Dataset.from_dict(rows).cast_column("image", Image()).save_to_disk(tmp_path / "saved")
-    (task,) = import_rows(tmp_path / "saved", out, "--where", "image=")
-    assert task["prompt"] == "2?"

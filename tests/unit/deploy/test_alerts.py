@@ -1,8 +1,6 @@
 """Every alert fires under its faults, and none in healthy runs: Prometheus's promtool says so of
 the series in alerts.yml. Dashboards link to the section of each in the runbooks."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,14 +1,13 @@
 """The compose files: locked down, wired as the code expects, each GPU where the placement has it.
 No container is started."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import stat
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from services.grader.judge.settings import deployed_judges
 from services.grader.tools import Settings
 from services.rollout.settings import EngineSettings
 from tests.architecture.project import DOCUMENTS
+from tests.tables import table
 from weir.stack import find_stack
 
 ROOT = Path(__file__).parents[3]
@@ -99,33 +99,37 @@ def test_containers_may_do_little() -> None:
         if name not in {"judge", "dcgm-exporter"}:  # these run as root
             locked = (service["read_only"], service["cap_drop"], service.get("cap_add"))
             assert locked == (True, ["ALL"], None), name
-        image, _, tag = service["image"].partition(":")
-        assert re.search(r"\d+\.\d+", tag) or image.startswith("weir/"), "pinned"
-        assert "." not in image.split("/")[0], "named without a host"
+        pinned = r"weir/.*|[^.]+?(/.*)?:.*\d+\.\d+.*"  # named without a host
+        assert re.fullmatch(pinned, service["image"]), name
 
 
-def test_what_a_container_mounts_is_declared_and_no_secret_is_a_variable() -> None:
-    for name, service in CONTAINERS.items():
-        volumes = {volume.split(":")[0] for volume in service.get("volumes", [])}
-        assert {name for name in volumes if not name.startswith("./")} <= set(BASE["volumes"])
-        assert all((ROOT / name).exists() for name in volumes if name.startswith("./"))
-        secrets = set(service.get("secrets", []))
-        assert secrets <= set(BASE["secrets"])
-        variables = service.get("environment", {})
-        assert not {key for key, text in variables.items() if is_secret(key, str(text))}, name
-        named = {key for key in variables if key.endswith("_FILE") and variables[key]}
-        assert {Path(variables[key]).name for key in named} <= secrets, name
-    holders = {name: set[str]() for name in BASE["secrets"]}
-    for name, service in CONTAINERS.items():
-        for secret in service.get("secrets", []):
-            holders[secret].add(name)
-    assert holders["api_keys"] == {"gateway", "trackers"}, "a tracker is a client"
-    assert holders["environment_key"] == {"gateway", "environment"}
-    for secret in holders.keys() - {"api_keys", "environment_key"}:
-        assert len(holders[secret] - {"redis"}) <= 1, secret
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_what_a_container_mounts_is_declared_and_no_secret_is_a_variable(name: str) -> None:
+    service = CONTAINERS[name]
+    for volume in service.get("volumes", []):
+        source = volume.split(":")[0]
+        assert (ROOT / source).exists() if source.startswith("./") else source in BASE["volumes"]
+    secrets = set(service.get("secrets", []))
+    assert secrets <= set(BASE["secrets"])
+    variables = {key: str(text) for key, text in service.get("environment", {}).items()}
+    assert not {key for key, text in variables.items() if is_secret(key, text)}
+    files = {text for key, text in variables.items() if key.endswith("_FILE")}
+    assert {Path(file).name for file in files if file not in ("", "None")} <= secrets
+
+
+def holders(kind: str, item: str) -> set[str]:
+    return {name for name, service in CONTAINERS.items() if item in service.get(kind, ())}
+
+
+def test_a_secret_and_the_weights_are_for_those_who_need_them() -> None:
+    of_two = {"api_keys": {"gateway", "trackers"}, "environment_key": {"gateway", "environment"}}
+    for secret in BASE["secrets"]:
+        if secret in of_two:
+            assert holders("secrets", secret) == of_two[secret], "a tracker is a client"
+        else:
+            assert len(holders("secrets", secret) - {"redis"}) <= 1, secret
     assert BASE["volumes"]["weights"]["driver_opts"]["type"] == "tmpfs"
-    mounting = {n for n, s in CONTAINERS.items() if "weights:/data/weights" in s.get("volumes", ())}
-    assert mounting == {"learner", "rollout"}
+    assert holders("volumes", "weights:/data/weights") == {"learner", "rollout"}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -153,18 +157,29 @@ def test_what_a_person_leaves_open_is_left_to_the_code(name: str, tmp_path: Path
     trackers = container_environment("trackers")
     client_stack = find_stack(trackers | {"WEIR_API_KEY_FILE": str(secret)})
     assert (client_stack.url, client_stack.api_key) == ("http://gateway:8000", "p@ss word")
-    variables = container_environment(name)
-    named = {key: str(secret) for key, text in variables.items() if key.endswith("_FILE") and text}
-    environment = variables | named
+    environment = container_environment(name)
+    for key, text in environment.items():
+        if key.endswith("_FILE") and text:
+            environment[key] = str(secret)
     deployment = Deployment.from_environment(environment)
     assert deployment.redis_url == f"redis://{name}:p%40ss%20word@redis:6379/0"
     assert deployment.api_keys == (("p@ss word",) if name == "gateway" else ())
     assert deployment.umask == 0o007, "the group of the data may write"
     assert (deployment.model_hub, deployment.heartbeat_s) == (False, 1.0)
     assert deployed_judges(environment) == {}
-    assert Settings.from_environment(environment) == Settings.from_environment({})
-    settings = [EngineSettings.from_environment(Model(path="m"), of) for of in (environment, {})]
-    assert settings[0] == settings[1]
+    for read in (
+        Settings.from_environment,
+        partial(EngineSettings.from_environment, Model(path="m")),
+    ):
+        assert read(environment) == read({})
+
+
+def run_shell(command: list[str], *changes: tuple[str, str], **options: Any) -> str:
+    """Run a container's command, of which the last word is a script, with changes of that."""
+    *words, script = command
+    for old, new in (("$$", "$"), *changes):
+        script = script.replace(old, new)
+    return subprocess.check_output([*words, script], text=True, **options)
 
 
 def test_redis_has_the_users_of_a_stack_of_processes(tmp_path: Path) -> None:
@@ -173,11 +188,11 @@ def test_redis_has_the_users_of_a_stack_of_processes(tmp_path: Path) -> None:
         file = "redis_password" if name == "default" else f"redis_{name}"
         (tmp_path / file).write_text(password)
         assert file in CONTAINERS["redis"]["secrets"]
-    script = CONTAINERS["redis"]["command"][2].replace("$$", "$").replace("exec redis-server", ":")
-    script = script.replace("/run/secrets", str(tmp_path)).replace("/etc/weir", f"{ROOT}/deploy")
-    script = re.sub(": --save .* <<", "cat <<", script)
-    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines() == render_users(passwords).splitlines()
+    *words, script = CONTAINERS["redis"]["command"]
+    script = re.sub(": --save .* <<", "cat <<", script.replace("exec redis-server", ":"))
+    folders = ("/run/secrets", str(tmp_path)), ("/etc/weir", f"{ROOT}/deploy")
+    output = run_shell([*words, script], *folders)
+    assert output.splitlines() == render_users(passwords).splitlines()
     for name in SERVICES:
         of_redis = {secret for secret in CONTAINERS[name]["secrets"] if secret.startswith("redis_")}
         assert of_redis == {f"redis_{name}"}
@@ -203,12 +218,11 @@ def test_a_secret_of_others_is_a_file_that_a_person_may_name(name: str) -> None:
 def test_the_exporter_of_redis_reads_its_password_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "redis_monitor").write_text("p455")
     exporter = CONTAINERS["redis-exporter"]
-    script = exporter["entrypoint"][2].replace("$$", "$")
-    script = script.replace("/tmp/", f"{tmp_path}/").replace("/run/secrets", str(tmp_path))
-    result = subprocess.run(
-        ["sh", "-c", script.replace("/redis_exporter", "echo")], capture_output=True, text=True
+    places = ("/tmp/", f"{tmp_path}/"), ("/run/secrets", str(tmp_path))
+    output = run_shell(
+        ["sh", "-c", exporter["entrypoint"][2]], *places, ("/redis_exporter", "echo")
     )
-    assert result.stdout == f"-redis.password-file {tmp_path}/passwords\n"
+    assert output == f"-redis.password-file {tmp_path}/passwords\n"
     server = exporter["environment"]["REDIS_ADDR"].removeprefix("redis://")
     user = exporter["environment"]["REDIS_USER"]
     passwords = json.loads((tmp_path / "passwords").read_text())
@@ -224,38 +238,37 @@ def test_prometheus_finds_what_runs_and_grafana_shows_it() -> None:
     for name in SERVICES:
         assert container_environment(name)["WEIR_METRICS_PORT"] == str(looked_up[0]["port"])
     provisioning = ROOT / "deploy/grafana/provisioning"
-    grafana = CONTAINERS["grafana"]
     source = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())
-    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+    (prometheus,) = source["datasources"]
+    assert prometheus["url"] == "http://prometheus:9090"
     provider = yaml.safe_load((provisioning / "dashboards/weir.yml").read_text())["providers"][0]
-    inside = provider["options"]["path"]
-    assert f"./deploy/grafana/dashboards:{inside}:ro" in grafana["volumes"]
+    mount = f"./deploy/grafana/dashboards:{provider['options']['path']}:ro"
+    assert mount in CONTAINERS["grafana"]["volumes"]
     for path in (ROOT / "deploy/grafana/dashboards").glob("*.json"):
-        assert f'"value": "{source["datasources"][0]["uid"]}"' in path.read_text(), path.name
+        assert f'"value": "{prometheus["uid"]}"' in path.read_text(), path.name
 
 
 RANKS = "-m torch.distributed.run --standalone --nproc-per-node 3 -m services.learner"
 
 
-@pytest.mark.parametrize(
-    ("service", "program", "variables", "expected"),
-    [
-        ("learner", "python3", {"WEIR_LEARNER_RANKS": "1"}, "-m services.learner"),
-        ("learner", "python3", {"WEIR_LEARNER_RANKS": "3"}, RANKS),
-        ("trackers", "weir", {}, "track --all --to tensorboard:/cache/tensorboard"),
-        ("trackers", "weir", {"WEIR_TRACK": "a:b wandb:c"}, "track --all --to a:b --to wandb:c"),
-    ],
+@table(
+    """
+    service  | variables                     | expected
+    learner  | {"WEIR_LEARNER_RANKS": "1"}   | -m services.learner
+    trackers | {}                            | track --all --to tensorboard:/cache/tensorboard
+    trackers | {"WEIR_TRACK": "a:b wandb:c"} | track --all --to a:b --to wandb:c
+""",
+    ("learner", {"WEIR_LEARNER_RANKS": "3"}, RANKS),
 )
 def test_a_command_in_a_shell_starts_what_the_variables_say(
-    service: str, program: str, variables: dict[str, str], expected: str, tmp_path: Path
+    service: str, variables: dict[str, str], expected: str, tmp_path: Path
 ) -> None:
-    (tmp_path / program).write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / program).chmod(0o755)
+    for program in ("python3", "weir"):
+        (tmp_path / program).write_text('#!/bin/sh\necho "$@"\n')
+        (tmp_path / program).chmod(0o755)
     environment = container_environment(service) | variables
     environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-    command = [word.replace("$$", "$") for word in CONTAINERS[service]["command"]]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == expected
+    assert run_shell(CONTAINERS[service]["command"], env=environment).strip() == expected
 
 
 def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
@@ -360,9 +373,10 @@ def test_compose_itself_puts_the_files_together(name: str, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
     assert set(services) == CONTAINERS.keys() | ON_GPUS[name].keys()
-    for key in (key for key, service in ON_GPUS[name].items() if "device_ids" in str(service)):
-        assert gpu_indices(services[key]) == gpu_indices(ON_GPUS[name][key])
-    for key in (key for key in services if key.startswith("rollout")):
-        locked = (services[key]["read_only"], services[key]["cap_drop"], "build" in services[key])
-        assert locked == (True, ["ALL"], key == "rollout")
-        assert "weights" in {volume["source"] for volume in services[key]["volumes"]}
+    for key, service in ON_GPUS[name].items():
+        if "device_ids" in str(service):
+            assert gpu_indices(services[key]) == gpu_indices(service)
+        if key.startswith("rollout"):
+            assert ("build" in services[key]) == (key == "rollout")
+            assert services[key]["cap_drop"] == ["ALL"]
+            assert "weights" in {volume["source"] for volume in services[key]["volumes"]}

@@ -1,8 +1,6 @@
 """A placement gives every GPU to one role, on a machine or on the nodes of a cluster, or says what
 is wrong with its line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from protocol.placement import (
 )
 
 from deploy.launches import cluster_variables, ray_resources, stack_launches
+from tests.tables import table
 
 WISH = "learner=0-3 rollout=4,5 rollout=6,7"
 
@@ -91,24 +90,22 @@ def test_a_box_that_nobody_divides_is_divided_wholly(number: int) -> None:
     assert placement.num_ranks == max(1, number // 2)
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("", "no GPU for the learner"),
-        ("learner=0", "no GPU for the rollout"),
-        ("learner=0,0 rollout=1", "GPU 0 is named 2 times"),
-        ("learner=0 rollout=0@0.5 judge=0@0.4", "exceed 0.8"),
-        ("learner=0@0.5 rollout=0@0.4", "'learner=0@0.5' is not"),
-        ("learner=0 rollout=1@nan", "'rollout=1@nan' is not"),
-        ("learner=0 rollout=1 idle=1", "GPU 1 is idle and has another role"),
-        ("learner=0,1 rollout=1 rollout=3", "GPU 1 is listed twice"),
-        ("learner=0 rollout=1@0.5:turns", "takes turns with no learner"),
-        ("learner=0 rollout=0:turns", "'rollout=0:turns' is not"),
-        ("learner=0 judge=0@0.4:turns", "'judge=0@0.4:turns' is not"),
-        ("learner=0 rollout=a:1", "some GPUs have a node and others have none"),
-        ("learner=a:0 rollout=a:1,b:0", "must be on one node"),
-    ],
-)
+@table("""
+    line                                | words
+                                        | no GPU for the learner
+    learner=0                           | no GPU for the rollout
+    learner=0,0 rollout=1               | GPU 0 is named 2 times
+    learner=0 rollout=0@0.5 judge=0@0.4 | exceed 0.8
+    learner=0@0.5 rollout=0@0.4         | 'learner=0@0.5' is not
+    learner=0 rollout=1@nan             | 'rollout=1@nan' is not
+    learner=0 rollout=1 idle=1          | GPU 1 is idle and has another role
+    learner=0,1 rollout=1 rollout=3     | GPU 1 is listed twice
+    learner=0 rollout=1@0.5:turns       | takes turns with no learner
+    learner=0 rollout=0:turns           | 'rollout=0:turns' is not
+    learner=0 judge=0@0.4:turns         | 'judge=0@0.4:turns' is not
+    learner=0 rollout=a:1               | some GPUs have a node and others have none
+    learner=a:0 rollout=a:1,b:0         | must be on one node
+""")
 def test_a_wrong_line_says_what_is_wrong(line: str, words: str) -> None:
     with pytest.raises(PlacementError) as caught:
         parse(line)
@@ -186,15 +183,13 @@ def test_a_node_goes_by_its_address_and_by_its_given_names() -> None:
         assert placement.rollouts[0].node == name
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("learner=b:0-3 rollout=10.0.0.9:0", "there is no node"),
-        ("learner=b:0-3 rollout=10.0.0.1:0-5", "10.0.0.1:4 does not exist"),
-        ("learner=b:0-3 rollout=10.0.0.1:0,1", "no service has GPU 10.0.0.1:2-3"),
-        ("learner=0 rollout=0@0.4", "can be shared"),
-    ],
-)
+@table("""
+    line                               | words
+    learner=b:0-3 rollout=10.0.0.9:0   | there is no node
+    learner=b:0-3 rollout=10.0.0.1:0-5 | 10.0.0.1:4 does not exist
+    learner=b:0-3 rollout=10.0.0.1:0,1 | no service has GPU 10.0.0.1:2-3
+    learner=0 rollout=0@0.4            | can be shared
+""")
 def test_what_a_cluster_does_not_have_is_told(line: str, words: str) -> None:
     with pytest.raises(PlacementError, match=words):
         choose_for_cluster(CLUSTER, {"WEIR_GPUS": line})
@@ -214,14 +209,8 @@ def test_a_process_takes_its_gpus_of_its_node_and_graders_take_none() -> None:
     placement = parse("learner=a:0-3,b:0-3 rollout=b:4,5")
     variables = {"WEIR_GRADERS": "2", "WEIR_ENVIRONMENTS": "0"}
     by_name = {launch.name: launch for launch in stack_launches(placement, {}, variables)}
-    assert set(by_name) == {
-        "gateway",
-        "grader-0",
-        "grader-1",
-        "rollout-0",
-        "learner-0",
-        "learner-1",
-    }
+    names = "gateway grader-0 grader-1 rollout-0 learner-0 learner-1"
+    assert set(by_name) == set(names.split())
     assert ray_resources(by_name["learner-1"]) == {"CPU": 4, "GPU": 4, "node:b": 0.001}
     assert ray_resources(by_name["grader-0"]) == {"CPU": 1}
     assert "CUDA_VISIBLE_DEVICES" not in by_name["rollout-0"].environment, "Ray chooses"

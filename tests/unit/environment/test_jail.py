@@ -1,7 +1,5 @@
 """The rights of a client's program in a jail."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -19,6 +17,7 @@ from services.environment.addresses import Addresses
 from services.environment.episodes import EnvironmentEnded, EpisodeBroken
 from services.environment.gateway_client import Session
 from services.environment.hosts import GroupPlayer, Hosts
+from tests.tables import table
 
 pytestmark = pytest.mark.anyio
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="others may have no namespaces")
@@ -74,50 +73,44 @@ async def test_a_program_reaches_the_gateway() -> None:
     "request_line", ["GET /rollout/a/v1/models", "POST /v1/files", "POST http://other/rollout/a"]
 )
 async def test_a_program_reaches_nothing_of_the_gateway_but_sessions(request_line: str) -> None:
-    body = "\n    ".join(
-        [
-            "place = os.environ['OPENAI_BASE_URL'].split('/')[2].split(':')",
-            "way = socket.create_connection((place[0], int(place[1])), 10)",
-            f"way.sendall(b'{request_line} HTTP/1.1\\r\\n\\r\\n')",
-            "return b' 403 ' not in way.recv(100)",
-        ]
-    )
+    body = f"""
+    place = os.environ['OPENAI_BASE_URL'].split('/')[2].split(':')
+    way = socket.create_connection((place[0], int(place[1])), 10)
+    way.sendall(b'{request_line} HTTP/1.1\\r\\n\\r\\n')
+    return b' 403 ' not in way.recv(100)
+    """
     assert await play(body) == 0
 
 
 @needs_root
 async def test_the_gateway_hears_one_request_for_its_own_host() -> None:
     """It is told to close the connection, on which others could follow."""
-    body = "\n    ".join(
-        [
-            "request = urllib.request.Request(os.environ['OPENAI_BASE_URL'], b'{}')",
-            "request.add_header('Host', 'other')",
-            "return urllib.request.urlopen(request).read()",
-        ]
-    )
+    body = """
+    request = urllib.request.Request(os.environ['OPENAI_BASE_URL'], b'{}')
+    request.add_header('Host', 'other')
+    return urllib.request.urlopen(request).read()
+    """
     assert await play(body) == 5
 
 
 @needs_root
-@pytest.mark.parametrize(
-    "body",
-    [
-        "return len([p for p in os.listdir('/proc') if p.isdigit()]) > 3",
-        "return open('/proc/1/environ').read() != ''",
-        "return open('/etc/shadow').read() != ''",
-        "return os.getuid() == 0",
-        "return os.mkdir('/tests') or 1",
-        "return open(os.path.join(os.getcwd(), 'x'), 'w').write('x')",
-        "return open(sys.executable, 'ab').write(b'x')",
-        "return ctypes.CDLL(None).unshare(0x10000000) == 0",
-        "return ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
-        "return subprocess.run(['unshare', '-r', 'true']).returncode == 0",
-        "return ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0",
-        "return socket.create_connection(('127.0.0.1', {port}), 5) is not None",
-        "return any(name.startswith('WEIR_') and 'KEY' in name for name in os.environ)",
-        "os.kill(1, 9); return 1",
-    ],
-)
+@table("""
+    body
+    return len([p for p in os.listdir('/proc') if p.isdigit()]) > 3
+    return open('/proc/1/environ').read() != ''
+    return open('/etc/shadow').read() != ''
+    return os.getuid() == 0
+    return os.mkdir('/tests') or 1
+    return open(os.path.join(os.getcwd(), 'x'), 'w').write('x')
+    return open(sys.executable, 'ab').write(b'x')
+    return ctypes.CDLL(None).unshare(0x10000000) == 0
+    return ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0
+    return subprocess.run(['unshare', '-r', 'true']).returncode == 0
+    return ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0
+    return socket.create_connection(('127.0.0.1', {port}), 5) is not None
+    return any(name.startswith('WEIR_') and 'KEY' in name for name in os.environ)
+    os.kill(1, 9); return 1
+""")
 async def test_what_a_program_may_not_do(body: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert await play(body.replace("{port}", str(other.getsockname()[1]))) in (0, -1)
@@ -150,20 +143,22 @@ async def test_no_program_sees_the_folders_of_the_stack(
 @pytest.mark.parametrize("target", ["127.0.0.1:{port}", "localhost:{port}", "[::1]:{port}"])
 @needs_root
 async def test_the_way_out_leads_to_no_private_address(target: str) -> None:
-    body = "\n    ".join(
-        [
-            "place = os.environ['HTTPS_PROXY'].rpartition('/')[2].split(':')",
-            "way = socket.create_connection((place[0], int(place[1])), 10)",
-            "way.sendall(b'CONNECT {target} HTTP/1.1\\r\\n\\r\\n')",
-            "return b' 403 ' not in way.recv(100)",
-        ]
-    )
+    body = """
+    place = os.environ['HTTPS_PROXY'].rpartition('/')[2].split(':')
+    way = socket.create_connection((place[0], int(place[1])), 10)
+    way.sendall(b'CONNECT {target} HTTP/1.1\\r\\n\\r\\n')
+    return b' 403 ' not in way.recv(100)
+    """
     with socket.create_server(("127.0.0.1", 0)) as other:
         target = target.replace("{port}", str(other.getsockname()[1]))
         assert await play(body.replace("{target}", target)) == 0
 
 
-@pytest.mark.parametrize(("signal", "name"), [(11, "SIGSEGV"), (19, "SIGSTOP")])
+@table("""
+    signal | name
+    11     | SIGSEGV
+    19     | SIGSTOP
+""")
 async def test_a_group_that_ends_its_process_is_given_up_with_how_it_ended(
     signal: int, name: str
 ) -> None:

@@ -1,18 +1,18 @@
 """The claims: responses are graded as they should be, and arms train by their recipes' words."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from examples.claims import training
+from examples.claims import report, training
 from examples.claims.chains import BASE, PAD, SKIP, VOCABULARY, Dials, honest, play, verbose
 from examples.claims.nets import imitations
-from examples.claims.registered import CLAIMS, TRIALS, Term
-from examples.claims.report import holm, table, verdicts
-from examples.claims.training import Training, World, train
+from examples.claims.registered import TRIALS
+from examples.claims.report import holm, verdicts
+from examples.claims.training import Training, World
+from tests.tables import table
 
 DIGITS = [1, 2, 3, 4]  # totals 1, 3, 1, 0 modulo 5
 
@@ -22,23 +22,23 @@ def poor_base_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "imitations", partial(imitations, updates=20))
 
 
-def answer(total: int) -> int:
-    return BASE + total
-
-
-@pytest.mark.parametrize(
-    ("tokens", "is_right", "share", "said"),
-    [
-        ([1, 3, 1, 0, answer(0)], True, 1.0, 0.4),
-        ([1, SKIP, 1, PAD, 0, answer(0)], True, 0.75, 0.4),
-        ([SKIP, SKIP, SKIP, 0, answer(0)], True, 0.25, 0.1),
-        ([1, 4, 2, 1, answer(1)], False, 0.5, 0.4),  # one wrong step, from which the others follow
-        ([1, 4, 1, 0, answer(0)], True, 0.0, 0.4),  # two mistakes, right by luck
-        ([answer(0)], True, 0.0, 0.0),
-        ([1, 3, 1, 0, PAD, PAD, PAD, PAD], False, 1.0, 0.7),  # cut off
-    ],
-)
-def test_responses_are_graded(tokens: list[int], is_right: bool, share: float, said: float) -> None:
+@table("""
+    text            | is_right | share | said
+    1 3 1 0 =0      | True     | 1.0   | 0.4
+    1 s 1 p 0 =0    | True     | 0.75  | 0.4
+    s s s 0 =0      | True     | 0.25  | 0.1
+    1 4 2 1 =1      | False    | 0.5   | 0.4
+    1 4 1 0 =0      | True     | 0.0   | 0.4
+    =0              | True     | 0.0   | 0.0
+    1 3 1 0 p p p p | False    | 1.0   | 0.7
+""")
+def test_responses_are_graded(text: str, is_right: bool, share: float, said: float) -> None:
+    """A wrong step from which others follow, two mistakes that are right by luck, one cut off."""
+    special = {"s": SKIP, "p": PAD}
+    tokens = [
+        BASE + int(word[1:]) if word[0] == "=" else special.get(word) or int(word)
+        for word in text.split()
+    ]
     dials, script = Dials(max_tokens=8), iter(tokens)
 
     def policy(states: Tensor) -> Tensor:
@@ -67,30 +67,10 @@ def test_dynamic_sampling_trains_on_groups_with_a_signal_alone() -> None:
     assert is_used[-1].all()
 
 
-@pytest.mark.usefixtures("poor_base_model")
-def test_the_same_seeds_are_the_same_runs() -> None:
-    trial = TRIALS["eight digits"]
-    arms = {"adaptive": replace(trial.arms["adaptive"], pretrain_steps=2)}
-    world = replace(trial.world, dials=Dials(luck=0.9), steps=3)
-    first, second = (train(world, arms, [100, 101])["adaptive"] for _ in range(2))
-    assert all((first[name] == second[name]).all() for name in ("accuracy", "entropy", "length"))
-    assert (first["accuracy"][:, 0] != first["accuracy"][:, 1]).any()
-
-
-def test_claims_are_of_arms_and_steps_that_there_are() -> None:
-    def is_there(trial: str, term: Term) -> bool:
-        _, arm, _, (first, last) = term
-        return arm in TRIALS[trial].arms and 0 <= first < last <= TRIALS[trial].world.steps
-
-    of_trials = [(name, claim) for name, trial in TRIALS.items() for claim in trial.claims]
-    assert all(is_there(name, term) for name, claim in of_trials for term in claim.terms)
-    assert len(CLAIMS) == len(of_trials)
-
-
 def test_verdicts_allow_for_the_number_of_claims() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     found = verdicts({"a": [1.0, 1.1, 0.9], "b": [-1.0, -1.1, -0.9], "c": [1.0, 2.5, -0.5]})
     assert [verdict for _, verdict in found.values()] == ["**held**", "**reversed**", "not shown"]
     result = {"date": "2000-01-01", "registration": "x", "first_seed": 0, "seconds": 60}
-    row = table({**result, "differences": {"exhaustion": [0.1, 0.2, 0.3]}}).splitlines()[-1]
+    row = report.table({**result, "differences": {"exhaustion": [0.1, 0.2, 0.3]}}).splitlines()[-1]
     assert "+0.200 ± 0.248" in row

@@ -12,15 +12,18 @@ from transformers import AutoTokenizer
 from examples.arithmetic.tasks import ArithmeticTask
 from examples.environments import base_model, game, sums
 from services.learner.sft.recipe import load_sft_recipe
+from tests.tables import table
 
 EXAMPLE = Path(base_model.__file__).parent
 TASK = ArithmeticTask(47, (8, -6, 7))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("sum-then-check", "taskset"), ("higher-or-lower", "url"), ("agent-script", "command")],
-)
+@table("""
+    name            | kind
+    sum-then-check  | taskset
+    higher-or-lower | url
+    agent-script    | command
+""")
 def test_a_recipe_names_its_environment_and_files_that_are_there(name: str, kind: str) -> None:
     recipe = load_recipe(EXAMPLE / f"{name}.toml")
     assert recipe.environment is not None
@@ -50,8 +53,8 @@ def test_the_tool_adds_up_the_terms_of_the_chain(said: str, reply: str) -> None:
 def test_the_last_boxed_number_is_the_answer() -> None:
     assert sums.is_answer(r"49+7=56;\boxed{56}")
     assert not sums.is_answer("49+7=56;")
-    assert sums.reward(r"\boxed{55} no, \boxed{56}", "56") == 1
-    assert [sums.reward(text, "56") for text in (r"\boxed{56}, \boxed{55}", "56")] == [0, 0]
+    texts = (r"\boxed{55} no, \boxed{56}", r"\boxed{56}, \boxed{55}", "56")
+    assert [sums.reward(text, "56") for text in texts] == [1, 0, 0]
 
 
 def test_bisection_finds_all_numbers_but_one_in_five_guesses() -> None:
@@ -65,14 +68,6 @@ def test_bisection_finds_all_numbers_but_one_in_five_guesses() -> None:
         found += played.reward == 1
         assert played.guesses <= game.GUESSES
     assert found == len(game.NUMBERS) - 1
-
-
-def test_a_guess_without_a_number_is_lost() -> None:
-    played = game.Game(20)
-    for _ in range(game.GUESSES):
-        assert not played.done
-        played.guess("higher?")
-    assert (played.text, played.done, played.reward) == ("no number.", True, 0)
 
 
 def test_the_committed_games_are_those_of_the_script() -> None:

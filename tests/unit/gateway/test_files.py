@@ -1,7 +1,5 @@
 """Task files: the store, the check, and the form of an upload."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -21,7 +19,8 @@ from services.gateway import errors
 from services.gateway.api.files import receive_file
 from services.gateway.core.files.check import MESSAGES, check_file
 from services.gateway.core.files.store import FileStore, StoredFile, clean_filename, copy_with_id
-from services.gateway.errors import Problem
+from tests.tables import table
+from tests.unit.gateway.refusing import refused
 
 pytestmark = pytest.mark.anyio
 TASK = b'{"id": "a", "prompt": "1+1=?", "answer": "2"}\n'
@@ -93,24 +92,22 @@ def test_lost_content_is_404_until_it_is_uploaded_again(
     store.path(stored.id).unlink()
     if remaining is not None:
         store.path(stored.id).write_bytes(remaining)
-    with pytest.raises(Problem) as caught:
+    with refused(404, "content_lost"):
         store.content(stored.id)
-    assert caught.value.status_code == 404
-    assert caught.value.code == "content_lost"
     assert put(store, "lost.jsonl") == stored
     assert store.content(stored.id).read_bytes() == TASK
 
 
-@pytest.mark.parametrize(
-    ("sent", "name"),
-    [
-        ("../../etc/passwd", "passwd"),
-        ("C:\\data\\a\0b\r\n.jsonl", "ab.jsonl"),
-        ("é" * 300 + ".jsonl", "é" * 124 + ".jsonl"),
-        ("\ud800", "tasks.jsonl"),
-        (".", "tasks.jsonl"),
-        ("a/..", "tasks.jsonl"),
-    ],
+@table(
+    """
+    sent             | name
+    ../../etc/passwd | passwd
+    .                | tasks.jsonl
+    a/..             | tasks.jsonl
+""",
+    ("C:\\data\\a\0b\r\n.jsonl", "ab.jsonl"),
+    ("é" * 300 + ".jsonl", "é" * 124 + ".jsonl"),
+    ("\ud800", "tasks.jsonl"),
 )
 def test_a_filename_is_the_printable_end_of_a_path(sent: str, name: str) -> None:
     assert clean_filename(sent) == name
@@ -146,37 +143,40 @@ async def upload(store: FileStore, *files: tuple[str, bytes], **fields: str) -> 
 
 async def test_an_upload_is_stored_under_its_name_until_it_expires(store: FileStore) -> None:
     stored = StoredFile.model_validate((await upload(store, FILE, **HOUR)).json())
-    assert stored.filename == "t.jsonl"
-    assert stored.tasks == 1
-    assert stored.bytes == len(TASK)
+    assert (stored.filename, stored.tasks, stored.bytes) == ("t.jsonl", 1, len(TASK))
     assert stored.expires_at == stored.created_at + 3600
     assert store.content(stored.id).read_bytes() == TASK
 
 
-BAD_FORMS: dict[str, tuple[Any, ...]] = {
-    "no purpose": ("purpose", {}),
-    "another purpose": ("purpose", {"purpose": "batch"}),
-    "no anchor": ("expires_after.anchor", GOOD | {"expires_after[seconds]": "4000"}),
-    "too short": ("expires_after.seconds", HOUR | {"expires_after[seconds]": "3599"}),
-    "an unknown field": ("purposes", GOOD | {"purposes": "x"}),
-    "no file": ("file", GOOD, []),
-    "a text for a file": ("file", GOOD | {"file": "text"}, []),
-    "a file of another name": ("file", GOOD, [("data", TASK)]),
-    "two files": ("body", GOOD, [FILE, FILE]),
-    "a long field": ("body", {"purpose": "x" * 2000}),
-    "many fields": ("body", {str(number): "x" for number in range(9)}),
-    "a large file": ("file", GOOD, [("file", b"x" * 1001)]),
-    "no tasks": ("file", GOOD, [("file", b"x")]),
-}
-
-
-@pytest.mark.parametrize("case", BAD_FORMS)
+@table(
+    """
+    param                | fields                                                     | files
+    purpose              | {}                                                         | ["file"]
+    purpose              | {"purpose": "batch"}                                       | ["file"]
+    expires_after.anchor | {"purpose": "fine-tune", "expires_after[seconds]": "4000"} | ["file"]
+    purposes             | {"purpose": "fine-tune", "purposes": "x"}                  | ["file"]
+    file                 | {"purpose": "fine-tune"}                                   | []
+    file                 | {"purpose": "fine-tune", "file": "text"}                   | []
+    file                 | {"purpose": "fine-tune"}                                   | ["data"]
+    body | {"purpose": "fine-tune"} | ["file", "file"]
+    """,
+    ("expires_after.seconds", HOUR | {"expires_after[seconds]": "3599"}, ["file"]),
+    ("body", {"purpose": "x" * 2000}, ["file"]),
+    ("body", {str(number): "x" for number in range(9)}, ["file"]),
+)
 async def test_a_bad_form_is_refused_by_its_field_and_leaves_no_file(
-    store: FileStore, case: str
+    store: FileStore, param: str, fields: dict[str, str], files: list[str]
 ) -> None:
-    param, fields, *changes = BAD_FORMS[case]
-    files = changes[0] if changes else [FILE]
-    reply = await upload(store, *files, **fields)
-    assert reply.status_code == (413 if case == "a large file" else 400)
+    reply = await upload(store, *((name, TASK) for name in files), **fields)
+    assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
+    assert list(store.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("content", "status"), [(b"x" * 1001, 413), (b"x", 400)])
+async def test_a_file_that_is_large_or_has_no_tasks_is_refused(
+    store: FileStore, content: bytes, status: int
+) -> None:
+    reply = await upload(store, ("file", content), **GOOD)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (status, "file")
     assert list(store.folder.iterdir()) == []

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from protocol.messages import JobState
-
 from services.gateway.core.watch.job_metrics import JobHistory, build_families
 from tests.builders import a_job_record, an_event
 
@@ -22,16 +20,17 @@ def build_history(*rows: Row, **record: Any) -> JobHistory:
     return history
 
 
-def metric(history: JobHistory, name: str, now: float = 0.0) -> float | None:
-    """Return the value of a metric by its name and the values of its further labels."""
+def check_metrics(history: JobHistory, expected: str, now: float = 0.0) -> None:
+    """Each line is the name of a metric, its further labels, and its number, or - for none."""
     values = {
-        " ".join([sample.name.removeprefix("weir_job_"), *[*sample.labels.values()][2:]]): (
-            sample.value
-        )
+        " ".join([sample.name, *[*sample.labels.values()][2:]]): sample.value
         for family in build_families([history], now)
         for sample in family.samples
     }
-    return values.get(name)
+    for line in expected.strip().splitlines():
+        name, _, number = line.strip().rpartition(" ")
+        value = values.get(f"weir_job_{name}")
+        assert value == (None if number == "-" else float(number)), line
 
 
 def step(number: int, created_at: float, **metrics: Any) -> Row:
@@ -45,45 +44,50 @@ def evaluation(number: int, created_at: float, **metrics: Any) -> Row:
 
 
 def test_the_last_step_has_its_measured_numbers_and_the_last_measured_parity() -> None:
+    unmeasured = {"loss": None, "parity_max": None, "dropped_responses": {"x": 1}}
     history = build_history(
         step(1, 10, reward=0.25, loss=0.5, parity_max=0.25, parity_mean=0.125, parity_tokens=9),
-        step(
-            2,
-            20,
-            reward=0.5,
-            loss=None,
-            dropped_responses={"x": 1},
-            parity_max=None,
-            parity_tokens=0,
-        ),
+        step(2, 20, reward=0.5, parity_tokens=0, **unmeasured),
     )
-    assert metric(history, "metric reward") == 0.5
-    assert metric(history, "metric loss") is None
-    assert metric(history, "metric dropped_responses") is None
-    assert metric(history, "metric parity_max") == 0.25
-    assert metric(history, "metric parity_mean") == 0.125
-    assert metric(history, "metric parity_tokens") == 0
-    assert metric(history, "step") == 2
+    check_metrics(
+        history,
+        """
+        metric reward 0.5
+        metric loss -
+        metric dropped_responses -
+        metric parity_max 0.25
+        metric parity_mean 0.125
+        metric parity_tokens 0
+        step 2
+        """,
+    )
 
 
 def test_only_steps_count_for_the_median_step_and_only_evaluations_for_the_longest() -> None:
-    history = build_history(
+    first = (
         ("attempt:1", 0, True),
         evaluation(0, 40, accuracy=0.5, per_task={}),
         step(1, 100, seconds=11),
         step(2, 110, seconds=9),
+    )
+    check_metrics(build_history(*first), "step_seconds_median -")
+    history = build_history(
+        *first,
         step(3, 130, seconds=20),
         evaluation(3, 180, accuracy=0.75, seconds=60),
         step(4, 300, seconds=12),
         ("undersampled:4", 301, False),
         step(5, 312, seconds=13),
     )
-    assert metric(history, "step_seconds_median") == 12
-    assert metric(history, "evaluation_seconds_max") == 60
-    assert metric(history, "evaluation accuracy") == 0.75
-    assert metric(history, "progress_timestamp_seconds") == 312
-    two_steps = build_history(step(1, 100, seconds=11), step(2, 110, seconds=9))
-    assert metric(two_steps, "step_seconds_median") is None
+    check_metrics(
+        history,
+        """
+        step_seconds_median 12
+        evaluation_seconds_max 60
+        evaluation accuracy 0.75
+        progress_timestamp_seconds 312
+        """,
+    )
 
 
 def test_the_best_evaluation_stays_with_all_its_numbers() -> None:
@@ -93,13 +97,12 @@ def test_the_best_evaluation_stays_with_all_its_numbers() -> None:
         evaluation(2, 2, accuracy=None),
         evaluation(3, 3, accuracy=0.25, process=1.0),
     )
-    assert metric(history, "evaluation process") == 1
-    assert metric(history, "best_evaluation process") == 0.5
+    check_metrics(history, "evaluation process 1\nbest_evaluation process 0.5")
 
 
 def test_the_start_of_an_attempt_is_progress() -> None:
     history = build_history(step(1, 10), ("any id", 5000, True), ("attempt:2", 6000, False))
-    assert metric(history, "progress_timestamp_seconds") == 5000
+    check_metrics(history, "progress_timestamp_seconds 5000")
 
 
 def test_a_counter_never_falls_if_an_attempt_repeats_steps() -> None:
@@ -107,38 +110,43 @@ def test_a_counter_never_falls_if_an_attempt_repeats_steps() -> None:
         step(5, 10, totals={"tokens": 100}, phase_seconds_total={"train": 50.0}),
         step(6, 20, totals={"tokens": 90}, phase_seconds_total={"train": 40.0, "publish": 1.0}),
     )
-    assert metric(history, "tokens_total") == 100
-    assert metric(history, "phase_seconds_total train") == 50
-    assert metric(history, "phase_seconds_total publish") == 1
-    assert metric(history, "empty_steps_total") == 0
+    check_metrics(
+        history,
+        """
+        tokens_total 100
+        phase_seconds_total train 50
+        phase_seconds_total publish 1
+        empty_steps_total 0
+        """,
+    )
 
 
 def test_the_ledger_is_that_of_the_last_event_until_the_job_has_a_result() -> None:
     last_step = step(1, 10, groups=LEDGER)
-    history = build_history(last_step)
-    assert metric(history, "groups train under_way") == 1
-    assert metric(history, "groups train dropped") == 2
-    assert metric(history, "groups_dropped train no_signal") == 2
+    check_metrics(
+        build_history(last_step),
+        """
+        groups train under_way 1
+        groups train dropped 2
+        groups_dropped train no_signal 2
+        """,
+    )
     final = LEDGER | {"under_way": 0, "dropped": {"no_signal": 2, "surplus": 1}}
-    history = build_history(last_step, state=JobState.SUCCEEDED, result={"groups": final})
-    assert metric(history, "groups train under_way") == 0
-    assert metric(history, "groups_dropped train surplus") == 1
+    history = build_history(last_step, state="succeeded", result={"groups": final})
+    check_metrics(history, "groups train under_way 0\ngroups_dropped train surplus 1")
 
 
 def test_the_age_of_a_missing_checkpoint_is_that_of_the_job() -> None:
     history = build_history(started_at=100.0)
-    assert metric(history, "checkpoint_age_seconds", now=160.0) == 60
+    check_metrics(history, "checkpoint_age_seconds 60", now=160.0)
     history.checkpoint = (3, 150.0)
-    assert metric(history, "checkpoint_age_seconds", now=160.0) == 10
-    assert metric(history, "checkpoint_step") == 3
+    check_metrics(history, "checkpoint_age_seconds 10\ncheckpoint_step 3", now=160.0)
 
 
 def test_a_history_that_is_not_read_to_its_end_has_no_old_numbers() -> None:
     history = build_history(step(1, 10, reward=0.5))
     history.is_current = False
-    assert metric(history, "step") is None
-    assert metric(history, "metric reward") is None
-    assert metric(history, "steps") == 2
+    check_metrics(history, "step -\nmetric reward -\nsteps 2")
 
 
 def test_invalid_ledgers_and_numbers_are_no_metrics() -> None:
@@ -146,5 +154,4 @@ def test_invalid_ledgers_and_numbers_are_no_metrics() -> None:
         step(1, 10, reward=2**70, groups={"asked": "x", "dropped": 1}),
         step(3, 40, reward=0.5),
     )
-    assert metric(history, "metric reward") == 0.5
-    assert metric(history, "step") == 3
+    check_metrics(history, "metric reward 0.5\nstep 3")

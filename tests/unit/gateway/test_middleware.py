@@ -1,7 +1,5 @@
 """The middleware: the log, unexpected errors, keys, and limits of bodies."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import hashlib
@@ -35,6 +33,7 @@ from services.gateway.api.middleware import (
     parse_keys,
 )
 from services.gateway.errors import Problem, respond
+from tests.tables import table
 
 pytestmark = pytest.mark.anyio
 METHODS = ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "MADE-UP")
@@ -130,10 +129,8 @@ async def request_status(key: str | None, method: str = "GET", path: str = "/v1"
 
 def test_an_entry_is_a_hash_with_a_name_and_a_role_or_a_plain_key_of_an_admin() -> None:
     hashed, plain = parse_keys([key_entry("alice@here", "read", "secret"), "plain-key"])
-    assert hashed.name == "alice@here"
-    assert hashed.role == "read"
-    assert plain.name == "key-2"
-    assert plain.role == "admin"
+    assert (hashed.name, hashed.role) == ("alice@here", "read")
+    assert (plain.name, plain.role) == ("key-2", "admin")
     assert hashed.digest == hashlib.sha256(b"secret").hexdigest()
     assert "plain-key" not in repr(plain)
 
@@ -154,18 +151,16 @@ def test_an_invalid_entry_is_refused_by_its_number_and_not_shown(entry: str) -> 
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "path", "allowed"),
-    [
-        ("read-key", "/v1", "GET HEAD"),
-        ("write-key", "/v1", "GET HEAD POST"),
-        ("admin-key", "/v1", " ".join(METHODS)),
-        ("environment-key", "/rollout/s-1", "PUT GET DELETE"),
-        ("environment-key", "/rollout/s-1/", ""),
-        ("environment-key", "/rollout/s-1/v1/completions", ""),
-        ("environment-key", "/rollout/", ""),
-    ],
-)
+@table("""
+    key             | path                        | allowed
+    read-key        | /v1                         | GET HEAD
+    write-key       | /v1                         | GET HEAD POST
+    admin-key       | /v1                         | GET HEAD POST DELETE PUT PATCH MADE-UP
+    environment-key | /rollout/s-1                | PUT GET DELETE
+    environment-key | /rollout/s-1/               |
+    environment-key | /rollout/s-1/v1/completions |
+    environment-key | /rollout/                   |
+""")
 async def test_a_role_may_use_its_methods(key: str, path: str, allowed: str) -> None:
     for method in METHODS:
         status = 200 if method in allowed.split() else 403
@@ -180,17 +175,15 @@ async def test_only_paths_below_v1_need_a_key_and_no_part_of_a_key_suffices() ->
     assert await request_status("read-key ") == 200
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("POST", "/rollout/s-1/v1/completions", 200),
-        ("DELETE", "/rollout/s-1/v1/completions", 403),
-        ("GET", "/rollout/s-1/", 401),
-        ("POST", "/rollout/s-1", 401),
-        ("POST", "/rollout/s-1%00/v1/completions", 401),
-        ("POST", "/v1/rollout/s-1/v1/completions", 401),
-    ],
-)
+@table("""
+    method | path                           | status
+    POST   | /rollout/s-1/v1/completions    | 200
+    DELETE | /rollout/s-1/v1/completions    | 403
+    GET    | /rollout/s-1/                  | 401
+    POST   | /rollout/s-1                   | 401
+    POST   | /rollout/s-1%00/v1/completions | 401
+    POST   | /v1/rollout/s-1/v1/completions | 401
+""")
 async def test_the_key_of_a_session_only_makes_its_calls(
     method: str, path: str, status: int
 ) -> None:

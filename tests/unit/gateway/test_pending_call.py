@@ -1,7 +1,5 @@
 """A call in several tries gets no token twice, and misses none."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """One key's long requests leave room for its short ones, and for those of other keys."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace

@@ -1,9 +1,8 @@
 """Queries on a sample store whose files come, go, and may be damaged."""
 
-from __future__ import annotations
-
 import json
 import random
+from ast import literal_eval
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ import pytest
 from services.gateway.api import samples as routes
 from services.gateway.api.samples import SampleQuery, page_json
 from services.gateway.core.samples.store import Order, SampleFilter, Store
-from services.gateway.errors import Problem
 from services.learner.durable.sample_rows import Row
 from tests.builders import a_graded_group, a_group, a_request, a_task
 from tests.sample_stores import a_failed_sample, a_response, a_sample, write_samples
+from tests.tables import read_rows, table
+from tests.unit.gateway.refusing import refused
 
 RIGHT = a_response()
 WRONG = a_response(accuracy=0.0, reward=0.0, advantage=-0.5)
@@ -49,26 +49,24 @@ def filled(store: Store) -> Store:
     return store
 
 
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        ({}, "train:0/0 train:0/1 train:1/0 train:1/1 eval:0/0 train:2"),
-        ({"step": 1}, "train:1/0 train:1/1 eval:0/0"),
-        ({"purpose": "eval"}, "eval:0/0"),
-        ({"task": "other"}, "train:1/0 train:1/1"),
-        ({"key": "train:2"}, "train:2"),
-        ({"fate": "deaths"}, "train:2"),
-        ({"correct": True}, "train:0/0 eval:0/0"),
-        ({"correct": False}, "train:0/1 train:1/0"),
-        ({"ungradable": True}, "train:1/1"),
-        ({"ungradable": False}, "train:0/0 train:0/1 train:1/0 eval:0/0"),
-        ({"truncated": True}, "train:1/0"),
-        ({"truncated": False}, "train:0/0 train:0/1 train:1/1 eval:0/0"),
-        ({"zero_advantage": True}, "train:1/0"),
-        ({"zero_advantage": False}, "train:0/0 train:0/1 eval:0/0"),
-        ({"text": "RESPONSE 1"}, "train:0/1 train:1/1"),
-    ],
-)
+@table("""
+    query                     | expected
+    {}                        | train:0/0 train:0/1 train:1/0 train:1/1 eval:0/0 train:2
+    {"step": 1}               | train:1/0 train:1/1 eval:0/0
+    {"purpose": "eval"}       | eval:0/0
+    {"task": "other"}         | train:1/0 train:1/1
+    {"key": "train:2"}        | train:2
+    {"fate": "deaths"}        | train:2
+    {"correct": True}         | train:0/0 eval:0/0
+    {"correct": False}        | train:0/1 train:1/0
+    {"ungradable": True}      | train:1/1
+    {"ungradable": False}     | train:0/0 train:0/1 train:1/0 eval:0/0
+    {"truncated": True}       | train:1/0
+    {"truncated": False}      | train:0/0 train:0/1 train:1/1 eval:0/0
+    {"zero_advantage": True}  | train:1/0
+    {"zero_advantage": False} | train:0/0 train:0/1 eval:0/0
+    {"text": "RESPONSE 1"}    | train:0/1 train:1/1
+""")
 def test_a_filter_selects_its_samples_in_both_orders(
     filled: Store, query: dict[str, Any], expected: str
 ) -> None:
@@ -82,40 +80,41 @@ def test_a_filter_selects_its_samples_in_both_orders(
 
 def test_a_list_shows_the_begin_of_prompt_and_answer(store: Store) -> None:
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}]
-    task = a_task(id="talk", prompt=None, messages=turns)
-    request = a_request(number=1, group_size=1, task=task)
+    request = a_request(number=1, group_size=1, task=a_task(prompt=None, messages=turns))
     talk = a_graded_group(a_group(request, [2], texts=["x" * 300]))
-    plain = a_sample(0, texts=["It is 2.", "No."])
+    plain = a_sample(0, a_response(), texts=["It is 2."])
     write_samples(store.folder, plain, a_sample(1, a_response(), graded=talk), a_failed_sample(2))
     rows = page(store, order="oldest")["data"]
     texts_shown = [(row["prompt"], row["text"]) for row in rows]
     prompt = plain[0]["prompt"]
-    expected = [(prompt, "It is 2."), (prompt, "No."), ("1+1?", "x" * 200), (None, None)]
-    assert texts_shown == expected
+    assert texts_shown == [(prompt, "It is 2."), ("1+1?", "x" * 200), (None, None)]
 
 
-def test_each_order_sorts_by_its_number(store: Store) -> None:
-    write_samples(
-        store.folder,
-        a_sample(
-            0,
-            a_response(accuracy=0.0, reward=0.0, surprise=0.5, parity_gap=None),
-            a_response(accuracy=0.0, reward=0.5, surprise=0.2, parity_gap=0.3),
-            a_response(reward=1.0, advantage=-0.1, surprise=0.1, parity_gap=0.1),
-            a_response(reward=1.0, advantage=0.9, surprise=0.3, parity_gap=0.2),
-            a_response(reward=1.0, advantage=None, surprise=0.4, parity_gap=0.4),
-            a_response(accuracy=None, reward=None, surprise=0.6, parity_gap=0.0),
-        ),
-        a_failed_sample(1),
-    )
-    expected = {
-        "wrong": [1, 0],
-        "rewarded": [3, 2, 4, 1, 0],
-        "surprising": [5, 0, 4, 3, 1, 2],
-        "parity": [4, 1, 3, 2, 5],
-    }
-    for order, indexes in expected.items():
-        assert listed(store, order=order) == [f"train:0/{index}" for index in indexes], order
+NUMBERS = """
+accuracy | reward | advantage | surprise | parity_gap
+0        | 0      | 0.5       | 0.5      | None
+0        | 0.5    | 0.5       | 0.2      | 0.3
+1        | 1      | -0.1      | 0.1      | 0.1
+1        | 1      | 0.9       | 0.3      | 0.2
+1        | 1      | None      | 0.4      | 0.4
+None     | None   | 0.5       | 0.6      | 0
+"""
+
+
+@table("""
+    order      | indexes
+    wrong      | [1, 0]
+    rewarded   | [3, 2, 4, 1, 0]
+    surprising | [5, 0, 4, 3, 1, 2]
+    parity     | [4, 1, 3, 2, 5]
+""")
+def test_each_order_sorts_by_its_number(store: Store, order: str, indexes: list[int]) -> None:
+    names, *rows = read_rows(NUMBERS)
+    responses = [
+        a_response(**dict(zip(names, map(literal_eval, row), strict=True))) for row in rows
+    ]
+    write_samples(store.folder, a_sample(0, *responses), a_failed_sample(1))
+    assert listed(store, order=order) == [f"train:0/{index}" for index in indexes]
 
 
 @pytest.mark.parametrize("order", Order)
@@ -170,15 +169,10 @@ def test_a_long_search_returns_pages_with_a_cursor(
     assert pages == [[], [], ["train:2/0"], [], []]
 
 
-@pytest.mark.parametrize(
-    "after",
-    ["", "oldest,1,2,3,4", "newest,1,2,3", "newest,1,2,3,x"],
-)
+@pytest.mark.parametrize("after", ["", "oldest,1,2,3,4", "newest,1,2,3", "newest,1,2,3,x"])
 def test_a_cursor_of_another_list_is_refused_by_name(filled: Store, after: str) -> None:
-    with pytest.raises(Problem) as refused:
+    with refused(400, param="after"):
         page(filled, after=after)
-    assert refused.value.status_code == 400
-    assert refused.value.param == "after"
 
 
 def keys(store: Store) -> list[str]:
@@ -230,31 +224,27 @@ def test_a_repeated_step_supersedes_later_steps_of_earlier_attempts(
     write_samples(store.folder, a_sample(3, a_response(), purpose="eval"))
     assert keys(store) == ["1.train:0/0", "9.train:1/0", "10.train:2/0", "1.eval:3/0"]
     assert store.read_group("train:2")[0]["text"] == "by 10"
-    with pytest.raises(Problem) as refused:
+    with refused(404):
         store.read_group("train:3")
-    assert refused.value.status_code == 404
 
 
 @pytest.mark.parametrize("part", ["end", "middle", "all"])
 def test_a_damaged_file_is_named_and_the_others_are_shown(store: Store, part: str) -> None:
-    bad, good = write_samples(store.folder, a_sample(0), a_sample(1, a_response()))
+    bad, _ = write_samples(store.folder, a_sample(0), a_sample(1, a_response()))
     content = bad.read_bytes()
     half = len(content) // 2
     torn = {"end": content[:half], "middle": content[:9] + b"\xff" * half + content[9 + half :]}
     bad.write_bytes(torn.get(part, b""))
     visible = keys(store)
     assert "1.train:1/0" in visible
-    with pytest.raises(Problem) as refused:
+    with refused(404, "damaged", match=bad.name):
         store.read_group("train:0")
-    assert refused.value.status_code == 404
-    assert refused.value.code == "damaged"
-    assert bad.name in str(refused.value)
     if len(visible) == 1:
-        assert [bad.name in words for words in store.refresh()["damaged"]] == [True]
+        (words,) = store.refresh()["damaged"]
+        assert bad.name in words
     bad.unlink()
     assert store.refresh()["damaged"] == []
     assert store.read_group("train:1")[0]["index"] == 0
-    assert good.exists()
 
 
 def test_queries_read_the_folder_of_the_job_alone(store: Store, tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
 """Requests of the Tinker SDK, read and refused, by the messages of the SDK itself."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
 from protocol.calls import Call, CallSampling, Served
-from protocol.operations import Result
+from protocol.operations import Operation, Result
 from protocol.recipe import Model
 from tinker.proto import tinker_public_pb2 as sdk
 from tinker.proto.response_conv import deserialize_forward_backward_output
@@ -17,6 +15,8 @@ from services.gateway.api.tinker import wire
 from services.gateway.api.tinker.futures import to_response
 from services.gateway.core.calls.pending import PendingCall
 from services.gateway.errors import Problem
+from tests.tables import table
+from tests.unit.gateway.refusing import refused
 
 BOUNDS = wire.Bounds(context=6, vocabulary=10)
 IDS = np.array([1, 2, 3], np.int32)
@@ -54,22 +54,21 @@ def a_request(
     return request
 
 
-def refused(request: sdk.ForwardBackwardRequest) -> str | None:
-    """The field that a request is refused for."""
-    with pytest.raises(Problem) as raised:
-        wire.to_operation(wire.parse_request(request.SerializeToString()), BOUNDS)
-    assert raised.value.status_code == 400
-    return raised.value.param
+def read(request: sdk.ForwardBackwardRequest) -> Operation:
+    return wire.to_operation(wire.parse_request(request.SerializeToString()), BOUNDS)
+
+
+def check_refused(request: sdk.ForwardBackwardRequest, param: str) -> None:
+    with refused(400, param=param):
+        read(request)
 
 
 def test_sequences_are_read_with_what_their_loss_needs() -> None:
     request = a_request("ppo")
     request.loss_fn_config_v2["clip_low_threshold"].number = 0.9
-    operation = wire.to_operation(wire.parse_request(request.SerializeToString()), BOUNDS)
-    assert operation.number == 3
-    assert operation.do == "forward_backward"
-    assert operation.loss == "ppo"
-    assert operation.settings == {"clip_low_threshold": 0.9}
+    operation = read(request)
+    assert (operation.number, operation.do) == (3, "forward_backward")
+    assert (operation.loss, operation.settings) == ("ppo", {"clip_low_threshold": 0.9})
     assert (data := operation.data) is not None
     assert data.lengths.tolist() == [3, 3]
     assert data.input_ids.tolist() == [1, 2, 3] * 2
@@ -80,65 +79,85 @@ def test_sequences_are_read_with_what_their_loss_needs() -> None:
 def test_weights_of_cross_entropy_are_one_where_none_are_given() -> None:
     request = a_request(weights=None)
     request.forward_only = True
-    operation = wire.to_operation(wire.parse_request(request.SerializeToString()), BOUNDS)
+    operation = read(request)
     assert operation.do == "forward"
     assert operation.data is not None
     assert operation.data.weights.tolist() == [0.5, 1, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor"),
+    ("name", "tensors"),
     [
-        ("target_tokens", None),
-        ("target_tokens", integers(2, 3)),
-        ("target_tokens", integers(2, 3, 10)),
-        ("target_tokens", integers(2, 3, -1)),
-        ("target_tokens", integers(2, 3, 2**40)),
-        ("target_tokens", floats(2, 3, 4)),
-        ("target_tokens", integers(2, 3, 4, shape=[3, 1])),
-        ("target_tokens", integers(2, 3, 4, dtype=4)),
-        ("weights", floats(1, 1)),
-        ("weights", floats(1, 1, np.nan)),
-        ("weights", floats(1, 1, np.inf)),
-        ("weights", integers(1, 1, 1)),
-        ("weights", floats(1, 1, 1, dense=b"12345")),
-        ("weights", sdk.Tensor(sparse_csr=sdk.SparseCsr(), dtype=sdk.DTYPE_FLOAT32)),
-        ("mask", floats(1, 1, 1)),
+        (
+            "target_tokens",
+            [
+                None,
+                *(integers(2, 3, *last) for last in ((), (10,), (-1,), (2**40,))),
+                floats(2, 3, 4),
+                integers(2, 3, 4, shape=[3, 1]),
+                integers(2, 3, 4, dtype=4),
+            ],
+        ),
+        (
+            "weights",
+            [
+                *(floats(1, *others) for others in ((1,), (1, np.nan), (1, np.inf))),
+                integers(1, 1, 1),
+                floats(1, 1, 1, dense=b"12345"),
+                sdk.Tensor(sparse_csr=sdk.SparseCsr(), dtype=sdk.DTYPE_FLOAT32),
+            ],
+        ),
+        ("mask", [floats(1, 1, 1)]),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_refused_by_name(
-    name: str, tensor: sdk.Tensor | None
+    name: str, tensors: list[sdk.Tensor | None]
 ) -> None:
-    assert refused(a_request("cross_entropy", **{name: tensor})) == f"{INPUTS}.{name}"
+    for tensor in tensors:
+        check_refused(a_request("cross_entropy", **{name: tensor}), f"{INPUTS}.{name}")
 
 
 def test_damaged_and_empty_requests_are_refused() -> None:
-    with pytest.raises(Problem) as raised:
+    with refused(400, param="body"):
         wire.parse_request(b"\xff\xff\xff")
-    assert raised.value.param == "body"
-    (request := a_request()).loss_fn = "dro"
-    assert refused(request) == "loss_fn"
-    assert refused(sdk.ForwardBackwardRequest(loss_fn="ppo")) == "data"
-    (request := a_request()).loss_fn_config["clip_low_threshold"] = 0.9
-    assert refused(request) == "loss_fn_config.clip_low_threshold"
-    for tokens in (b"", b"123", np.arange(7, dtype=np.int32).tobytes(), b"\xff" * 12):
-        request = a_request()
-        del request.data[1].model_input[1]
-        request.data[1].model_input[0].encoded_text.tokens = tokens
-        assert (refused(request) or "").startswith("data.1.model_input")
-    (request := a_request()).data[1].model_input.add().image.data = b"image"
-    assert refused(request) == "data.1.model_input"
-    assert refused(a_request("importance_sampling", logprobs=None)) == f"{INPUTS}.logprobs"
+    check_refused(a_request("dro"), "loss_fn")
+    check_refused(sdk.ForwardBackwardRequest(loss_fn="ppo"), "data")
+    request = a_request()
+    request.loss_fn_config["clip_low_threshold"] = 0.9
+    check_refused(request, "loss_fn_config.clip_low_threshold")
+    check_refused(a_request("importance_sampling", logprobs=None), f"{INPUTS}.logprobs")
 
 
-def test_no_more_log_probs_of_a_prompt_are_hidden_than_were_left_out() -> None:
+@pytest.mark.parametrize(
+    "tokens", [b"", b"123", np.arange(7, dtype=np.int32).tobytes(), b"\xff" * 12]
+)
+def test_tokens_that_do_not_fit_and_pictures_are_refused(tokens: bytes) -> None:
+    request = a_request()
+    second = request.data[1].model_input
+    del second[1]
+    second[0].encoded_text.tokens = tokens
+    with refused(400, match=r"data\.1\.model_input"):
+        read(request)
+    request = a_request()
+    request.data[1].model_input.add().image.data = b"image"
+    check_refused(request, "data.1.model_input")
+
+
+@table("""
+    last_n | is_hidden
+    5      | [True, False, False]
+    2      | [True, False, False]
+    1      | [True, True, False]
+""")
+def test_no_more_log_probs_of_a_prompt_are_hidden_than_were_left_out(
+    last_n: int, is_hidden: list[bool]
+) -> None:
     served = Served(name="it", model=Model(path="/it"))
     call = Call(id="a", gateway="g", served=served, sampling=CallSampling(), token_ids=(1, 2, 3))
-    for last_n, hidden in ((5, 1), (2, 1), (1, 2)):
-        answer = PendingCall(call, AsyncMock(), prompt_logprobs=(None, -1.0, -2.0))
-        response = sdk.SampleResponse.FromString(wire.encode_samples([answer], last_n))
-        logprobs = np.frombuffer(response.prompt_logprobs, np.float32)
-        assert np.isnan(logprobs).tolist() == [True] * hidden + [False] * (3 - hidden)
+    answer = PendingCall(call, AsyncMock(), prompt_logprobs=(None, -1.0, -2.0))
+    response = sdk.SampleResponse.FromString(wire.encode_samples([answer], last_n))
+    logprobs = np.frombuffer(response.prompt_logprobs, np.float32)
+    assert np.isnan(logprobs).tolist() == is_hidden
 
 
 def test_an_id_that_names_another_kind_of_operation_breaks_nothing() -> None:

@@ -1,7 +1,5 @@
 """Fixtures of this folder: tools without processes, a judge's server, Valkey."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 

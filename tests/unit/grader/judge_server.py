@@ -211,7 +211,6 @@ PERFECT = Graded(
     breakdown={"solution": 1.0, "samples": 1},
     comments={"analysis": "I have looked."},
 )
-WELL = '{"analysis": "sound", "solution": "complete"}'
 FORM = Form({"analysis": text_field("your reasons"), "verdict": choice_field(("yes", "no"))})
 YES: Answer = {"analysis": "I have looked.", "verdict": "yes"}
 

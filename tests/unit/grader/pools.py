@@ -1,7 +1,5 @@
 """Pools that start no process, what tests ask of those that do, and work counted in calls."""
 
-from __future__ import annotations
-
 import asyncio
 from tempfile import TemporaryDirectory
 from typing import Any, Self

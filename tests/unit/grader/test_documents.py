@@ -1,7 +1,5 @@
 """The examples of the documents on rewards are graded as these say."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 
@@ -15,6 +13,7 @@ from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS, equation_steps, math_answer
 from tests.architecture.project import ROOT
 from tests.builders import a_task
+from tests.tables import table
 
 PAGE = (ROOT / "docs/reference/rewards.md").read_text("utf-8")
 VERIFIER = (ROOT / "docs/how-to/verifier.md").read_text("utf-8")
@@ -49,9 +48,12 @@ async def test_derivations_are_worth_what_the_page_says(tools: Tools) -> None:
         assert (shown_value, score.reason or "") == (value, reason), text
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("It is about 99.5.", 1), ("90, or -12", 0), ("I do not know.", 0)]
-)
+@table("""
+    text              | value
+    It is about 99.5. | 1
+    90, or -12        | 0
+    I do not know.    | 0
+""")
 def test_the_function_of_the_document_grades(text: str, value: float) -> None:
     example = tomllib.loads(re.findall(r"```toml\n(.*?)```", VERIFIER, re.DOTALL)[0])
     (check,) = Reward.model_validate(example["reward"]).outcome

@@ -1,7 +1,5 @@
 """A group is graded as the recipe says, and what could not be graded never becomes a number."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from typing import Any
@@ -21,11 +19,10 @@ from protocol.messages import (
 from protocol.recipe import Purpose, Reward
 from protocol.rewards import Check, ScoreModel
 
-from services.chassis.deployment import DeploymentError
 from services.chassis.pool import Pool
 from services.grader import grading
 from services.grader.grading import MAX_COMMENT_CHARS, MAX_MARKS, Scored
-from services.grader.tools import Settings, Tools
+from services.grader.tools import Tools
 from services.grader.verifiers import VERIFIERS
 from tests.builders import a_graded_group, a_group, a_request, a_task, an_episodes_group
 
@@ -150,22 +147,15 @@ async def test_a_verifier_that_fails_costs_one_response_and_says_why_in_the_log(
     monkeypatch.setitem(VERIFIERS, "mine.strange", strange)
     group = make_group(["nan", "inf", "a number", "no number", "0.5"])
     grades = await grade_group(tools, group, outcome="mine.strange")
-    sound = Graded(value=1, breakdown={"part": 0.5})
-    scores = [*[Ungradable(reason="verifier_failed")] * 4, sound]
-    assert grades == tuple(Grade(outcome=score) for score in scores)
+    failed = Grade(outcome=Ungradable(reason="verifier_failed"))
+    assert grades[:4] == (failed,) * 4
+    assert grades[4].outcome == Graded(value=1, breakdown={"part": 0.5})
     graded = a_graded_group(group, grades=grades)
     assert decode(GradedGroup, encode(graded)).grades == grades
-    records = [record for record in caplog.records if record.message == "a verifier failed"]
+    records = [vars(record) for record in caplog.records if record.msg == "a verifier failed"]
     assert len(records) == 4
-    assert records[0].__dict__.items() >= {"verifier": "mine.strange", "task": "sum-1"}.items()
+    assert (records[0]["verifier"], records[0]["task"]) == ("mine.strange", "sum-1")
     assert "could not convert string to float: 'no number'" in caplog.text
-
-
-@pytest.mark.parametrize("text", ["0", " ", "1.5"])
-def test_a_wrong_setting_is_named_and_the_default_is_sound(text: str) -> None:
-    assert Settings.from_environment({}).groups_in_flight == 256
-    with pytest.raises(DeploymentError, match="WEIR_GRADER_WORKERS"):
-        Settings.from_environment({"WEIR_GRADER_WORKERS": text})
 
 
 LOST = Ungradable(reason="judge_timeout")

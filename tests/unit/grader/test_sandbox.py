@@ -1,7 +1,5 @@
 """A client's own function grades: its arguments, its values, and the limits of its sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os
@@ -22,7 +20,9 @@ from services.grader.tools import Tools
 from services.grader.trial_record import start_record
 from services.grader.verifiers import openai
 from tests.builders import a_task
+from tests.tables import table
 from tests.unit.grader.pools import failing_tools
+from tests.unit.grader.scores import describe
 
 pytestmark = [pytest.mark.anyio]
 
@@ -54,9 +54,14 @@ return 0.5 * bool(re.search("4", sample["output_text"]))
 """
 
 
-@pytest.mark.parametrize(
-    ("body", "score"),
-    [(SEES_ALL, 0.5), ("return 7", 1), ("return -0.5", 0), ("return True", 1)],
+@table(
+    """
+    body        | score
+    return 7    | 1
+    return -0.5 | 0
+    return True | 1
+""",
+    (SEES_ALL, 0.5),
 )
 async def test_a_function_sees_sample_and_item_and_its_number_is_cut_to_the_unit_range(
     sandboxed: Tools, body: str, score: float
@@ -64,22 +69,20 @@ async def test_a_function_sees_sample_and_item_and_its_number_is_cut_to_the_unit
     assert await graded(sandboxed, body) == (Graded(value=score), "")
 
 
-@pytest.mark.parametrize(
-    ("body", "reason", "words"),
-    [
-        ("return item['colour']", "python_error", "KeyError: 'colour'"),
-        ("return '1'", "python_error", "str"),
-        ("return float('nan')", "python_error", "nan"),
-        ("raise SystemExit(0)", "python_error", "SystemExit"),
-        ("import os; os.abort()", "python_crash", "SIGABRT"),
-        ("return len('x' * 10**10)", "python_memory", "memory"),
-    ],
-)
+@table("""
+    body                     | reason        | words
+    return item['colour']    | python_error  | KeyError: 'colour'
+    return '1'               | python_error  | str
+    return float('nan')      | python_error  | nan
+    raise SystemExit(0)      | python_error  | SystemExit
+    import os; os.abort()    | python_crash  | SIGABRT
+    return len('x' * 10**10) | python_memory | memory
+""")
 async def test_a_failure_is_no_grade_and_is_told_in_words(
     sandboxed: Tools, body: str, reason: str, words: str
 ) -> None:
     score, note = await graded(sandboxed, body)
-    assert score == Ungradable(reason=reason)
+    assert describe(score) == f"ungradable {reason}"
     assert words in note
 
 
@@ -91,65 +94,65 @@ def grade(sample, item):
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("def f(x): return x * x", Graded(value=1)),
-        ("def f(x) return", Graded(value=0, reason="crashed")),
-        ("def f(x): return x / 0", Graded(value=0, reason="crashed")),
-        ("raise SystemExit", Graded(value=0, reason="crashed")),
-        ("raise KeyboardInterrupt", Graded(value=0, reason="crashed")),
-        ("import os; os._exit(0)", Graded(value=0, reason="crashed")),
-        ("import os; os.kill(os.getpid(), 9)", Graded(value=0, reason="crashed")),
-        ("x = 'x' * 10**10", Graded(value=0, reason="crashed")),
-        ("", Ungradable(reason="python_error")),  # the grader itself asks for f
-    ],
-)
+@table("""
+    text                               | score
+    def f(x): return x * x             | 1
+    def f(x) return                    | 0 crashed
+    def f(x): return x / 0             | 0 crashed
+    raise SystemExit                   | 0 crashed
+    raise KeyboardInterrupt            | 0 crashed
+    import os; os._exit(0)             | 0 crashed
+    import os; os.kill(os.getpid(), 9) | 0 crashed
+    x = 'x' * 10**10                   | 0 crashed
+                                       | ungradable python_error
+""")
 async def test_a_response_whose_code_fails_is_worth_nothing(
-    sandboxed: Tools, text: str, expected: Score
+    sandboxed: Tools, text: str, score: str
 ) -> None:
+    """The grader itself asks for f."""
     source = PythonSource(source=EXECUTES)
-    assert await openai.python(a_task(), text, source, sandboxed) == expected
+    assert describe(await openai.python(a_task(), text, source, sandboxed)) == score
 
 
 class _ScriptedSandbox:
     """Outcomes for a response's runs in turn; a run with the answer, "2", ends well."""
 
-    def __init__(self, *outcomes: Value | Failed) -> None:
-        self.outcomes = list(outcomes)
+    def __init__(self, outcomes: list[str]) -> None:
+        self.outcomes = outcomes
 
     async def run(self, function: str, source: str, sample: Any, *_: Any, **__: Any) -> Any:
-        is_answer = sample["output_text"] == "2"
-        return Value({"value": 1.0}) if is_answer else self.outcomes.pop(0)
+        outcome = "1" if sample["output_text"] == "2" else self.outcomes.pop(0)
+        is_number = outcome[0].isdigit()
+        return Value({"value": float(outcome)}) if is_number else Failed(Cause(outcome))
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "expected"),
-    [
-        ([Failed(Cause.TIMEOUT)], Graded(value=0, reason="never_ended")),
-        ([Failed(Cause.STALL), Failed(Cause.STALL)], Graded(value=0, reason="never_ended")),
-        ([Failed(Cause.STALL), Value({"value": 0.5})], Graded(value=0.5)),  # a busy machine
-        ([Failed(Cause.KILLED), Value({"value": 0.5})], Graded(value=0.5)),
-    ],
-)
+@table("""
+    outcomes    | score
+    timeout     | 0 never_ended
+    stall stall | 0 never_ended
+    stall 0.5   | 0.5
+    killed 0.5  | 0.5
+""")
 async def test_a_response_that_never_ends_is_worth_nothing_and_a_busy_machine_costs_nothing(
-    outcomes: list[Value | Failed], expected: Score
+    outcomes: str, score: str
 ) -> None:
-    box: Any = _ScriptedSandbox(*outcomes)
+    box: Any = _ScriptedSandbox(outcomes.split())
     source = PythonSource(source=EXECUTES)
-    assert await openai.python(a_task(), "f = 0", source, Tools(box, sandbox=box)) == expected
+    actual = await openai.python(a_task(), "f = 0", source, Tools(box, sandbox=box))
+    assert describe(actual) == score
 
 
-@pytest.mark.parametrize(
-    ("cause", "reason", "words"),
-    [(Cause.TIMEOUT, "python_timeout", "not done"), (Cause.STALL, "starved", "too busy")],
-)
+@table("""
+    cause   | score                     | words
+    timeout | ungradable python_timeout | not done
+    stall   | ungradable starved        | too busy
+""")
 async def test_a_function_that_hangs_reads_whether_it_computed(
-    cause: Cause, reason: str, words: str
+    cause: str, score: str, words: str
 ) -> None:
-    hung, _ = failing_tools(Failed(cause, "not done"))
-    score, note = await graded(replace(hung, sandbox=hung.pool), "while True: pass")
-    assert score == Ungradable(reason=reason)
+    hung, _ = failing_tools(Failed(Cause(cause), "not done"))
+    actual, note = await graded(replace(hung, sandbox=hung.pool), "while True: pass")
+    assert describe(actual) == score
     assert note.endswith(words)
 
 

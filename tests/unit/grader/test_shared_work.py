@@ -1,7 +1,5 @@
 """One piece of work for all who ask the same at the same time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Templates of checks, and responses without their thinking."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -9,6 +7,7 @@ from protocol.messages import Graded
 
 from services.grader.templates import NoOutput, UnknownField, fill, remove_thinking
 from tests.builders import a_task
+from tests.tables import table
 
 TASK = a_task(
     solution="one and one",
@@ -19,18 +18,16 @@ TASK = a_task(
 )
 
 
-@pytest.mark.parametrize(
-    ("template", "filled"),
-    [
-        ("{{item.prompt}}{{item.answer}}", "1+1=2"),
-        ("{{ item.id }}: {{item.solution}}", "sum-1: one and one"),
-        ("{{item.metadata.level}} {{item.metadata.source.book}}", "3 Euklid"),
-        ("{{item.level}} {{item.source.book}} {{item.tags}}", '3 Euklid ["é"]'),
-        (r"\boxed{{{item.answer}}} \frac{{1}}{{2}}", r"\boxed{2} \frac{{1}}{{2}}"),
-        ("{{item.list[0].n}} of {{item.unit}}", "7 of apples"),
-        ("it said {{sample.output_text}}", "it said {{item.answer}} \\1"),
-    ],
-)
+@table(r"""
+    template                                              | filled
+    {{item.prompt}}{{item.answer}}                        | 1+1=2
+    {{ item.id }}: {{item.solution}}                      | sum-1: one and one
+    {{item.metadata.level}} {{item.metadata.source.book}} | 3 Euklid
+    {{item.level}} {{item.source.book}} {{item.tags}}     | 3 Euklid ["é"]
+    \boxed{{{item.answer}}} \frac{{1}}{{2}}               | \boxed{2} \frac{{1}}{{2}}
+    {{item.list[0].n}} of {{item.unit}}                   | 7 of apples
+    it said {{sample.output_text}}                        | it said {{item.answer}} \1
+""")
 def test_fields_are_filled_in_once(template: str, filled: str) -> None:
     assert fill(template, TASK, r"{{item.answer}} \1") == filled
 
@@ -54,23 +51,17 @@ def test_an_unknown_field_is_named(name: str) -> None:
         fill(f"{{{{{name}}}}}", a_task(answer=None) if name in LACKED else TASK, "text")
 
 
-def test_a_conversation_is_one_problem() -> None:
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
-    assert a_task(prompt=None, messages=turns).problem == "[system]\nBe brief.\n\n[user]\n1+1?"
-    assert a_task(prompt=None, messages=turns[1:]).problem == "1+1?"
-
-
-@pytest.mark.parametrize(
-    ("text", "response"),
-    [
-        ("<think>hm</think>So 2.", "So 2."),
-        ("hm</think>So 2.", "So 2."),
-        ("<think>hm", ""),
-        ("a<think>b</think>c<think>d</think>e", "ace"),
-        ("<think>a<think>b</think>c", "c"),
-        ("no thoughts", "no thoughts"),
-        ("<think>" * 100_000, ""),
-    ],
+@table(
+    """
+    text                                | response
+    <think>hm</think>So 2.              | So 2.
+    hm</think>So 2.                     | So 2.
+    <think>hm                           |
+    a<think>b</think>c<think>d</think>e | ace
+    <think>a<think>b</think>c           | c
+    no thoughts                         | no thoughts
+""",
+    ("<think>" * 100_000, ""),
 )
 def test_thinking_is_left_out(text: str, response: str) -> None:
     assert remove_thinking(text) == response

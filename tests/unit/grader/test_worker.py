@@ -1,7 +1,5 @@
 """A grader claims the jobs that it can grade, names obstacles, and answers trials."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from protocol.exchange import connect
-from protocol.messages import ActiveJob, Graded, Score, Trial, TrialResult, Ungradable
+from protocol.messages import ActiveJob, Graded, JobEvent, Score, Trial, TrialResult, Ungradable
 from protocol.rewards import Reward
 
 from services.chassis.faults import UnsupportedEntry
@@ -106,6 +104,37 @@ def test_a_judge_that_may_come_up_delays_a_job() -> None:
     assert not patient.is_open(a_job(BY_JUDGE))
     # A job that was claimed while the judge was up is not refused.
     patient.check(a_job(BY_JUDGE))
+
+
+async def test_a_job_hears_that_it_waits_and_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "POLL_S", 0)
+    events: list[str] = []
+    is_ready: list[bool] = []
+
+    def find_obstacle(*_: object) -> str | None:
+        return "the judge is not up" if len(is_ready) < 3 else None
+
+    monkeypatch.setattr(worker, "find_obstacle", find_obstacle)
+
+    async def find_active() -> ActiveJob:
+        return a_job(BY_RULE)
+
+    async def record_event(event: JobEvent) -> None:
+        events.append(f"{event.id} {event.message}")
+
+    exchange = SimpleNamespace(me="me", active=find_active, record_event=record_event)
+    readiness = SimpleNamespace(set=lambda ready, why: is_ready.append(ready))
+    service: Any = SimpleNamespace(exchange=exchange, readiness=readiness)
+    reporting = asyncio.create_task(worker.report_forever(service, NO_JUDGE))
+    await until(lambda: len(is_ready) > 5)
+    reporting.cancel()
+    waits, goes_on = events
+    assert waits.startswith("gate:closed:me:0 ")
+    assert "the judge is not up" in waits
+    assert goes_on.startswith("gate:open:me:1 ")
+    assert is_ready[0] < is_ready[-1]
 
 
 RIGHT = r"It is \boxed{2}."

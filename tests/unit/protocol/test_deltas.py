@@ -1,7 +1,5 @@
 """Links: a chain of them makes the version that it was made of, whatever has changed."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

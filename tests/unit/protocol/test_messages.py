@@ -1,7 +1,5 @@
 """Messages: frozen, complete, and impossible to make wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,14 +8,7 @@ from protocol.messages import GradedGroup
 from pydantic import ValidationError
 
 from tests.builders import a_failed_group, a_graded_group, a_group, a_request, a_span
-
-
-def test_a_message_cannot_be_changed() -> None:
-    group = a_group()
-    with pytest.raises(ValidationError, match="frozen"):
-        group.sampling_seconds = 1.0
-    with pytest.raises(ValueError, match="read-only"):
-        group.token_ids[0] = 1
+from tests.tables import table
 
 
 def spans(*edges: tuple[int, int]) -> dict[str, Any]:
@@ -27,31 +18,36 @@ def spans(*edges: tuple[int, int]) -> dict[str, Any]:
     return {"lengths": [2], "responses": [response.model_copy(update={"spans": spans})]}
 
 
-NO_SPANS = r"responses\[0\]\.spans"
+@table("""
+    edges
+    ()
+    ((0, 1),)
+    ((1, 2),)
+    ((0, 3),)
+    ((0, 1), (2, 2))
+""")
+def test_spans_that_do_not_cover_a_response_are_refused(edges: tuple[tuple[int, int]]) -> None:
+    with pytest.raises(ValidationError, match=r"responses\[0\]\.spans"):
+        a_group(**spans(*edges))
 
 
-@pytest.mark.parametrize(
-    ("values", "problem"),
-    [
-        ({"request": a_request(group_size=3), "lengths": [1, 1]}, "3 responses"),
-        ({"token_ids": None}, "token_ids"),
-        ({"token_ids": [None]}, "token_ids"),
-        ({"token_ids": "text"}, "token_ids"),
-        ({"token_ids": [2**40]}, "token_ids"),
-        ({"token_ids": np.zeros((2, 2))}, "token_ids"),
-        (spans(), NO_SPANS),
-        (spans((0, 1)), NO_SPANS),
-        (spans((1, 2)), NO_SPANS),
-        (spans((0, 3)), NO_SPANS),
-        (spans((0, 1), (2, 2)), NO_SPANS),
-        ({"own": [1], "behavior_logprobs": [0] * 4}, "own must"),
-        ({"own": [1, 2] * 2, "behavior_logprobs": [0] * 4}, "own must"),
-        ({"own": [1, 0, 1, 1], "behavior_logprobs": [-1] * 4}, "behavior_logprobs"),
-        ({"own": [0, 0, 1, 1]}, r"responses\[0\] has no token"),
-        ({"own": [0, 1], **spans((0, 1), (1, 2))}, r"responses\[0\]\.spans.*\[0, 1\)"),
-    ],
+@table(
+    r"""
+    problem                     | values
+    token_ids                   | {"token_ids": None}
+    token_ids                   | {"token_ids": [None]}
+    token_ids                   | {"token_ids": "text"}
+    token_ids                   | {"token_ids": [1099511627776]}
+    token_ids                   | {"token_ids": [[0, 0], [0, 0]]}
+    own must                    | {"own": [1], "behavior_logprobs": [0, 0, 0, 0]}
+    own must                    | {"own": [1, 2, 1, 2], "behavior_logprobs": [0, 0, 0, 0]}
+    behavior_logprobs           | {"own": [1, 0, 1, 1], "behavior_logprobs": [-1, -1, -1, -1]}
+    responses\[0\] has no token | {"own": [0, 0, 1, 1]}
+    """,
+    ("3 responses", {"request": a_request(group_size=3), "lengths": [1, 1]}),
+    (r"responses\[0\]\.spans.*\[0, 1\)", {"own": [0, 1], **spans((0, 1), (1, 2))}),
 )
-def test_a_group_that_contradicts_itself_is_refused(values: dict[str, Any], problem: str) -> None:
+def test_a_group_that_contradicts_itself_is_refused(problem: str, values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=problem):
         a_group(**values)
 

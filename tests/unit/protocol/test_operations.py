@@ -1,7 +1,5 @@
 """The log of a client's operations: a damaged file is named, and takes no other's place."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

@@ -1,14 +1,16 @@
 """Recipes: a typo stops where it enters, and the message names the key."""
 
-from __future__ import annotations
-
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from protocol.capacity import worst_case_bytes, worst_case_in_words
 from protocol.recipe import RecipeError, load_recipe, load_tables, parse_recipe
 
 from tests.builders import a_recipe
+from tests.tables import table
 
 SMALL = """
 name = "small"
@@ -33,8 +35,8 @@ steps = 2
 def refusal(settings: str) -> str:
     """Return the refusal of a recipe with these settings, in TOML."""
     recipe = a_recipe().model_dump(mode="json")
-    for table, values in tomllib.loads(settings).items():
-        recipe[table] = (recipe.get(table) or {}) | values if isinstance(values, dict) else values
+    for name, values in tomllib.loads(settings).items():
+        recipe[name] = (recipe.get(name) or {}) | values if isinstance(values, dict) else values
     with pytest.raises(RecipeError) as caught:
         parse_recipe(recipe)
     return str(caught.value)
@@ -63,68 +65,42 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
     assert [longest(turns) for turns in (1, 3, 8)] == [8, 24, 63]  # a prompt has a token
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ("training.step = 3", "training.step: unknown key"),
-        ("training.steps = 0", "training.steps: "),
-        ("algorithm.advantage = 'magic'", "algorithm.advantage: 'magic' is none of grpo"),
-        ("algorithm.advantage = 'papa'", "did you mean 'papo'?"),
-        ("algorithm.correction = 'token_tis'", "set old_logprobs = 'recompute'"),
-        (
-            "algorithm = { correction_cap = 0.5, correction_floor = 0.5 }",
-            "correction_floor must be below correction_cap",
-        ),
-        ("algorithm = { advantage = 'grpo', lambda_process = 0.5 }", "lambda_process does noth"),
-        ("critic = { pretrain_until = 0.5, pretrain_steps = 3 }", "pretrain_until does nothing"),
-        ("optimizer = { zero_stage = 0, offload = 'optimizer' }", "needs zero_stage >= 1"),
-        (
-            "model.dtype = 'bfloat16'\noptimizer.zero_stage = 0",
-            "optimizer.zero_stage = 0 sums gradients in bfloat16",
-        ),
-        ("rollout.sampling = { max_tokens = 8, top_p = 0.9 }", "sampling.top_p must be 1"),
-        ("reward.outcome = 'my-lab.oracle'", "reward.outcome.0.verifier: 'my-lab.oracle' "),
-        ("reward.values = [1, 1]", "reward: values must be [wrong, right]"),
-        ("model.prompt_template = 'Solve it'", "prompt_template must contain {prompt}"),
-        (
-            "model = { prompt_template = '{prompt}', chat_template_options = { thinking = true } }",
-            "chat_template_options do nothing",
-        ),
-        (
-            "reward.process = { verifier = 'model_judge', chat_template_options = { - = 1 } }",
-            "chat_template_options",
-        ),
-        (
-            "training.compile_layers = true\noptimizer.zero_stage = 3",
-            "compile_layers needs whole layers",
-        ),
-        ("reward = { process = [], process_for = 'correct' }", "'papo' needs reward.process"),
-        ("algorithm.advantage = 'process_only'", "needs process_for = 'all'"),
-        (
-            "algorithm.advantage = 'max_rl'\nreward.values = [-1, 1]",
-            "'max_rl' needs a wrong answer to pay 0",
-        ),
-        (
-            "algorithm.advantage = 'reinforce'\ntraining.dynamic_sampling = true",
-            "training.dynamic_sampling drops groups",
-        ),
-        ("rollout.group_size = 1", "'papo' needs rollout.group_size >= 2"),
-        ("algorithm.advantage = 'gae'", "needs the table [critic]"),
-        ("critic = {}", "uses no [critic]"),
-        (
-            "tasks.held_out = 'h.jsonl'\nevaluation.sampling.max_tokens = 64",
-            "recipe: evaluation.sampling.max_tokens must be below model.max_context",
-        ),
-        ("evaluation.samples = 1", "evaluation needs tasks.held_out"),
-        ("rollout.sampling.max_tokens = 64", "rollout.sampling.max_tokens must be below"),
-        ("training.updates_per_batch = 3", "updates_per_batch must be at most groups_per_s"),
-        (r'model.path = "\u0000"', "model.path: no path"),
-        ("extends = 'recipes/demo.toml'", "extends: works only in a file"),
-        ("without = 'reward'", "without: works only in a file"),
-    ],
-)
+@table(r"""
+    settings                                                    | problem
+    training.step = 3                                           | training.step: unknown key
+    training.steps = 0                                          | training.steps:
+    algorithm.advantage = 'magic'          | algorithm.advantage: 'magic' is none of grpo
+    algorithm.advantage = 'papa'                                | did you mean 'papo'?
+    algorithm.correction = 'token_tis'                          | set old_logprobs = 'recompute'
+    algorithm = { correction_cap = 0.5, correction_floor = 0.5 } | must be below correction_cap
+    algorithm = { advantage = 'grpo', lambda_process = 0.5 }    | lambda_process does noth
+    critic = { pretrain_until = 0.5, pretrain_steps = 3 }       | pretrain_until does nothing
+    optimizer = { zero_stage = 0, offload = 'optimizer' }       | needs zero_stage >= 1
+    model.dtype = 'bfloat16' ; optimizer.zero_stage = 0         | sums gradients in bfloat16
+    rollout.sampling = { max_tokens = 8, top_p = 0.9 }          | sampling.top_p must be 1
+    reward.outcome = 'my-lab.oracle'    | reward.outcome.0.verifier: 'my-lab.oracle'
+    reward.values = [1, 1]                                      | values must be [wrong, right]
+    model.prompt_template = 'Solve it'                          | must contain {prompt}
+    model = { prompt_template = '{prompt}', chat_template_options = { a = 1 } } | options do nothing
+    reward.process = { verifier = 'model_judge', chat_template_options = { - = 1 } } | options
+    training.compile_layers = true ; optimizer.zero_stage = 3   | compile_layers needs whole layers
+    reward = { process = [], process_for = 'correct' }          | 'papo' needs reward.process
+    algorithm.advantage = 'process_only'                        | needs process_for = 'all'
+    algorithm.advantage = 'max_rl' ; reward.values = [-1, 1]    | needs a wrong answer to pay 0
+    algorithm.advantage = 'reinforce' ; training.dynamic_sampling = true | drops groups
+    rollout.group_size = 1 | 'papo' needs rollout.group_size >= 2
+    algorithm.advantage = 'gae'                                 | needs the table [critic]
+    critic = {}                                                 | uses no [critic]
+    tasks.held_out = 'h.jsonl' ; evaluation.sampling.max_tokens = 64 | recipe: evaluation.sampling
+    evaluation.samples = 1                                      | evaluation needs tasks.held_out
+    rollout.sampling.max_tokens = 64 | rollout.sampling.max_tokens must be below
+    training.updates_per_batch = 3           | updates_per_batch must be at most groups_per_s
+    model.path = "\u0000"                                       | model.path: no path
+    extends = 'recipes/demo.toml'                               | extends: works only in a file
+    without = 'reward'                                          | without: works only in a file
+""")
 def test_a_wrong_setting_is_named(settings: str, problem: str) -> None:
-    assert problem in refusal(settings).splitlines()[0]
+    assert problem in refusal(settings.replace(" ; ", "\n")).splitlines()[0]
 
 
 def test_every_problem_is_reported_at_once() -> None:
@@ -206,28 +182,28 @@ def test_parents_apply_one_after_the_other_and_then_the_child(folder: Path) -> N
     assert "reward" not in tables
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ('extends = "child.toml"', "child.toml: extends: child.toml is this file or extends it"),
-        ('extends = "ring.toml"', "ring.toml: extends: child.toml is this file or extends it"),
-        ('extends = "none.toml"', r"child.toml: extends: .*none.toml: no such file; give a path"),
-        ('extends = "parents"', r"child.toml: extends: .*parents: no such file; give a path"),
-        ("extends = 3", "child.toml: extends: must be a text or a list of texts"),
-        ('extends = "broken.toml"', "broken.toml: not valid TOML"),
-        ("name = ", "child.toml: not valid TOML"),
-        (
-            'extends = "parents/whole.toml"\nwithout = ["training.stepz"]',
-            "child.toml: without: no parent sets training.stepz; remove it or check its spelling",
-        ),
-        (
-            'extends = "parents/whole.toml"\nwithout = ["name.first"]',
-            "child.toml: without: no parent sets name.first",
-        ),
-        ('without = ["name"]\nname = "a"', "child.toml: without: no parent sets name"),
-        ("without = { name = 1 }", "child.toml: without: must be a text or a list of texts"),
-        ('extends = "parents/whole.toml"\ntraining.stepz = 3', "child.toml:\ntraining.stepz: unk"),
-    ],
+@table(
+    """
+    text                    | problem
+    extends = "child.toml"  | child.toml: extends: child.toml is this file or extends it
+    extends = "ring.toml"   | ring.toml: extends: child.toml is this file or extends it
+    extends = "none.toml"   | child.toml: extends: .*none.toml: no such file; give a path
+    extends = "parents"     | child.toml: extends: .*parents: no such file; give a path
+    extends = 3             | child.toml: extends: must be a text or a list of texts
+    extends = "broken.toml" | broken.toml: not valid TOML
+    without = { name = 1 }  | child.toml: without: must be a text or a list of texts
+""",
+    ("name = ", "child.toml: not valid TOML"),
+    (
+        'extends = "parents/whole.toml"\nwithout = ["training.stepz"]',
+        "child.toml: without: no parent sets training.stepz; remove it or check its spelling",
+    ),
+    (
+        'extends = "parents/whole.toml"\nwithout = ["name.first"]',
+        "child.toml: without: no parent sets name.first",
+    ),
+    ('without = ["name"]\nname = "a"', "child.toml: without: no parent sets name"),
+    ('extends = "parents/whole.toml"\ntraining.stepz = 3', "child.toml:\ntraining.stepz: unk"),
 )
 def test_a_file_that_cannot_be_used_is_named(folder: Path, text: str, problem: str) -> None:
     write(folder, 'extends = "child.toml"', "ring.toml")
@@ -236,3 +212,30 @@ def test_a_file_that_cannot_be_used_is_named(folder: Path, text: str, problem: s
         load_recipe(write(folder, text))
     with pytest.raises(RecipeError, match=r"missing\.toml"):
         load_recipe(folder / "missing.toml")
+
+
+# ---------------------------------------------------------------------- capacity
+
+EVALUATED = {"tasks": {"held_out": "held_out.jsonl"}, "evaluation": {"samples": 3, "tasks": 10}}
+DYNAMIC = {"dynamic_sampling": True, "max_oversampling": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_bytes"),
+    [
+        ({}, 2 * 2 * 2 * 16),  # (max_staleness + 1) x groups x responses x bytes
+        ({"training": {"max_staleness": 0}}, 2 * 2 * 16),
+        ({"training": {"max_staleness": 3}, **EVALUATED}, (4 * 2 * 2 + 10 * 3) * 16),
+        ({"training": DYNAMIC}, 20 * 16),
+        ({"training": {**DYNAMIC, "max_oversampling": 99.0}}, 4 * 8 * 16),
+        ({"environment": {"command": ["play"]}}, 2 * 2 * 2 * 25),  # whose, and told
+    ],
+)
+def test_every_response_counts_at_full_length_as_the_words_say(
+    changes: dict[str, Any], num_bytes: int
+) -> None:
+    recipe = a_recipe(**changes)
+    assert worst_case_bytes(recipe, {"": 50}) == num_bytes * 64
+    words = worst_case_in_words(recipe, {"": 50})
+    arithmetic = re.sub(r"[a-z][a-z_.]*", "", words.replace(" x ", " * "))
+    assert eval(arithmetic) == num_bytes * 64

@@ -1,7 +1,5 @@
 """Who is dead, as an observer with a clock of its own sees it."""
 
-from __future__ import annotations
-
 from protocol.exchange import WorkerRegistry
 
 IDLE_S = 15.0

@@ -1,7 +1,5 @@
 """Task files: every problem has its line and its field."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,8 @@ from typing import Any
 import pytest
 from protocol.messages import Task
 from protocol.tasks import MAX_LINE_BYTES, TaskFileError, read_tasks, valid_tasks
+
+from tests.tables import table
 
 LINE = '{"id": "1", "prompt": "1+1=", "answer": "2"}'
 CONVERSATION = '{"messages": [{"role": "user", "content": "1+1?"}]}'
@@ -56,33 +56,33 @@ def test_each_wrong_line_is_reported_and_blank_ones_are_counted() -> None:
     assert len(list_problems("", " ")) == 1
 
 
-METADATA = LINE.replace("}", ', "metadata": 7}')
+DEEP = LINE.replace("}", ', "metadata": %s}')
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        (LINE.replace('"1"', "7"), "id: "),
-        (LINE.replace("1+1=", ""), "prompt: "),
-        (LINE.replace("1+1=", r"\ud83d"), "prompt: "),
-        (LINE.replace("prompt", "messages"), "messages"),
-        (LINE.replace("answer", "answr"), "answr: unknown"),
-        (LINE.replace("answer", "reference_answer"), "reference_answer: unknown"),
-        ('{"id": "2", "answer": "2"}', "task: "),
-        (CONVERSATION.replace("{", '{"prompt": "x", ', 1), "task: "),
-        (CONVERSATION.replace("user", "robot"), "messages.0.role: "),
-        (CONVERSATION.replace("user", "tool"), "messages.0.role: "),
-        (CONVERSATION.replace('"1+1?"', "[{}]"), "messages.0.content: "),
-        (CONVERSATION.replace("{", '{"tools": [], ', 1), "tools: "),
-        (CONVERSATION.replace("{", '{"metadata": {"a": 1}, "a": 2, ', 1), "a: "),
-        (METADATA.replace("7", r'{"tags": ["a", "b\ud83d"]}'), "metadata.tags.1: "),
-        (METADATA.replace("7", r'{"\ud83d": 1}'), r"metadata.\ud83d: "),
-        (METADATA.replace("7", "NaN"), "not valid JSON: NaN"),
-        (METADATA.replace("7", "1e999"), "not valid JSON: 1e999"),
-        (METADATA.replace("7", "8" * 5000), "a number of 5000 digits"),
-        (METADATA.replace("7", "[" * 65 + "]" * 65), ""),
-        (METADATA.replace("7", "[" * 100_000 + "]" * 100_000), ""),
-    ],
+@table(
+    r"""
+    line                                                               | problem
+    {"id": 7, "prompt": "1+1=", "answer": "2"}                         | id:
+    {"id": "1", "prompt": "", "answer": "2"}                           | prompt:
+    {"id": "1", "prompt": "\ud83d", "answer": "2"}                     | prompt:
+    {"id": "1", "messages": "1+1=", "answer": "2"}                     | messages
+    {"id": "1", "prompt": "1+1=", "answr": "2"}                        | answr: unknown
+    {"id": "1", "prompt": "1+1=", "reference_answer": "2"}             | reference_answer: unknown
+    {"id": "2", "answer": "2"}                                         | task:
+    {"prompt": "x", "messages": [{"role": "user", "content": "1+1?"}]} | task:
+    {"messages": [{"role": "robot", "content": "1+1?"}]}               | messages.0.role:
+    {"messages": [{"role": "tool", "content": "1+1?"}]}                | messages.0.role:
+    {"messages": [{"role": "user", "content": [{}]}]}                  | messages.0.content:
+    {"tools": [], "messages": [{"role": "user", "content": "1"}]}      | tools:
+    {"a": 2, "metadata": {"a": 1}, "messages": [{"role": "user", "content": "1"}]} | a:
+    {"id": "1", "prompt": "?", "metadata": {"tags": ["a", "b\ud83d"]}} | metadata.tags.1:
+    {"id": "1", "prompt": "?", "metadata": {"\ud83d": 1}}              | metadata.\ud83d:
+    {"id": "1", "prompt": "?", "metadata": NaN}                        | not valid JSON: NaN
+    {"id": "1", "prompt": "?", "metadata": 1e999}                      | not valid JSON: 1e999
+    """,
+    (DEEP % ("8" * 5000), "a number of 5000 digits"),
+    (DEEP % ("[" * 65 + "]" * 65), ""),
+    (DEEP % ("[" * 100_000 + "]" * 100_000), ""),
 )
 def test_a_wrong_field_is_named(line: str, problem: str) -> None:
     problems = list_problems(LINE.replace('"1"', '"other"'), line)
@@ -124,9 +124,13 @@ def test_a_line_without_an_id_has_one_that_its_text_makes() -> None:
     assert (third, fourth) == (f"{first}-3", f"{first}-4")
 
 
-@pytest.mark.parametrize(
-    ("reference", "answer"), [(None, None), ("", None), (0, "0"), ({"a": "é"}, '{"a": "é"}')]
-)
+@table("""
+    reference  | answer
+    None       | None
+    ""         | None
+    0          | "0"
+    {"a": "é"} | '{"a": "é"}'
+""")
 def test_the_answer_is_the_reference_answer_where_there_is_no_other(
     reference: object, answer: str | None
 ) -> None:

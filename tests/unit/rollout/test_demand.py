@@ -1,7 +1,5 @@
 """The version that a rollout serves during an evaluation, and the streams that it leaves alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -12,6 +10,7 @@ from protocol.streams import EVAL_REQUESTS, REQUESTS
 
 from services.rollout.demand import Demand
 from tests.builders import a_policy, a_request
+from tests.tables import table
 
 EVALUATION = a_request(purpose=Purpose.EVAL, min_version=3, version=3)
 
@@ -122,7 +121,13 @@ def test_requests_for_newer_weights_are_left_to_others_during_an_evaluation(
     assert not demand.excluded_streams(0, 2)
 
 
-@pytest.mark.parametrize(("replicas", "evaluating"), [(1, 1), (2, 1), (7, 1), (8, 2)])
+@table("""
+    replicas | evaluating
+    1        | 1
+    2        | 1
+    7        | 1
+    8        | 2
+""")
 def test_an_evaluation_during_training_is_for_a_quarter_of_the_rollouts(
     replicas: int, evaluating: int
 ) -> None:

@@ -1,7 +1,5 @@
 """The weights that a running engine can load, and the settings that it keeps."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -16,7 +14,6 @@ from protocol.recipe import Lora, Model
 from protocol.weights import WeightsError, WeightsGone
 from safetensors.numpy import save_file
 
-from services.chassis.deployment import DeploymentError
 from services.rollout.fetching import read_shape, verified_shape
 from services.rollout.policy_sync import Serving, incompatibility, read_serving
 from services.rollout.settings import EngineSettings
@@ -154,18 +151,7 @@ def test_a_shape_is_read_only_from_announced_weights(tmp_path: Path) -> None:
 def test_settings_come_from_the_recipe_and_the_environment() -> None:
     model = a_recipe(model={"dtype": "bfloat16", "max_context": 100}).model
     environment = {"WEIR_ROLLOUT_KV_CACHE_MIB": "64", "WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE": "2"}
-    settings = EngineSettings.from_environment(model, environment)
-    assert settings == EngineSettings(
-        dtype="bfloat16",
-        max_context=100,
-        kv_cache_bytes=64 * 2**20,
-        num_gpus=2,
-    )
-    assert EngineSettings.from_environment(model, {}).kv_cache_bytes is None
-
-
-@pytest.mark.parametrize("text", ["many", "-1", "1.5"])
-def test_a_wrong_setting_is_refused(text: str) -> None:
-    environment = {"WEIR_ROLLOUT_MAX_SEQUENCES": text}
-    with pytest.raises(DeploymentError, match="WEIR_ROLLOUT_MAX_SEQUENCES"):
-        EngineSettings.from_environment(a_recipe().model, environment)
+    settings = EngineSettings("bfloat16", 100)
+    assert EngineSettings.from_environment(model, {}) == settings
+    changed = replace(settings, kv_cache_bytes=64 * 2**20, num_gpus=2)
+    assert EngineSettings.from_environment(model, environment) == changed

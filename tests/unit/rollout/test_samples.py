@@ -1,7 +1,5 @@
 """Prompts, the text of responses, and the layout of groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from services.rollout.samples import (
 from tests.builders import a_request, a_task
 from tests.contract.call_client import JOB, a_call
 from tests.inline_prompts import InlinePrompts
+from tests.tables import table
 
 pytestmark = pytest.mark.anyio
 BOS = "<bos>"
@@ -83,7 +82,6 @@ async def render_task(
         (None, "{prompt}", {"prompt": "1" * 55}, "1" * 55),
         (None, "{prompt}", ONE_TURN, "1+1="),
     ],
-    ids=["plain", "other braces", "chat", "a developer as system", "a developer", "full", "a turn"],
 )
 async def test_a_prompt_is_rendered_after_one_bos(
     chat: str | None,
@@ -228,30 +226,26 @@ async def test_messages_that_the_model_cannot_render_are_refused(
     assert refused.value.code == "invalid_messages"
 
 
-def test_a_label_names_attempt_and_number_in_this_order() -> None:
-    span = version_span(version_label(3, 17), 5, 9)
-    assert span == VersionSpan(attempt=3, version=17, start=5, end=9)
-
-
 def a_sample(ids: list[int]) -> Sample:
     return Sample(
         token_ids=np.array(ids, dtype=np.int32),
         behavior_logprobs=np.full(len(ids), -ids[0], dtype=np.float32),
         text=str(ids),
         finish_reason=FinishReason.STOP,
-        spans=(version_span("1.0", 0, len(ids)),),
+        spans=(version_span(version_label(3, 17), 0, len(ids)),),
     )
 
 
 def test_a_group_keeps_responses_separate_and_in_order() -> None:
     samples = [a_sample([1, 2]), a_sample([3])]
-    request = a_request(group_size=2)
-    group = build_group(request, [9, 8], samples, 0.5)
+    group = build_group(a_request(group_size=2), [9, 8], samples, 0.5)
     assert group.prompt_ids.tolist() == [9, 8]
     assert group.token_ids.tolist() == [1, 2, 3]
     assert list(group.bounds()) == [(0, 2), (2, 3)]
     assert group.behavior_logprobs.tolist() == [-1, -1, -3]
-    assert [response.text for response in group.responses] == ["[1, 2]", "[3]"]
+    first, second = group.responses
+    assert (first.text, second.text) == ("[1, 2]", "[3]")
+    assert first.spans == (VersionSpan(attempt=3, version=17, start=0, end=2),)
 
 
 def make_word_tokenizer() -> PreTrainedTokenizerFast:
@@ -264,18 +258,15 @@ def make_word_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
-@pytest.mark.parametrize(
-    ("token_ids", "is_stopped", "text"),
-    [
-        ([5, 0, 6, 1, 4], True, "<think>a</think>b"),
-        ([5, 0], False, "<think>a"),
-        ([0, 4], False, "a<eos>"),
-        ([0, 1], True, "ab"),
-        ([0, 99, 1, 4], True, "a\N{REPLACEMENT CHARACTER}b"),
-        ([4], True, ""),
-    ],
-    ids=["thinking", "cut", "special end", "ordinary end", "no text", "only end"],
-)
+@table("""
+    token_ids       | is_stopped | text
+    [5, 0, 6, 1, 4] | True       | <think>a</think>b
+    [5, 0]          | False      | <think>a
+    [0, 4]          | False      | a<eos>
+    [0, 1]          | True       | ab
+    [0, 99, 1, 4]   | True       | a�b
+    [4]             | True       |
+""")
 async def test_the_text_of_a_response_leaves_out_only_its_end_token(
     token_ids: list[int], is_stopped: bool, text: str
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.tables import table
 from weir.client import PartFile, WeirClient, WeirError
 
 NOON = 1_700_000_000_123_456
@@ -122,14 +123,12 @@ def test_an_answer_comes_in_chunks_and_ends_with_the_gateways_error() -> None:
     assert json.loads(gateway.requests[0].read()) == {"model": "m", "stream": True}
 
 
-@pytest.mark.parametrize(
-    ("name", "reply"),
-    [
-        ("a", {"status_code": 200, "content": b"12345"}),
-        ("a", {"status_code": 206, "content": b"123456"}),
-        ("../a", {"status_code": 200, "content": b"123456"}),
-    ],
-)
+@table("""
+    name | reply
+    a    | {"status_code": 200, "content": b"12345"}
+    a    | {"status_code": 206, "content": b"123456"}
+    ../a | {"status_code": 200, "content": b"123456"}
+""")
 def test_a_changed_file_or_one_outside_the_folder_is_refused(
     tmp_path: Path, name: str, reply: dict[str, Any]
 ) -> None:

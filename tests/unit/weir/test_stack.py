@@ -1,13 +1,12 @@
 """The gateway that the command finds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
-from weir.stack import NoStack, Stack, connected, find_stack, model_name
+from tests.tables import table
+from weir.stack import NoStack, Stack, find_stack, model_name
 
 
 def test_the_environment_goes_before_the_local_stack(tmp_path: Path) -> None:
@@ -19,25 +18,25 @@ def test_the_environment_goes_before_the_local_stack(tmp_path: Path) -> None:
     assert find_stack(remote) == Stack("http://there", "l", is_local=False)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "damaged"), ("[]", "damaged"), ('{"url": "http://here"}', "api_key")],
-)
+@table("""
+    text                   | message
+    {                      | damaged
+    []                     | damaged
+    {"url": "http://here"} | api_key
+""")
 def test_a_damaged_file_says_what_to_do(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "stack.json").write_text(text)
     with pytest.raises(NoStack, match=rf"{message}.*weir down"):
         find_stack({"WEIR_HOME": str(tmp_path)})
 
 
-@pytest.mark.parametrize(
-    ("variables", "key"),
-    [
-        ({"WEIR_API_KEY": "own", "WEIR_API_KEYS": "a"}, "own"),
-        ({"WEIR_API_KEY": "", "WEIR_API_KEY_FILE": "one", "WEIR_API_KEYS": "a"}, "from a file"),
-        ({"WEIR_API_KEYS": "", "WEIR_API_KEYS_FILE": "many"}, "first"),
-        ({"WEIR_API_KEYS_FILE": "lines"}, "plain"),
-    ],
-)
+@table("""
+    variables                                                              | key
+    {"WEIR_API_KEY": "own", "WEIR_API_KEYS": "a"}                          | own
+    {"WEIR_API_KEY": "", "WEIR_API_KEY_FILE": "one", "WEIR_API_KEYS": "a"} | from a file
+    {"WEIR_API_KEYS": "", "WEIR_API_KEYS_FILE": "many"}                    | first
+    {"WEIR_API_KEYS_FILE": "lines"}                                        | plain
+""")
 def test_a_key_may_be_in_a_file_or_among_those_of_the_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], key: str
 ) -> None:
@@ -67,17 +66,6 @@ REMOTE = {"WEIR_URL": "http://there"}
 def test_a_wrong_variable_is_named(variables: dict[str, str], words: str) -> None:
     with pytest.raises(NoStack, match=words):
         find_stack(variables)
-
-
-def test_an_impossible_connection_names_its_variables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "::")
-    with (
-        pytest.raises(NoStack, match="HTTP_PROXY"),
-        connected(Stack("http://u", "k", is_local=False)),
-    ):
-        pass
 
 
 def test_only_a_local_stack_gets_a_folder_of_this_machine(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 """Questions of a verifier to the judge, and scores from its verdicts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-import logging
 import tomllib
 from dataclasses import replace
 from typing import Any
@@ -19,7 +16,9 @@ from services.grader.judge.question import Form, NoVerdict, choice_field, number
 from services.grader.tools import Tools
 from services.grader.verifiers.judges import combine_verdicts, model_judge, score_model
 from tests.builders import a_graded_group, a_task
+from tests.tables import table
 from tests.unit.grader.judge_server import (
+    MODEL,
     PERFECT,
     TASK,
     YES,
@@ -50,17 +49,6 @@ FAILED, JUDGE_REFUSED, NO_VERDICT = (
 )
 
 
-async def test_caps_and_weights_hold(server: ScriptedServer, tools: Tools) -> None:
-    actual = {"analysis": "", "coverage": "all", "rigor": "broken", "consistency": "consistent"}
-    server.script = [says(json.dumps(actual))]
-    graded = await score(server, tools, rubric="checkpoints")
-    assert graded == Graded(
-        value=0.4,
-        reason="judged_low",
-        breakdown={"coverage": 1, "rigor": 0, "consistency": 1, "samples": 1},
-    )
-
-
 RUBRIC = """
 instructions = "Is it polite?"
 needs_solution = false
@@ -75,30 +63,32 @@ levels = [{ name = "yes", score = 0.9, means = "so" }, { name = "no", score = 0,
 async def test_a_rubric_of_the_recipe_s_own_works_the_same(
     server: ScriptedServer, tools: Tools
 ) -> None:
+    server.script = [BEST, WORST]
     rubric = tomllib.loads(RUBRIC)
-    assert await score(server, tools, rubric=rubric) == Graded(
-        value=0.9, breakdown={"polite": 0.9, "samples": 1}
-    )
-    [body] = server.requests
+    async with Judge(judge_settings(server)) as judge:
+        high, low = [await verify(judge, tools, text, rubric=rubric) for text in ("2", "3")]
+    assert high == Graded(value=0.9, breakdown={"polite": 0.9, "samples": 1})
+    breakdown = {"polite": 0, "samples": 1}
+    assert low == Graded(value=0, reason="judged_low", breakdown=breakdown)
+    body = server.requests[0]
     assert "Is it polite?" in body["messages"][0]["content"]
     assert body["response_format"]["json_schema"]["schema"]["required"] == ["polite"]
 
 
 async def test_the_request_follows_the_check(server: ScriptedServer, tools: Tools) -> None:
-    async with Judge(judge_settings(server, api_key="secret")) as judge:
-        await verify(judge, tools, reasoning_effort="high", max_tokens=777, seed=5, temperature=0.3)
+    chosen = {"reasoning_effort": "high", "seed": 5, "temperature": 0.3}
+    async with Judge(judge_settings(server)) as judge:
+        await verify(judge, tools, max_tokens=777, **chosen)
         await verify(judge, tools, chat_template_options={"enable_thinking": False})
     body, of_template = server.requests
     assert of_template["chat_template_kwargs"] == {"enable_thinking": False}
-    schema = body["response_format"]["json_schema"]
-    assert list(schema["schema"]["properties"]) == ["analysis", "solution"]
-    assert schema["strict"] is True
-    assert schema["schema"]["additionalProperties"] is False
-    assert schema["schema"]["properties"]["solution"]["enum"] == ["complete", "partial", "wrong"]
-    chosen = ("model", "reasoning_effort", "max_completion_tokens", "seed", "temperature")
-    assert [body[name] for name in chosen] == ["judge", "high", 777, 5, 0.3]
+    assert body.items() >= {"model": MODEL, "max_completion_tokens": 777, **chosen}.items()
     assert not {"tools", "chat_template_kwargs"} & body.keys()
-    assert set(server.keys) == {"Bearer secret"}
+    form = body["response_format"]["json_schema"]
+    schema = form["schema"]
+    assert (form["strict"], schema["additionalProperties"]) == (True, False)
+    assert list(schema["properties"]) == ["analysis", "solution"]
+    assert schema["properties"]["solution"]["enum"] == ["complete", "partial", "wrong"]
 
 
 async def test_samples_count_up_their_seeds_and_are_averaged(
@@ -114,13 +104,11 @@ async def test_samples_count_up_their_seeds_and_are_averaged(
 
 @pytest.mark.parametrize("num_verdicts", [4, 2, 1, 0])
 def test_half_of_the_samples_must_have_a_verdict(num_verdicts: int) -> None:
-    answers: list[Answer] = [*[YES] * num_verdicts, *[NO_VERDICT] * (4 - num_verdicts)]
+    yes: Answer = {"verdict": "yes"}
+    answers: list[Answer] = [*[yes] * num_verdicts, *[NO_VERDICT] * (4 - num_verdicts)]
     actual = combine_verdicts(answers, lambda _: (1.0, {"solution": 1.0}), {})
-    if num_verdicts < 2:
-        assert actual == NO_VERDICT
-    else:
-        assert isinstance(actual, Graded)
-        assert actual.breakdown == {"solution": 1.0, "samples": num_verdicts}
+    expected = Graded(value=1, breakdown={"solution": 1.0, "samples": num_verdicts})
+    assert actual == (NO_VERDICT if num_verdicts < 2 else expected)
 
 
 async def test_a_judge_s_words_are_the_comments(server: ScriptedServer, tools: Tools) -> None:
@@ -196,24 +184,6 @@ async def test_the_reference_and_the_problem_are_cut_to_the_context_and_not_the_
         assert prompt.count(" characters left out …]") == len(left_out)
 
 
-async def test_calls_and_tokens_are_counted(server: ScriptedServer, tools: Tools) -> None:
-    outcomes = ("verdict", "no_verdict", "failed")
-    kinds = ("prompt", "completion", "reasoning")
-
-    def counts() -> list[float]:
-        calls = [counted("weir_judge_calls_total", outcome=name) for name in outcomes]
-        return calls + [counted("weir_judge_tokens_total", kind=name) for name in kinds]
-
-    async with Judge(judge_settings(server)) as judge:
-        await verify(judge, tools, "once")
-        before = counts()
-        server.script = [says(None), replies(b"", 500), BEST]
-        await verify(judge, tools, "twice")
-    moved = [now - then for now, then in zip(counts(), before, strict=True)]
-    assert moved == [1, 1, 1, 200, 40, 10]
-    assert counted("weir_judge_in_flight") == counted("weir_judge_waiting") == 0
-
-
 async def test_equal_questions_at_one_time_are_one_call(server: ScriptedServer) -> None:
     server.script = [grades(after_s=0.1)]
     async with Judge(judge_settings(server)) as judge:
@@ -232,7 +202,13 @@ async def number(server: ScriptedServer, tools: Tools, text: str = "2", **check:
         return await score_model(TASK, text, score_check, replace(tools, judge=judge))
 
 
-@pytest.mark.parametrize(("result", "value"), [("1", 0.0), ("5.5", 0.75), ("7", 1.0), ("7e0", 1.0)])
+@table("""
+    result | value
+    1      | 0.0
+    5.5    | 0.75
+    7      | 1.0
+    7e0    | 1.0
+""")
 async def test_a_number_is_moved_to_the_unit_range(
     result: str, value: float, server: ScriptedServer, tools: Tools
 ) -> None:
@@ -318,12 +294,12 @@ async def test_a_refusal_is_loud_and_counted(
 ) -> None:
     refused = counted("weir_judge_calls_total", outcome="refused")
     server.script = [replies(b'{"error": "max_tokens is too large"} ' + b"x" * 5000, 400)]
-    with caplog.at_level(logging.ERROR):
-        await score(server, tools)
-    [record] = [
-        record for record in caplog.records if record.message == "the judge refused a request"
-    ]
-    answer = record.__dict__["answer"]
+    await score(server, tools)
+    (answer,) = (
+        record.__dict__["answer"]
+        for record in caplog.records
+        if record.message == "the judge refused a request"
+    )
     assert "max_tokens is too large" in answer
     assert len(answer) < 500
     assert counted("weir_judge_calls_total", outcome="refused") == refused + 1

@@ -1,7 +1,5 @@
 """The prompt of a judge; nothing in a response changes its form."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 
@@ -39,14 +37,6 @@ def test_every_rubric_that_a_recipe_may_name_is_there() -> None:
     assert sorted(RUBRICS) == sorted(path.stem for path in RUBRIC_FOLDER.glob("*.toml"))
     for name in RUBRICS:
         assert load_rubric(name).needs_solution
-
-
-def test_the_rubrics_are_worth_what_their_papers_say() -> None:
-    [holistic] = load_rubric("holistic").criteria
-    assert [level.score for level in holistic.levels] == [1, 0.5, 0]
-    [proof] = load_rubric("proof").criteria
-    assert [level.score for level in proof.levels] == [1, 0.8, 0.2, 0]
-    assert [criterion.weight for criterion in load_rubric("checkpoints").criteria] == [4, 2, 1]
 
 
 @pytest.mark.parametrize("name", RUBRICS)

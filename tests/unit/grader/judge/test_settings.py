@@ -1,13 +1,12 @@
 """The judge's variables of the environment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from services.chassis.deployment import DeploymentError
 from services.grader.judge.settings import JudgeSettings, deployed_judges
+from tests.tables import table
 
 GIVEN = {"WEIR_JUDGE_URL": "http://127.0.0.1:8000/v1/", "WEIR_JUDGE_MODEL": "gpt-oss-20b"}
 
@@ -31,22 +30,22 @@ def test_everything_can_be_given_and_the_key_in_a_file(tmp_path: Path) -> None:
         assert "secret" not in repr(settings)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("WEIR_JUDGE_MODEL", ""),
-        ("WEIR_JUDGE_URL", "127.0.0.1:8000"),
-        ("WEIR_JUDGE_URL", "http://"),
-        ("WEIR_JUDGE_URL", "http://h:1e9/v1"),
-        ("WEIR_JUDGE_URL", "http://h:99999/v1"),
-        ("WEIR_JUDGE_URL", "http://h/v1?key=1"),
-        ("WEIR_JUDGE_URL", "http://u:secret@h/v1"),
-        ("WEIR_JUDGE_URL", "u:secret@h:1e9"),
-        ("WEIR_JUDGE_API_KEY", "ключ"),
-        ("WEIR_JUDGE_API_KEY", "a\nb"),
-        ("WEIR_JUDGE_CONCURRENCY", "0"),
-        ("WEIR_JUDGE_TIMEOUT_S", "nan"),
-    ],
+@table(
+    """
+    name                   | value
+    WEIR_JUDGE_MODEL       |
+    WEIR_JUDGE_URL         | 127.0.0.1:8000
+    WEIR_JUDGE_URL         | http://
+    WEIR_JUDGE_URL         | http://h:1e9/v1
+    WEIR_JUDGE_URL         | http://h:99999/v1
+    WEIR_JUDGE_URL         | http://h/v1?key=1
+    WEIR_JUDGE_URL         | http://u:secret@h/v1
+    WEIR_JUDGE_URL         | u:secret@h:1e9
+    WEIR_JUDGE_API_KEY     | ключ
+    WEIR_JUDGE_CONCURRENCY | 0
+    WEIR_JUDGE_TIMEOUT_S   | nan
+""",
+    ("WEIR_JUDGE_API_KEY", "a\nb"),
 )
 def test_what_is_wrong_is_named(name: str, value: str) -> None:
     with pytest.raises(DeploymentError, match=name) as refused:

@@ -3,8 +3,6 @@
 What needs a pool is computed in this process, but where pipes open and close.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -26,12 +24,12 @@ from services.grader.offline.calibration import (
     Case,
     Labelled,
     agreement,
-    round_level,
     score_cases,
     summarize,
 )
 from services.grader.tools import Tools
 from tests.architecture.project import ROOT
+from tests.tables import read_rows, table
 from tests.unit.grader.judge_server import MODEL, ScriptedServer, until
 from tests.unit.grader.pools import InlinePool, list_descendants, wait_until_gone
 
@@ -78,29 +76,28 @@ def calibrate(grade: Callable[..., tuple[int, Lines, list[str]]]) -> Calibrate:
     return calibrated
 
 
-BY_PERCENT = r'{"response": "\\boxed{42\\%}", "answer": "42", "problem": "By what percent?"}'
-READ = [
-    (RIGHT, True, None),
-    (r'{"response": "\\boxed{41}", "answer": "42", "id": 7, "kind": "x"}', False, "wrong"),
-    (r'{"response": "\\boxed{2k+2}", "answer": "2(k+1)"}', True, None),
-    (r'{"response": "no answer at all", "answer": "42"}', False, "no_answer"),
-    (r'{"response": "\\boxed{x+1}", "answer": "\\foo{"}', None, "gold_not_parsable"),
-    (BY_PERCENT, True, None),
-    (BY_PERCENT.replace("By what percent", "How many"), False, "wrong"),
-    (r'{"response": "\ud800 \\boxed{42}", "answer": "42"}', True, None),
-    (r'{"response": "\\boxed{\udfff}", "answer": "42"}', False, "not_parsable"),
-    (r'{"response": "\\boxed{42}", "answer": "\ud800"}', None, "gold_not_parsable"),
-    (r'{"response": "\\boxed{42}\u2028", "answer": "42"}', True, None),
-]
+READ = read_rows(r"""
+{"response": "So it is \\boxed{42}.", "answer": "42"}                  | true  |
+{"response": "\\boxed{41}", "answer": "42", "id": 7, "kind": "x"}      | false | wrong
+{"response": "\\boxed{2k+2}", "answer": "2(k+1)"}                      | true  |
+{"response": "no answer at all", "answer": "42"}                       | false | no_answer
+{"response": "\\boxed{x+1}", "answer": "\\foo{"}                       | null  | gold_not_parsable
+{"response": "\\boxed{42\\%}", "answer": "42", "problem": "By what percent?"} | true |
+{"response": "\\boxed{42\\%}", "answer": "42", "problem": "How many?"} | false | wrong
+{"response": "\ud800 \\boxed{42}", "answer": "42"}                     | true  |
+{"response": "\\boxed{\udfff}", "answer": "42"}                        | false | not_parsable
+{"response": "\\boxed{42}", "answer": "\ud800"}                        | null  | gold_not_parsable
+{"response": "\\boxed{42}\u2028", "answer": "42"}                      | true  |
+""")
 
 
 def test_every_line_gets_its_verdict_in_order_whatever_it_holds(grade: Grade) -> None:
     status, reports, errors = grade(("\ufeff" + "\r\n".join(line for line, *_ in READ)).encode())
     assert (status, errors) == (0, [])
     for line, (_, verdict, reason) in zip(reports, READ, strict=True):
-        assert (line["verdict"], line["reason"]) == (verdict, reason)
-    assert all(list(line) == ["verdict", "reason", "path", "ms"] for line in reports)
-    assert all(isinstance(line["path"], str) and line["ms"] >= 0 for line in reports)
+        assert (json.dumps(line["verdict"]), line["reason"] or "") == (verdict, reason)
+        assert list(line) == ["verdict", "reason", "path", "ms"]
+        assert line["ms"] >= 0
 
 
 UNREADABLE = {
@@ -127,19 +124,6 @@ def test_a_line_that_cannot_be_read_has_its_place_and_a_message(grade: Grade) ->
         assert error.startswith(f"weir grade: line {2 * number}: {problem}")
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"), [("absent.jsonl", "No such file"), ("", "Is a directory")]
-)
-def test_a_path_without_a_file_is_named(
-    name: str, problem: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main([str(tmp_path / name)]) == 2
-    output = capfd.readouterr()
-    assert output.out == ""
-    assert output.err.startswith(f"weir grade: {tmp_path}")
-    assert problem in output.err
-
-
 def start(file: str | Path, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "services.grader.offline", str(file)],
@@ -156,7 +140,11 @@ def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize(("waits_for", "status"), [("input", 130), ("its reader", 141)])
+@table("""
+    waits_for  | status
+    input      | 130
+    its reader | 141
+""")
 def test_interrupted_or_with_nobody_to_read_its_output_it_ends_with_all_its_processes(
     waits_for: str, status: int, tmp_path: Path
 ) -> None:
@@ -261,21 +249,6 @@ async def test_a_judge_is_measured_like_the_others(calibrate: Calibrate) -> None
     assert judged["confusion"] == {"1": {"1": 1}, "0": {"1": 1}}
 
 
-@pytest.mark.anyio
-async def test_a_judge_that_goes_down_ends_it_with_the_reason(
-    judge: ScriptedServer, calibrate: Calibrate
-) -> None:
-    async def go_away(*_: object) -> None:
-        await judge.go_away()
-
-    judge.script = [go_away]
-    status, reports, errors = await asyncio.to_thread(calibrate, TWO)
-    assert (status, list(reports)) == (2, ["math_answer", "equation_steps"])
-    (error,) = errors
-    assert "cannot be reached" in error
-    assert "WEIR_JUDGE_URL" in error
-
-
 Pairs = list[tuple[float, float | None]]  # labels and scores
 
 
@@ -284,10 +257,6 @@ def cases(pairs: Pairs, kind: str = "k") -> list[Case]:
         Case(kind, label == 1, label, score, None if score is not None else "no_verdict")
         for label, score in pairs
     ]
-
-
-def test_scores_round_to_levels_and_the_upper_of_two_that_are_as_near() -> None:
-    assert list(map(round_level, (0, 0.2, 0.25, 0.74, 0.75, 1))) == [0, 0, 0.5, 0.5, 1, 1]
 
 
 # Two readers of 50 proposals: 20 times yes by both, 15 times no by both (kappa 0.4).
