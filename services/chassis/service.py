@@ -85,6 +85,17 @@ class Service:
         """Sleep, but not beyond the order to stop; return whether that has come."""
         return await wait_until_set(self.stopping, seconds)
 
+    async def wait_for_any(self, *waits: Coroutine[Any, Any, object]) -> None:
+        """Wait until one of these ends or the order to stop comes; cancel the others."""
+        tasks = [asyncio.ensure_future(wait) for wait in (self.stopping.wait(), *waits)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
 
 async def wait_until_set(event: asyncio.Event, seconds: float) -> bool:
     """Wait for an event, at most for ``seconds``; return whether it is set.
@@ -392,6 +403,16 @@ async def _respond(
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Renew the date of responses every second; uvicorn would wake up ten times as often."""
+        await self.on_tick(0)
+        while not await wait_until_set(self.ended, 1.0):
+            await self.on_tick(0)
+
     def capture_signals(self) -> Any:
         """The service handles signals itself."""
         return nullcontext()
@@ -448,7 +469,7 @@ async def _serving(service: Service, inner: Asgi | None) -> AsyncIterator[list[_
         yield servers
     finally:
         for server in servers:
-            server.should_exit = True
+            server.ended.set()
         await asyncio.gather(*tasks)
 
 

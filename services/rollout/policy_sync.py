@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
-from protocol import weights
+from protocol import streams, weights
 from protocol.calls import Served
 from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion, Probes
 from protocol.operations import PROBES
@@ -57,7 +57,12 @@ SYNC_FAILURES = start_at_zero(
     *("gone", "damaged", "load", "parity"),
 )
 
+# The interval while other weights are to be loaded.
 _POLL_S = 0.05
+# The interval while there is no news: Redis may have lost it.
+_LOOK_S = 2.0
+# vLLM has no event for the death of an engine that is idle.
+_WATCH_S = 0.2
 # Newer weights are announced before older ones are removed.
 _GONE_RETRY_S = 0.3
 _RETRY_S = 1.0
@@ -143,6 +148,8 @@ class PolicyFollower:
         # The version that failed its probes.
         self._refused: PolicyVersion | None = None
         self._changed = asyncio.Condition()
+        # Set when a request needs other weights.
+        self._wanted = asyncio.Event()
         # Locked while the engine starts, loads or sleeps.
         self._gpu = asyncio.Lock()
         # The engine's turn on the GPU ends when it sleeps, or with the process.
@@ -171,6 +178,11 @@ class PolicyFollower:
         """
         demand = self.demand
         with demand.hold(request):
+            target = demand.target
+            if target is not None and not self._has_taken(target):
+                self._wanted.set()
+            # It may make others wait for another rollout.
+            await self._notify()
             await self._wait_until(
                 lambda: demand.may_begin(request) or demand.is_for_others(request)
             )
@@ -274,15 +286,23 @@ class PolicyFollower:
     async def follow_policy_forever(self) -> None:
         """Consumes the announcements of the active job; produces an engine at the newest one.
 
-        Waits for: an active job, a policy that is not served yet. Unblocked by: the learner.
+        Waits for: an active job, a policy that is not served yet, a request for other weights.
+        Unblocked by: the learner, and the worker.
 
         Raises:
             IncompatibleEngine: if the policy needs another engine.
             StartupFailed: if no engine starts for the job, or it dies before it has served it.
             EngineError: if the engine has died, or fails to load three times.
         """
+        exchange = self.service.exchange
         while not self.service.stopping.is_set():
-            await self.service.pause(await self._follow_once())
+            self._wanted.clear()
+            pause_s = await self._follow_once()
+            if pause_s < _LOOK_S:
+                await self.service.pause(pause_s)
+            else:
+                news = exchange.wait_for_new(streams.NEW_POLICY, pause_s)
+                await self.service.wait_for_any(news, self._wanted.wait())
 
     async def watch_engine_forever(self) -> None:
         """Consumes nothing; produces an error when a process of the engine has ended.
@@ -294,7 +314,7 @@ class PolicyFollower:
             StartupFailed: if it died before it served anything.
             LoadError: if it could not sleep or wake up.
         """
-        while not await self.service.pause(_POLL_S):
+        while not await self.service.pause(_WATCH_S):
             if self.has_died():
                 raise self._death_error(EngineDied(engine_errors.describe_death()))
             if self.turns is not None and self.turns.done():
@@ -341,12 +361,14 @@ class PolicyFollower:
         if job is None or newest is None:
             if self.engine is None:
                 self.service.readiness.set(False, "no policy has been announced")
-            return _POLL_S
+            return _LOOK_S
         self.demand.newest = newest
         self.demand.last_version = job.recipe.training.steps
         await self._notify()
         target = self.demand.target or newest
-        if self._has_taken(target) or not self.demand.may_switch:
+        if self._has_taken(target):
+            return _LOOK_S if target.folder == newest.folder else _POLL_S
+        if not self.demand.may_switch:
             return _POLL_S
         return await self._try_policy(target, job)
 

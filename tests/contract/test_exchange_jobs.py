@@ -177,6 +177,7 @@ async def test_a_closed_job_leaves_its_record_and_its_events(
         JOBS.key(),
         EVENTS.key("job"),
         streams.event_ids_key("job"),
+        streams.NEW_POLICY,
     }
 
 

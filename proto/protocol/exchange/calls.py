@@ -22,6 +22,7 @@ class Calls(Connection):
     async def ask_call(self, call: Call, limit: int) -> bool:
         """Queue a call for a rollout; False if ``limit`` calls wait already."""
         keys = [streams.CALLS, streams.CALL_BODIES, streams.waited_for_key(self.me)]
+        keys += [streams.NEW_CALL]
         args = [call.key, call.id, call.model_dump_json(), limit, _EXPIRY_S, call.tries]
         return bool(await self.run("ask_call", keys, args))
 

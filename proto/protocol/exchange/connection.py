@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -58,6 +58,7 @@ class Connection:
     redact: Callable[[str], str] = str  # removes secrets from events, errors, statuses
     backpressure_seconds: float = 0.0
     waiting_for_memory: int = 0  # writes
+    places: dict[str, str] = field(default_factory=dict)  # the last entry seen, by key
 
     def hurry(self, patience_s: float) -> None:
         """Lower the patience with an unavailable server."""

@@ -20,6 +20,7 @@ M = TypeVar("M", bound=Message)
 Place = tuple[str, str]  # the key of a stream, and the id of an entry
 Verdict = Literal["unharmed", "failures", "deaths"]
 CLAIM_BYTES = 64 * 2**20
+_ENDED_PAUSE_S = 0.1
 _KEY = re.compile(rf"({'|'.join(Purpose)}):[0-9]{{1,18}}")
 _REPLICA_MEMORY = 4  # a replica is remembered for this many timeouts of a worker
 
@@ -166,11 +167,12 @@ class Work(Connection):
     ) -> list[Delivery[M]]:
         """Claim up to ``count`` new entries, or `CLAIM_BYTES` of them, earlier inputs first.
 
-        If there are none, wait up to ``wait_s``, at most 20 s, for one entry per input.
+        If there are none, wait up to ``wait_s``, at most 20 s, for one entry per input. After the
+        end of the job the wait is short, since the next one may begin.
         """
         claimed = await if_job_ended(None, self._claim(inputs, job_id, count, wait_s))
         if claimed is None:
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(min(wait_s, _ENDED_PAUSE_S))
         return claimed or []
 
     async def reclaim(
