@@ -97,9 +97,8 @@ class Stack:
 
     def up(self) -> None:
         """Start all processes, and keep them running until a signal to stop."""
-        signal.signal(signal.SIGINT, self._stop)
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGCHLD, self._wake)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(signum, self._wake)
         _make_memory_dir(self.memory_dir)
         try:
             self._start([self.valkey])
@@ -153,10 +152,7 @@ class Stack:
             self.signals.get(timeout=_LOOK_S if all_run else _POLL_S)
 
     def _wake(self, signum: int, _: object) -> None:
-        self.signals.put(signum)
-
-    def _stop(self, signum: int, _: object) -> None:
-        self.stopping = True
+        self.stopping |= signum != signal.SIGCHLD
         self.signals.put(signum)
 
 

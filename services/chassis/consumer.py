@@ -198,7 +198,7 @@ class _Worker(Generic[I, O]):
     async def _wait_for_change(self) -> None:
         self.changed.clear()
         if self.job is None or self.paused:
-            await self.service.wait_for_any(self.changed.wait())
+            await self.service.wait_for(self.changed.wait())
         else:
             await wait_until_set(self.changed, POLL_S)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import h11
 import uvicorn
@@ -49,6 +49,9 @@ _MAX_HEADER_BYTES = 2**15
 _MAX_ANONYMOUS_CONNECTIONS = 4096
 _MAX_STATUS_KEYS = 64
 _MAX_FAILURE_CHARS = 300
+# A library may take one cancellation for a timeout of its own.
+_CANCEL_RETRY_S = 1.0
+T = TypeVar("T")
 _PATHS = "/healthz, /startupz, /readyz, and /metrics on WEIR_METRICS_PORT"
 
 
@@ -85,16 +88,10 @@ class Service:
         """Sleep, but not beyond the order to stop; return whether that has come."""
         return await wait_until_set(self.stopping, seconds)
 
-    async def wait_for_any(self, *waits: Coroutine[Any, Any, object]) -> None:
-        """Wait until one of these ends or the order to stop comes; cancel the others."""
-        tasks = [asyncio.ensure_future(wait) for wait in (self.stopping.wait(), *waits)]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
+    async def wait_for(self, event: Coroutine[Any, Any, object]) -> bool:
+        """Wait for an event, but not beyond the order to stop; return whether that has come."""
+        await run_until_first_ends(event, self.stopping.wait())
+        return self.stopping.is_set()
 
 
 async def wait_until_set(event: asyncio.Event, seconds: float) -> bool:
@@ -106,6 +103,30 @@ async def wait_until_set(event: asyncio.Event, seconds: float) -> bool:
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
+
+
+async def run_until_first_ends(*coroutines: Coroutine[Any, Any, T]) -> T:
+    """Run coroutines until one ends or raises; cancel the others and return its result."""
+    tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
+    # Several may fail at once, or while this coroutine is cancelled.
+    for task in tasks:
+        task.add_done_callback(retrieve_error)
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        # Any error of theirs is raised here.
+        results = [task.result() for task in done]
+        return results[0]
+    finally:
+        while running := {task for task in tasks if not task.done()}:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=_CANCEL_RETRY_S)
+
+
+def retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Retrieve a task's error, so that asyncio does not log it as never retrieved."""
+    if not task.cancelled():
+        task.exception()
 
 
 Main = Callable[[Service], Coroutine[Any, Any, None]]

@@ -167,8 +167,7 @@ class CallServer:
         """Wait for the next look at the calls; return whether the service stops."""
         if self.open_calls or self._waiting:
             return await self.service.pause(_POLL_S)
-        await self.service.wait_for_any(self.exchange.wait_for_new(NEW_CALL, _IDLE_S))
-        return self.service.stopping.is_set()
+        return await self.service.wait_for(self.exchange.wait_for_new(NEW_CALL, _IDLE_S))
 
     def _refuse_moved(self) -> None:
         """Refuse calls whose weights leave the engine because a job begins or ends."""

@@ -57,7 +57,7 @@ SYNC_FAILURES = start_at_zero(
     *("gone", "damaged", "load", "parity"),
 )
 
-# The interval while other weights are to be loaded.
+# The interval during an evaluation, whose requests change the target.
 _POLL_S = 0.05
 # The interval while there is no news: Redis may have lost it.
 _LOOK_S = 2.0
@@ -148,8 +148,6 @@ class PolicyFollower:
         # The version that failed its probes.
         self._refused: PolicyVersion | None = None
         self._changed = asyncio.Condition()
-        # Set when a request needs other weights.
-        self._wanted = asyncio.Event()
         # Locked while the engine starts, loads or sleeps.
         self._gpu = asyncio.Lock()
         # The engine's turn on the GPU ends when it sleeps, or with the process.
@@ -178,11 +176,6 @@ class PolicyFollower:
         """
         demand = self.demand
         with demand.hold(request):
-            target = demand.target
-            if target is not None and not self._has_taken(target):
-                self._wanted.set()
-            # It may make others wait for another rollout.
-            await self._notify()
             await self._wait_until(
                 lambda: demand.may_begin(request) or demand.is_for_others(request)
             )
@@ -286,23 +279,20 @@ class PolicyFollower:
     async def follow_policy_forever(self) -> None:
         """Consumes the announcements of the active job; produces an engine at the newest one.
 
-        Waits for: an active job, a policy that is not served yet, a request for other weights.
-        Unblocked by: the learner, and the worker.
+        Waits for: an active job, a policy that is not served yet. Unblocked by: the learner.
 
         Raises:
             IncompatibleEngine: if the policy needs another engine.
             StartupFailed: if no engine starts for the job, or it dies before it has served it.
             EngineError: if the engine has died, or fails to load three times.
         """
-        exchange = self.service.exchange
+        wait_for_new = self.service.exchange.wait_for_new
         while not self.service.stopping.is_set():
-            self._wanted.clear()
             pause_s = await self._follow_once()
-            if pause_s < _LOOK_S:
-                await self.service.pause(pause_s)
+            if pause_s is None:
+                await self.service.wait_for(wait_for_new(streams.NEW_POLICY, _LOOK_S))
             else:
-                news = exchange.wait_for_new(streams.NEW_POLICY, pause_s)
-                await self.service.wait_for_any(news, self._wanted.wait())
+                await self.service.pause(pause_s)
 
     async def watch_engine_forever(self) -> None:
         """Consumes nothing; produces an error when a process of the engine has ended.
@@ -354,21 +344,21 @@ class PolicyFollower:
         if self.engine is not None:
             self.engine.shut_down()
 
-    async def _follow_once(self) -> float:
-        """Load a newer policy if there is one; return the seconds until the next poll."""
+    async def _follow_once(self) -> float | None:
+        """Load a newer policy if there is one; return when to look again, or None: at news."""
         job = await self.refresh_job()
         newest = await self.service.exchange.newest_policy(job.job_id) if job else None
         if job is None or newest is None:
             if self.engine is None:
                 self.service.readiness.set(False, "no policy has been announced")
-            return _LOOK_S
+            return None
         self.demand.newest = newest
         self.demand.last_version = job.recipe.training.steps
         await self._notify()
         target = self.demand.target or newest
-        if self._has_taken(target):
-            return _LOOK_S if target.folder == newest.folder else _POLL_S
-        if not self.demand.may_switch:
+        if self._has_taken(target) and newest.evaluated is None:
+            return None
+        if self._has_taken(target) or not self.demand.may_switch:
             return _POLL_S
         return await self._try_policy(target, job)
 

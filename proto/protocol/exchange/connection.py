@@ -58,7 +58,7 @@ class Connection:
     redact: Callable[[str], str] = str  # removes secrets from events, errors, statuses
     backpressure_seconds: float = 0.0
     waiting_for_memory: int = 0  # writes
-    places: dict[str, str] = field(default_factory=dict)  # the last entry seen, by key
+    places: dict[str, bytes] = field(default_factory=dict)  # the last entry seen, by key
 
     def hurry(self, patience_s: float) -> None:
         """Lower the patience with an unavailable server."""

@@ -28,16 +28,16 @@ class News(Connection):
 
     async def announce(self, policy: PolicyVersion) -> None:
         """Announce new weights to every rollout, if the policy's attempt is the current one."""
-        job_id = policy.job_id
-        keys = [streams.POLICY.key(job_id), streams.job_key(job_id), streams.NEW_POLICY]
+        keys = [streams.POLICY.key(policy.job_id), streams.job_key(policy.job_id)]
+        keys += [streams.NEW_POLICY]
         await self.run("announce", keys, [policy.attempt, *flat(encode(policy))])
 
     async def wait_for_new(self, key: str, wait_s: float) -> None:
         """Wait for a call or a policy since the last such wait for the key, up to ``wait_s``."""
-        place = {key: self.places.get(key, "0")}
+        place = {key: self.places.get(key, b"0")}
         reply = cast(Rows, await self.reader.xread(place, block=block_ms(wait_s)))
         for rows in reply.values():
-            self.places[key] = rows[-1][0].decode()
+            self.places[key] = rows[-1][0]
 
     async def newest_policy(self, job_id: str) -> PolicyVersion | None:
         rows = await self.writer.xrevrange(streams.POLICY.key(job_id), count=1)
