@@ -29,7 +29,7 @@ from protocol.exchange import (
     WorkerRegistry,
     replica_name,
 )
-from protocol.exchange.connection import Refused
+from protocol.exchange.connection import Refused, round_wait
 from protocol.frames import FrameError
 from protocol.messages import (
     ActiveJob,
@@ -167,7 +167,7 @@ class _Worker(Generic[I, O]):
             await self._follow_job()
             await self._send_heartbeat()
             await self._expire_dead_workers()
-            await asyncio.sleep(self.service.deployment.heartbeat_s)
+            await asyncio.sleep(round_wait(self.service.deployment.heartbeat_s))
 
     async def claim_until_stopped(self) -> None:
         """Start as many entries as there are free slots.

@@ -21,7 +21,7 @@ import h11
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from protocol.exchange import Disconnected, Exchange, connect, replica_name
-from protocol.exchange.connection import Refused
+from protocol.exchange.connection import Refused, round_wait
 from protocol.exchange.server import server_problems
 from protocol.messages import Doing, Failure, JobEvent, Notice, Status
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -95,12 +95,12 @@ class Service:
 
 
 async def wait_until_set(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, at most for ``seconds``; return whether it is set.
+    """Wait for an event, at most for ``seconds``, as `round_wait` rounds; return whether it is set.
 
     `asyncio.wait_for` of Python 3.11 swallows a cancellation that comes with the event.
     """
     with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(round_wait(seconds)):
             await event.wait()
     return event.is_set()
 

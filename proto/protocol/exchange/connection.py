@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -154,9 +155,18 @@ async def if_job_ended(fallback: T, command: Awaitable[T]) -> T:
         return fallback
 
 
+def round_wait(wait_s: float) -> float:
+    """Shorten a wait of a second or more so that it ends with a second of the clock.
+
+    Waits that end together wake up a process once.
+    """
+    now = time.monotonic()
+    return math.floor(now + wait_s) - now if wait_s >= 1 else wait_s
+
+
 def block_ms(wait_s: float) -> int:
     """Return BLOCK in milliseconds; Redis would wait without end for 0."""
-    return max(1, round(min(wait_s, _MAX_BLOCK_S) * 1000))
+    return max(1, round(round_wait(min(wait_s, _MAX_BLOCK_S)) * 1000))
 
 
 def flat(fields: Mapping[bytes, bytes]) -> list[bytes]:

@@ -178,8 +178,8 @@ class Jobs(Connection):
         job = await self._next_job()
         if job is None and wait_s:
             # A submission ends the wait; the next call finds a resumed job.
-            place = {streams.JOBS.key(): "$"}
-            if await self.reader.xread(place, count=1, block=block_ms(wait_s)):
+            block = block_ms(wait_s)
+            if await self.reader.xread({streams.JOBS.key(): "$"}, count=1, block=block):
                 job = await self._next_job()
         return job
 

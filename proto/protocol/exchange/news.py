@@ -34,9 +34,9 @@ class News(Connection):
 
     async def wait_for_new(self, key: str, wait_s: float) -> None:
         """Wait for a call or a policy since the last such wait for the key, up to ``wait_s``."""
-        place = {key: self.places.get(key, b"0")}
-        reply = cast(Rows, await self.reader.xread(place, block=block_ms(wait_s)))
-        for rows in reply.values():
+        place = self.places.get(key, b"0")
+        reply = await self.reader.xread({key: place}, block=block_ms(wait_s))
+        for rows in cast(Rows, reply).values():
             self.places[key] = rows[-1][0]
 
     async def newest_policy(self, job_id: str) -> PolicyVersion | None:
