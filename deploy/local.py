@@ -16,10 +16,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from protocol.placement import Choice, PlacementError, choose
 
@@ -50,8 +48,6 @@ from services.chassis.secret_variables import hide_secrets
 # A busy machine takes minutes to import the packages of an engine.
 START_TIMEOUT_S = 300.0
 _POLL_S = 0.1
-# The longest time between looks while all processes run: a signal tells when one ends.
-_LOOK_S = 5.0
 # A process that fails this often before it has started ends the start of the stack.
 _MAX_FAILURES = 3
 _LOG_TAIL_CHARS = 2000
@@ -88,8 +84,6 @@ class Stack:
     services: list[Process]
     memory_dir: Path
     stopping: bool = False
-    # Its `put` is safe in a handler.
-    signals: SimpleQueue[int] = field(default_factory=SimpleQueue[int])
 
     @property
     def processes(self) -> list[Process]:
@@ -97,8 +91,8 @@ class Stack:
 
     def up(self) -> None:
         """Start all processes, and keep them running until a signal to stop."""
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(signum, self._wake)
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
         _make_memory_dir(self.memory_dir)
         try:
             self._start([self.valkey])
@@ -107,7 +101,6 @@ class Stack:
                 self._publish()
             while not self.stopping:
                 self._restart_ended(self.processes)
-                self._wait()
         finally:
             stop(self.services, lambda: stop_timeout_s(self.home.path / "data"))
             stop([self.valkey], lambda: STOP_TIMEOUT_S)
@@ -140,20 +133,14 @@ class Stack:
             if is_failing or time.monotonic() > deadline:
                 raise StackError(_describe_failure(late[0]))
             self._restart_ended(processes)
-            time.sleep(_POLL_S)
 
     def _restart_ended(self, processes: Sequence[Process]) -> None:
         for process in processes:
             process.restart_if_ended()
+        time.sleep(_POLL_S)
 
-    def _wait(self) -> None:
-        all_run = all(process.running for process in self.processes)
-        with suppress(Empty):
-            self.signals.get(timeout=_LOOK_S if all_run else _POLL_S)
-
-    def _wake(self, signum: int, _: object) -> None:
-        self.stopping |= signum != signal.SIGCHLD
-        self.signals.put(signum)
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
 
 
 def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -> Stack:

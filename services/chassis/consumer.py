@@ -198,7 +198,7 @@ class _Worker(Generic[I, O]):
     async def _wait_for_change(self) -> None:
         self.changed.clear()
         if self.job is None or self.paused:
-            await self.service.wait_for(self.changed.wait())
+            await self.service.await_event(self.changed.wait())
         else:
             await wait_until_set(self.changed, POLL_S)
 
@@ -303,7 +303,7 @@ class _Worker(Generic[I, O]):
 
     async def _expire_dead_workers(self) -> None:
         """Release the entries of dead workers."""
-        if self.job is None or self.paused:
+        if self.job is None:
             return
         for worker, beats in list(self.roster.dead(self.exchange.me)):
             num_entries = await self.exchange.expire_worker(

@@ -88,7 +88,7 @@ class Service:
         """Sleep, but not beyond the order to stop; return whether that has come."""
         return await wait_until_set(self.stopping, seconds)
 
-    async def wait_for(self, event: Coroutine[Any, Any, object]) -> bool:
+    async def await_event(self, event: Coroutine[Any, Any, object]) -> bool:
         """Wait for an event, but not beyond the order to stop; return whether that has come."""
         await run_until_first_ends(event, self.stopping.wait())
         return self.stopping.is_set()

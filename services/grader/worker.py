@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from answers import read_unit
 from protocol.exchange import Exchange
-from protocol.exchange.connection import round_wait
 from protocol.messages import (
     ActiveJob,
     Capabilities,
@@ -201,7 +200,7 @@ async def report_forever(service: Service, tools: Tools) -> None:
                 await service.exchange.record_event(event)
             reported = obstacle
         service.readiness.set(obstacle is None, obstacle or "")
-        await asyncio.sleep(round_wait(POLL_S))
+        await asyncio.sleep(POLL_S)
 
 
 def _make_event(service: Service, job: ActiveJob, obstacle: str | None, number: int) -> JobEvent:

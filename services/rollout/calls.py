@@ -47,8 +47,6 @@ log = logging.getLogger(__name__)
 # The intervals of looks for the active job and for calls, while calls wait or are answered.
 _JOB_POLL_S = 0.05
 _POLL_S = 0.01
-# The interval of looks for calls otherwise: Redis may have lost the news of one.
-_IDLE_S = 2.0
 # The interval of reports to gateways, and of checks for cancelled calls.
 _REPORT_S = 1.0
 _SHUT_DOWN_S = 2.0
@@ -167,7 +165,7 @@ class CallServer:
         """Wait for the next look at the calls; return whether the service stops."""
         if self.open_calls or self._waiting:
             return await self.service.pause(_POLL_S)
-        return await self.service.wait_for(self.exchange.wait_for_new(NEW_CALL, _IDLE_S))
+        return await self.service.await_event(self.exchange.wait_for_new(NEW_CALL))
 
     def _refuse_moved(self) -> None:
         """Refuse calls whose weights leave the engine because a job begins or ends."""

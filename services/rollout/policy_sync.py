@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
-from protocol import streams, weights
+from protocol import weights
 from protocol.calls import Served
 from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion, Probes
 from protocol.operations import PROBES
 from protocol.recipe import Model
+from protocol.streams import NEW_POLICY
 from protocol.weights import WeightsError, WeightsGone
 
 from services.chassis.faults import Busy, StartupFailed, Unworkable
@@ -59,8 +60,6 @@ SYNC_FAILURES = start_at_zero(
 
 # The interval during an evaluation, whose requests change the target.
 _POLL_S = 0.05
-# The interval while there is no news: Redis may have lost it.
-_LOOK_S = 2.0
 # vLLM has no event for the death of an engine that is idle.
 _WATCH_S = 0.2
 # Newer weights are announced before older ones are removed.
@@ -286,13 +285,11 @@ class PolicyFollower:
             StartupFailed: if no engine starts for the job, or it dies before it has served it.
             EngineError: if the engine has died, or fails to load three times.
         """
-        wait_for_new = self.service.exchange.wait_for_new
         while not self.service.stopping.is_set():
-            pause_s = await self._follow_once()
-            if pause_s is None:
-                await self.service.wait_for(wait_for_new(streams.NEW_POLICY, _LOOK_S))
-            else:
+            if pause_s := await self._follow_once():
                 await self.service.pause(pause_s)
+            else:
+                await self.service.await_event(self.service.exchange.wait_for_new(NEW_POLICY))
 
     async def watch_engine_forever(self) -> None:
         """Consumes nothing; produces an error when a process of the engine has ended.
@@ -344,22 +341,20 @@ class PolicyFollower:
         if self.engine is not None:
             self.engine.shut_down()
 
-    async def _follow_once(self) -> float | None:
-        """Load a newer policy if there is one; return when to look again, or None: at news."""
+    async def _follow_once(self) -> float:
+        """Load a newer policy if there is one; return the pause, 0 for until the next."""
         job = await self.refresh_job()
         newest = await self.service.exchange.newest_policy(job.job_id) if job else None
         if job is None or newest is None:
             if self.engine is None:
                 self.service.readiness.set(False, "no policy has been announced")
-            return None
+            return 0
         self.demand.newest = newest
         self.demand.last_version = job.recipe.training.steps
         await self._notify()
         target = self.demand.target or newest
-        if self._has_taken(target) and newest.evaluated is None:
-            return None
         if self._has_taken(target) or not self.demand.may_switch:
-            return _POLL_S
+            return _POLL_S if newest.evaluated else 0
         return await self._try_policy(target, job)
 
     def _has_taken(self, policy: PolicyVersion) -> bool:

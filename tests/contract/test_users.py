@@ -149,6 +149,7 @@ async def test_a_group_goes_its_way_and_a_failed_one_too(
         await worker.heartbeat(group, streams_in, "job")
         await worker.expire_worker(group, "another", 0, streams_in, "job")
         await worker.queued(streams_in[0], "job")
+    await s.rollout.wait_for_new(streams.NEW_POLICY)
     assert await s.rollout.newest_policy("job") == a_policy()
     assert await s.learner.statuses() == await s.gateway.statuses()
     evaluated, trained = await s.rollout.claim(inputs, "job", count=2, wait_s=0)
@@ -245,6 +246,7 @@ async def test_a_call_goes_to_a_rollout_and_its_answer_back(services: Services) 
     gateway, rollout = services.gateway, services.rollout
     call = a_call(gateway=gateway.me)
     assert await gateway.ask_call(call, limit=1)
+    await rollout.wait_for_new(streams.NEW_CALL)
     assert await gateway.keep_calls({call.id: 0}) == {call.id}
     assert await rollout.waiting_calls() == {call.served.key: 1}
     assert await rollout.take_calls(call.served.key, 1) == [call]

@@ -20,7 +20,6 @@ M = TypeVar("M", bound=Message)
 Place = tuple[str, str]  # the key of a stream, and the id of an entry
 Verdict = Literal["unharmed", "failures", "deaths"]
 CLAIM_BYTES = 64 * 2**20
-_ENDED_PAUSE_S = 0.1
 _KEY = re.compile(rf"({'|'.join(Purpose)}):[0-9]{{1,18}}")
 _REPLICA_MEMORY = 4  # a replica is remembered for this many timeouts of a worker
 
@@ -172,7 +171,7 @@ class Work(Connection):
         """
         claimed = await if_job_ended(None, self._claim(inputs, job_id, count, wait_s))
         if claimed is None:
-            await asyncio.sleep(min(wait_s, _ENDED_PAUSE_S))
+            await asyncio.sleep(min(wait_s, 0.1))
         return claimed or []
 
     async def reclaim(

@@ -21,7 +21,7 @@ from protocol.exchange import (
     WorkerRegistry,
     replica_name,
 )
-from protocol.exchange.connection import Refused, round_wait
+from protocol.exchange.connection import Refused
 from protocol.messages import Doing, JobRef, JobState
 
 from services.chassis.metrics import DEVICES, PHASES
@@ -134,7 +134,7 @@ class Role:
             Fenced: if another learner has taken the lease.
         """
         while True:
-            await asyncio.sleep(round_wait(self.service.deployment.heartbeat_s))
+            await asyncio.sleep(self.service.deployment.heartbeat_s)
             lease = await self.service.exchange.renew_lease()
             if lease.holder != self.service.exchange.me:
                 raise Fenced(f"the learner {lease.holder} has taken over")
