@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -161,7 +160,7 @@ def round_wait(wait_s: float) -> float:
     Waits that end together wake up a process once.
     """
     now = time.monotonic()
-    return math.floor(now + wait_s) - now if wait_s >= 1 else wait_s
+    return int(now + wait_s) - now if wait_s >= 1 else wait_s
 
 
 def block_ms(wait_s: float) -> int:
