@@ -22,6 +22,8 @@ lives:{group}         heartbeats of workers, a hash       rollout, grader     ro
 status                Status by replica, a hash           all but gateway     gateway, learner
 {job}:event_ids       ids of recorded events, a set       all                 all
 starts                processes started, by service       all                 gateway
+new_policy            a stream of one entry, that wakes   learner             rollout
+new_call              a stream of one entry, that wakes   gateway             rollout
 trials                Trial, a list that expires          gateway, learner    grader
 trial:{id}            TrialResult, a list that expires    grader              gateway, learner
 calls                 ids of waiting Calls, a list        gateway             rollout
@@ -94,6 +96,8 @@ STATUS = PREFIX + "status"
 TRIALS = PREFIX + "trials"
 CALLS = PREFIX + "calls"
 CALL_BODIES = PREFIX + "call_bodies"
+NEW_POLICY = PREFIX + "new_policy"
+NEW_CALL = PREFIX + "new_call"
 
 
 def request_stream(purpose: Purpose, in_environment: bool) -> Stream[RolloutRequest]:

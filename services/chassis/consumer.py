@@ -29,7 +29,7 @@ from protocol.exchange import (
     WorkerRegistry,
     replica_name,
 )
-from protocol.exchange.connection import Refused
+from protocol.exchange.connection import Refused, round_wait
 from protocol.frames import FrameError
 from protocol.messages import (
     ActiveJob,
@@ -51,7 +51,7 @@ from services.chassis.faults import (
     WorkerFault,
 )
 from services.chassis.service import Service, summarize_error, wait_until_set
-from services.chassis.timeouts import POLL_S, RECLAIM_EVERY_S, RELEASE_TIMEOUT_S
+from services.chassis.timeouts import CLAIM_WAIT_S, POLL_S, RELEASE_TIMEOUT_S
 
 I = TypeVar("I", bound=Message)  # noqa: E741  (input)
 O = TypeVar("O", bound=Message)  # noqa: E741  (output)
@@ -166,7 +166,8 @@ class _Worker(Generic[I, O]):
         while True:
             await self._follow_job()
             await self._send_heartbeat()
-            await asyncio.sleep(self.service.deployment.heartbeat_s)
+            await self._expire_dead_workers()
+            await asyncio.sleep(round_wait(self.service.deployment.heartbeat_s))
 
     async def claim_until_stopped(self) -> None:
         """Start as many entries as there are free slots.
@@ -196,7 +197,10 @@ class _Worker(Generic[I, O]):
 
     async def _wait_for_change(self) -> None:
         self.changed.clear()
-        await wait_until_set(self.changed, POLL_S)
+        if self.job is None or self.paused:
+            await self.service.await_event(self.changed.wait())
+        else:
+            await wait_until_set(self.changed, POLL_S)
 
     @property
     def _can_start(self) -> bool:
@@ -244,6 +248,7 @@ class _Worker(Generic[I, O]):
         if requested is Requested.CANCEL:
             await self._release_all()
         self.paused = requested is not Requested.RUN
+        self.changed.set()
 
     async def _send_heartbeat(self) -> None:
         leased = list(self.leases.values())
@@ -273,14 +278,12 @@ class _Worker(Generic[I, O]):
         self.suspects = [suspect for suspect in self.suspects if suspect is not delivery]
 
     async def _reclaim(self) -> None:
-        """Free the entries of dead workers, and claim released ones. Rarely useful, so paced."""
+        """Claim released entries, which are rare, at every heartbeat and after a death."""
         now = time.monotonic()
-        pause_s = min(self.service.deployment.heartbeat_s, RECLAIM_EVERY_S)
-        if self.job is None or now < self.reclaimed_at + pause_s:
+        if self.job is None or now < self.reclaimed_at + self.service.deployment.heartbeat_s:
             return
         self.reclaimed_at = now
         job_id = self.job.job_id
-        await self._expire_dead_workers(job_id)
         inputs = self._inputs
         for stream in self.consumer.inputs:
             free_slots = self._free_slots
@@ -298,12 +301,16 @@ class _Worker(Generic[I, O]):
                 metrics.RECLAIMED.inc()
                 await self._admit(delivery)
 
-    async def _expire_dead_workers(self, job_id: str) -> None:
+    async def _expire_dead_workers(self) -> None:
+        """Release the entries of dead workers."""
+        if self.job is None:
+            return
         for worker, beats in list(self.roster.dead(self.exchange.me)):
             num_entries = await self.exchange.expire_worker(
-                self.consumer.group, worker, beats, self.consumer.inputs, job_id
+                self.consumer.group, worker, beats, self.consumer.inputs, self.job.job_id
             )
             if num_entries > 0:
+                self.reclaimed_at = float("-inf")
                 metrics.DEATHS.inc()
                 log.warning("a worker has died", extra={"worker": worker, "entries": num_entries})
 
@@ -324,7 +331,7 @@ class _Worker(Generic[I, O]):
         if self._free_slots <= 0:
             return
         count = max(1, min(share, self._free_slots))
-        for delivery in await self.exchange.claim(inputs, job_id, count=count, wait_s=POLL_S):
+        for delivery in await self.exchange.claim(inputs, job_id, count=count, wait_s=CLAIM_WAIT_S):
             await self._admit(delivery)
 
     async def _compute_share(self, job_id: str, inputs: Sequence[Stream[I]]) -> int:

@@ -15,13 +15,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import h11
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from protocol.exchange import Disconnected, Exchange, connect, replica_name
-from protocol.exchange.connection import Refused
+from protocol.exchange.connection import Refused, round_wait
 from protocol.exchange.server import server_problems
 from protocol.messages import Doing, Failure, JobEvent, Notice, Status
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -49,6 +49,9 @@ _MAX_HEADER_BYTES = 2**15
 _MAX_ANONYMOUS_CONNECTIONS = 4096
 _MAX_STATUS_KEYS = 64
 _MAX_FAILURE_CHARS = 300
+# A library may take one cancellation for a timeout of its own.
+_CANCEL_RETRY_S = 1.0
+T = TypeVar("T")
 _PATHS = "/healthz, /startupz, /readyz, and /metrics on WEIR_METRICS_PORT"
 
 
@@ -85,16 +88,45 @@ class Service:
         """Sleep, but not beyond the order to stop; return whether that has come."""
         return await wait_until_set(self.stopping, seconds)
 
+    async def await_event(self, event: Coroutine[Any, Any, object]) -> bool:
+        """Wait for an event, but not beyond the order to stop; return whether that has come."""
+        await run_until_first_ends(event, self.stopping.wait())
+        return self.stopping.is_set()
+
 
 async def wait_until_set(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, at most for ``seconds``; return whether it is set.
+    """Wait for an event, at most for ``seconds``, as `round_wait` rounds; return whether it is set.
 
     `asyncio.wait_for` of Python 3.11 swallows a cancellation that comes with the event.
     """
     with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(round_wait(seconds)):
             await event.wait()
     return event.is_set()
+
+
+async def run_until_first_ends(*coroutines: Coroutine[Any, Any, T]) -> T:
+    """Run coroutines until one ends or raises; cancel the others and return its result."""
+    tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
+    # Several may fail at once, or while this coroutine is cancelled.
+    for task in tasks:
+        task.add_done_callback(retrieve_error)
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        # Any error of theirs is raised here.
+        results = [task.result() for task in done]
+        return results[0]
+    finally:
+        while running := {task for task in tasks if not task.done()}:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=_CANCEL_RETRY_S)
+
+
+def retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Retrieve a task's error, so that asyncio does not log it as never retrieved."""
+    if not task.cancelled():
+        task.exception()
 
 
 Main = Callable[[Service], Coroutine[Any, Any, None]]
@@ -392,6 +424,16 @@ async def _respond(
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Renew the date of responses every second; uvicorn would wake up ten times as often."""
+        await self.on_tick(0)
+        while not await wait_until_set(self.ended, 1.0):
+            await self.on_tick(0)
+
     def capture_signals(self) -> Any:
         """The service handles signals itself."""
         return nullcontext()
@@ -448,7 +490,7 @@ async def _serving(service: Service, inner: Asgi | None) -> AsyncIterator[list[_
         yield servers
     finally:
         for server in servers:
-            server.should_exit = True
+            server.ended.set()
         await asyncio.gather(*tasks)
 
 

@@ -1,10 +1,10 @@
 """How long anything in the chassis may take, in seconds, and why. Deployments set the others."""
 
 # --- The work loop ---
-# No event announces that a consumer opens or that an entry is released.
+# No event announces that a consumer opens or has room.
 POLL_S = 0.1
-# Dead workers and released entries are rare: a look costs a call per stream.
-RECLAIM_EVERY_S = 0.2
+# A claim that waits cannot be cancelled: a stop, or a released entry, is seen this much later.
+CLAIM_WAIT_S = 0.5
 # A worker that leaves must not wait long for an exchange that is away.
 RELEASE_TIMEOUT_S = 5.0
 

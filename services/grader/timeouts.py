@@ -11,7 +11,7 @@ CLIENT_CODE_S = 10.0
 
 # --- The worker ---
 # The state of judges and the active job have no event for it.
-POLL_S = 0.5
+POLL_S = 1.0
 # A group waits this long for a missing verifier or judge before other graders get it.
 ADMISSION_TIMEOUT_S = 20.0
 # A trial, for a client that waits.

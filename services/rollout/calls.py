@@ -23,6 +23,7 @@ from protocol.calls import Call, Piece, Pieces, Refusal, Served
 from protocol.exchange import Disconnected
 from protocol.exchange.connection import Refused
 from protocol.messages import Doing, Task
+from protocol.streams import NEW_CALL
 from protocol.weights import WeightsError
 from pydantic import ValidationError
 
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
     from services.rollout.engine import Engine
 
 log = logging.getLogger(__name__)
-_IDLE_POLL_S = 0.05
-# The interval while calls wait or are answered.
-_BUSY_POLL_S = 0.01
+# The intervals of looks for the active job and for calls, while calls wait or are answered.
+_JOB_POLL_S = 0.05
+_POLL_S = 0.01
 # The interval of reports to gateways, and of checks for cancelled calls.
 _REPORT_S = 1.0
 _SHUT_DOWN_S = 2.0
@@ -144,13 +145,13 @@ class CallServer:
             EngineDied: if the engine dies while it loads weights.
         """
         try:
-            while not await self.service.pause(self._poll_s):
+            while not await self._wait():
                 if self._loading is not None and self._loading.done():
                     self._loading = self._loading.result()
                 await self._count_waiting()
                 if not self._next_key and not self.open_calls:
                     continue
-                if time.monotonic() > self._refreshed_at + _IDLE_POLL_S:
+                if time.monotonic() > self._refreshed_at + _JOB_POLL_S:
                     await self.follower.refresh_job()
                     self._refreshed_at = time.monotonic()
                 self._refuse_moved()
@@ -160,9 +161,11 @@ class CallServer:
         finally:
             await self._shut_down()
 
-    @property
-    def _poll_s(self) -> float:
-        return _BUSY_POLL_S if self.open_calls or self._waiting else _IDLE_POLL_S
+    async def _wait(self) -> bool:
+        """Wait for the next look at the calls; return whether the service stops."""
+        if self.open_calls or self._waiting:
+            return await self.service.pause(_POLL_S)
+        return await self.service.await_event(self.exchange.wait_for_new(NEW_CALL))
 
     def _refuse_moved(self) -> None:
         """Refuse calls whose weights leave the engine because a job begins or ends."""

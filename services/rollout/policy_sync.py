@@ -18,6 +18,7 @@ from protocol.calls import Served
 from protocol.messages import ActiveJob, Doing, ParityReport, PolicyVersion, Probes
 from protocol.operations import PROBES
 from protocol.recipe import Model
+from protocol.streams import NEW_POLICY
 from protocol.weights import WeightsError, WeightsGone
 
 from services.chassis.faults import Busy, StartupFailed, Unworkable
@@ -57,7 +58,10 @@ SYNC_FAILURES = start_at_zero(
     *("gone", "damaged", "load", "parity"),
 )
 
+# The interval during an evaluation, whose requests change the target.
 _POLL_S = 0.05
+# vLLM has no event for the death of an engine that is idle.
+_WATCH_S = 0.2
 # Newer weights are announced before older ones are removed.
 _GONE_RETRY_S = 0.3
 _RETRY_S = 1.0
@@ -282,7 +286,10 @@ class PolicyFollower:
             EngineError: if the engine has died, or fails to load three times.
         """
         while not self.service.stopping.is_set():
-            await self.service.pause(await self._follow_once())
+            if pause_s := await self._follow_once():
+                await self.service.pause(pause_s)
+            else:
+                await self.service.await_event(self.service.exchange.wait_for_new(NEW_POLICY))
 
     async def watch_engine_forever(self) -> None:
         """Consumes nothing; produces an error when a process of the engine has ended.
@@ -294,7 +301,7 @@ class PolicyFollower:
             StartupFailed: if it died before it served anything.
             LoadError: if it could not sleep or wake up.
         """
-        while not await self.service.pause(_POLL_S):
+        while not await self.service.pause(_WATCH_S):
             if self.has_died():
                 raise self._death_error(EngineDied(engine_errors.describe_death()))
             if self.turns is not None and self.turns.done():
@@ -335,19 +342,19 @@ class PolicyFollower:
             self.engine.shut_down()
 
     async def _follow_once(self) -> float:
-        """Load a newer policy if there is one; return the seconds until the next poll."""
+        """Load a newer policy if there is one; return the pause, 0 for until the next."""
         job = await self.refresh_job()
         newest = await self.service.exchange.newest_policy(job.job_id) if job else None
         if job is None or newest is None:
             if self.engine is None:
                 self.service.readiness.set(False, "no policy has been announced")
-            return _POLL_S
+            return 0
         self.demand.newest = newest
         self.demand.last_version = job.recipe.training.steps
         await self._notify()
         target = self.demand.target or newest
         if self._has_taken(target) or not self.demand.may_switch:
-            return _POLL_S
+            return _POLL_S if newest.evaluated else 0
         return await self._try_policy(target, job)
 
     def _has_taken(self, policy: PolicyVersion) -> bool:

@@ -179,6 +179,7 @@ async def test_a_closed_job_leaves_its_record_and_its_events(
         JOBS.key(),
         EVENTS.key("job"),
         streams.event_ids_key("job"),
+        streams.NEW_POLICY,
     }
 
 
@@ -225,6 +226,21 @@ async def test_the_last_announcement_counts_and_one_that_is_sent_again_is_made_o
     assert await exchange.newest_policy("job") == a_policy(0)
     stream = client.xinfo_stream(streams.POLICY.key("job"))
     assert (stream["entries-added"], stream["length"]) == (3, 1)
+
+
+async def test_an_announcement_ends_a_wait_also_one_that_begins_later_but_only_once(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(news, "_NEWS_MS", 20_000)
+    await begin(exchange)
+    async with asyncio.timeout(15):
+        await exchange.announce(a_policy(0))
+        await exchange.wait_for_new(streams.NEW_POLICY)
+        waiting = asyncio.create_task(exchange.wait_for_new(streams.NEW_POLICY))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await exchange.announce(a_policy(1))
+        await waiting
 
 
 async def test_many_readers_wait_for_the_next_event_on_a_bounded_number_of_connections(

@@ -163,6 +163,7 @@ async def test_a_group_goes_its_way_and_a_failed_one_too(
     for purpose in (Purpose.TRAIN, Purpose.EVAL):
         in_environment = name == "environment"
         await learner.ask(a_request(purpose=purpose, in_environment=in_environment))
+    await services.rollout.wait_for_new(streams.NEW_POLICY)
     assert await services.rollout.newest_policy("job") == a_policy()
     await show_life(worker, *inputs)
     first, second = await claim(worker, *inputs)

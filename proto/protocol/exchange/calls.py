@@ -23,7 +23,7 @@ class Calls(Connection):
         """Queue a call for a rollout; False if ``limit`` calls wait already."""
         keys = [streams.CALLS, streams.CALL_BODIES, streams.waited_for_key(self.me)]
         args = [call.key, call.id, call.model_dump_json(), limit, _EXPIRY_S, call.tries]
-        return bool(await self.run("ask_call", keys, args))
+        return bool(await self.run("ask_call", [*keys, streams.NEW_CALL], args))
 
     async def keep_calls(self, tries: Mapping[str, int]) -> set[str]:
         """Renew this gateway's calls, given by id; return those that no rollout has taken.

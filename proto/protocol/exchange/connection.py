@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -58,6 +58,7 @@ class Connection:
     redact: Callable[[str], str] = str  # removes secrets from events, errors, statuses
     backpressure_seconds: float = 0.0
     waiting_for_memory: int = 0  # writes
+    places: dict[str, bytes] = field(default_factory=dict)  # the last entry seen, by key
 
     def hurry(self, patience_s: float) -> None:
         """Lower the patience with an unavailable server."""
@@ -153,9 +154,18 @@ async def if_job_ended(fallback: T, command: Awaitable[T]) -> T:
         return fallback
 
 
+def round_wait(wait_s: float) -> float:
+    """Shorten a wait of a second or more so that it ends with a second of the clock.
+
+    Waits that end together wake up a process once.
+    """
+    now = time.monotonic()
+    return int(now + wait_s) - now if wait_s >= 1 else wait_s
+
+
 def block_ms(wait_s: float) -> int:
     """Return BLOCK in milliseconds; Redis would wait without end for 0."""
-    return max(1, round(min(wait_s, _MAX_BLOCK_S) * 1000))
+    return max(1, round(round_wait(min(wait_s, _MAX_BLOCK_S)) * 1000))
 
 
 def flat(fields: Mapping[bytes, bytes]) -> list[bytes]:

@@ -177,9 +177,10 @@ class Jobs(Connection):
         """
         job = await self._next_job()
         if job is None and wait_s:
-            # A submission ends the wait; a resumed job is found afterwards.
-            await self.reader.xread({streams.JOBS.key(): "$"}, count=1, block=block_ms(wait_s))
-            job = await self._next_job()
+            # A submission ends the wait; the next call finds a resumed job.
+            block = block_ms(wait_s)
+            if await self.reader.xread({streams.JOBS.key(): "$"}, count=1, block=block):
+                job = await self._next_job()
         return job
 
     async def begin_attempt(self, job_id: str) -> int:

@@ -16,6 +16,7 @@ from protocol.messages import JobEvent, PolicyVersion, Status, Trial, TrialResul
 
 MAX_EVENTS = 10_000
 _TRIAL_EXPIRY_S = 300
+_NEWS_MS = 2000
 _MIN_FURTHER_PAGE = 200  # entries that are read at once after unreadable ones
 Row = tuple[bytes, dict[bytes, bytes]]
 
@@ -29,7 +30,16 @@ class News(Connection):
     async def announce(self, policy: PolicyVersion) -> None:
         """Announce new weights to every rollout, if the policy's attempt is the current one."""
         keys = [streams.POLICY.key(policy.job_id), streams.job_key(policy.job_id)]
-        await self.run("announce", keys, [policy.attempt, *flat(encode(policy))])
+        await self.run(
+            "announce", [*keys, streams.NEW_POLICY], [policy.attempt, *flat(encode(policy))]
+        )
+
+    async def wait_for_new(self, key: str) -> None:
+        """Wait for a call or a policy since the last such wait; not long, for it may be lost."""
+        place = self.places.get(key, b"0")
+        reply = await self.reader.xread({key: place}, block=_NEWS_MS)
+        for rows in cast(Rows, reply).values():
+            self.places[key] = rows[-1][0]
 
     async def newest_policy(self, job_id: str) -> PolicyVersion | None:
         rows = await self.writer.xrevrange(streams.POLICY.key(job_id), count=1)

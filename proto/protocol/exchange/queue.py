@@ -166,11 +166,12 @@ class Work(Connection):
     ) -> list[Delivery[M]]:
         """Claim up to ``count`` new entries, or `CLAIM_BYTES` of them, earlier inputs first.
 
-        If there are none, wait up to ``wait_s``, at most 20 s, for one entry per input.
+        If there are none, wait up to ``wait_s``, at most 20 s, for one entry per input. After the
+        end of the job the wait is short, since the next one may begin.
         """
         claimed = await if_job_ended(None, self._claim(inputs, job_id, count, wait_s))
         if claimed is None:
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(min(wait_s, 0.1))
         return claimed or []
 
     async def reclaim(

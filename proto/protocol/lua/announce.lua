@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Announce new weights, once, from the current attempt of the learner; control works when memory is full.
--- KEYS: policy, job      ARGV: attempt, 'header', header
+-- KEYS: policy, job, new_policy      ARGV: attempt, 'header', header
 local attempt = redis.call('HGET', KEYS[2], 'attempt')
 if attempt ~= ARGV[1] then
   return redis.error_reply('FENCED attempt ' .. ARGV[1] .. ' gave way to ' .. tostring(attempt))
@@ -11,4 +11,5 @@ if last and last[2][2] == ARGV[3] then
 end
 local id = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 2))
 redis.call('XTRIM', KEYS[1], 'MAXLEN', 1)  -- nobody wants an older one
+redis.call('XADD', KEYS[3], 'MAXLEN', 1, '*', 'for', 'rollouts')
 return id

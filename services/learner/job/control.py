@@ -11,7 +11,6 @@ from protocol.messages import ErrorKind, JobError, Requested
 from services.chassis.service import Service
 
 T = TypeVar("T")
-_CANCEL_RETRY_S = 1.0  # a library may take one cancellation for a timeout of its own
 
 
 class Interruption(Exception):
@@ -100,27 +99,3 @@ class Control:
         finally:
             interrupted.cancel()
             waiting.cancel()
-
-
-async def run_until_first_ends(*coroutines: Coroutine[Any, Any, T]) -> T:
-    """Run coroutines until one ends or raises; cancel the others and return its result."""
-    tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
-    # Several may fail at once, or while this coroutine is cancelled.
-    for task in tasks:
-        task.add_done_callback(retrieve_error)
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        # Any error of theirs is raised here.
-        results = [task.result() for task in done]
-        return results[0]
-    finally:
-        while running := {task for task in tasks if not task.done()}:
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running, timeout=_CANCEL_RETRY_S)
-
-
-def retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Retrieve a task's error, so that asyncio does not log it as never retrieved."""
-    if not task.cancelled():
-        task.exception()

@@ -15,9 +15,9 @@ from typing import Any, NoReturn, TypeVar
 from protocol.messages import JobState, group_key
 from protocol.recipe import Purpose
 
+from services.chassis.service import run_until_first_ends
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
-from services.learner.job.control import run_until_first_ends
 from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake

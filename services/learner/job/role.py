@@ -26,9 +26,8 @@ from protocol.messages import Doing, JobRef, JobState
 
 from services.chassis.metrics import DEVICES, PHASES
 from services.chassis.renderer import PromptRenderer
-from services.chassis.service import Service
+from services.chassis.service import Service, run_until_first_ends
 from services.learner.durable.publish import sweep
-from services.learner.job.control import run_until_first_ends
 from services.learner.job.run import run
 from services.learner.training.ranks import Team
 

@@ -29,7 +29,7 @@ from protocol.messages import (
 from protocol.recipe import Purpose, Recipe
 
 from services.chassis.renderer import PromptRenderer
-from services.chassis.service import Service
+from services.chassis.service import Service, run_until_first_ends
 from services.learner.attempt import Attempt
 from services.learner.durable.checkpoint import write_whole
 from services.learner.durable.publish import withdraw
@@ -41,7 +41,6 @@ from services.learner.job.control import (
     Interruption,
     PauseRequested,
     StopRequested,
-    run_until_first_ends,
 )
 from services.learner.job.learning import Learning
 from services.learner.job.limits import watch_engines_forever

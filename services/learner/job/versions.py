@@ -9,12 +9,13 @@ from typing import NoReturn
 
 from protocol.messages import Doing, PolicyVersion
 
+from services.chassis.service import retrieve_error
 from services.learner.attempt import Attempt
 from services.learner.durable.checkpoint import EVALUATED, MODEL, Checkpoints
 from services.learner.durable.progress import Progress
 from services.learner.durable.publish import Publisher
 from services.learner.durable.sample_store import SampleStore
-from services.learner.job.control import Control, retrieve_error
+from services.learner.job.control import Control
 from services.learner.job.parity import Parity
 from services.learner.supply.intake import Intake
 from services.learner.training.ranks import Team

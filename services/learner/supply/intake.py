@@ -24,7 +24,6 @@ TAKEN_IN = start_at_zero(
 )
 REPEATED = Counter("weir_groups_repeated_total", "Graded groups that were in the log already")
 _CLAIM_COUNT = 64
-_CLAIM_WAIT_S = 0.5
 _ADOPT_EVERY_S = 5.0
 
 
@@ -68,7 +67,7 @@ class Intake:
         loop = asyncio.get_running_loop()
         while True:
             deliveries = await exchange.claim(
-                [GRADED, FAILED], job_id, count=_CLAIM_COUNT, wait_s=_CLAIM_WAIT_S
+                [GRADED, FAILED], job_id, count=_CLAIM_COUNT, wait_s=_ADOPT_EVERY_S
             )
             if deliveries:
                 await self.ingest(deliveries)

@@ -267,7 +267,8 @@ class PendingCalls:
         """
         while not await service.pause(RENEW_EVERY_S):
             try:
-                await self.renew()
+                if self._calls:
+                    await self.renew()
             except Problem:  # Redis is away: rollouts cannot send anything
                 for pending in self._calls.values():
                     pending.confirmed_at = time.monotonic()

@@ -33,6 +33,7 @@ SIZE = Gauge("weir_data_size_bytes", "Size of the file system of WEIR_DATA_DIR")
 MAX_EXPORTED_JOBS = 20  # the newest; unfinished ones are always exported
 MAX_MEMORY_SHARE = 0.25  # of Redis' maxmemory, for records and events of jobs that have ended
 WATCH_EVERY_S = 2.0
+DISK_EVERY_S = 10.0
 TIDY_EVERY_S = 60.0
 MAX_EVENTS_PER_LOOK = 500  # of one job
 _SERVICES = ("gateway", "learner", "rollout", "environment", "grader")
@@ -126,7 +127,7 @@ async def _watch_disk_forever(fleet: Fleet) -> None:
             FREE.set(disk.free)
             SIZE.set(disk.total)
             await fleet.find_checkpoints()
-        await asyncio.sleep(WATCH_EVERY_S)
+        await asyncio.sleep(DISK_EVERY_S)
 
 
 async def watch_forever(service: Service) -> None:
