@@ -156,11 +156,12 @@ async def test_a_running_job_keeps_its_state_until_the_learner_obeys(exchange: E
         assert await exchange.requested_state("job") is Requested.CANCEL
 
 
-async def test_a_closed_job_leaves_its_record_and_its_events(
+async def test_a_closed_job_leaves_its_record_its_events_and_its_cost(
     exchange: Exchange, server: Server
 ) -> None:
     attempt = await begin(exchange)
     await exchange.activate(active())
+    await exchange.add_cost("learner", 1.0)
     await exchange.ask(a_request())
     await exchange.announce(a_policy())
     await exchange.record_event(an_event())
@@ -177,6 +178,7 @@ async def test_a_closed_job_leaves_its_record_and_its_events(
         JOBS.key(),
         EVENTS.key("job"),
         streams.event_ids_key("job"),
+        streams.cost_key("job"),
     }
 
 

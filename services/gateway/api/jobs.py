@@ -146,8 +146,10 @@ async def delete_jobs(jobs: Jobs, filters: RequiredFilter, background: Backgroun
 
 @router.get("/{job_id}")
 async def get_job(job_id: str, jobs: Jobs, request: Request) -> Json:
-    """One job."""
-    return _add_estimate(await jobs.find(job_id), request)
+    """One job, with the seconds of cores and GPUs that each service has used meanwhile."""
+    fields = _add_estimate(await jobs.find(job_id), request)
+    fields["weir"] |= await await_exchange(jobs.exchange.cost(job_id))
+    return fields
 
 
 @router.delete("/{job_id}")

@@ -98,7 +98,11 @@ _FAMILIES = (
     ),
     Gauge("weir_job_step_seconds_median", "Median of the last 50 steps' times", labels=_JOB),
     Gauge("weir_job_evaluation_seconds_max", "The longest evaluation so far", labels=_JOB),
-    Gauge("weir_job_checkpoint_step", "The step of the newest checkpoint, 0 before the first", labels=_JOB),
+    Gauge(
+        "weir_job_checkpoint_step",
+        "The step of the newest checkpoint, 0 before the first",
+        labels=_JOB,
+    ),
     Gauge("weir_job_checkpoint_every_steps", "Steps between two checkpoints", labels=_JOB),
     Gauge(
         "weir_job_checkpoint_age_seconds",
