@@ -220,8 +220,8 @@ def run_weir(part: Part) -> Speed:
         job = replace(run(stack, part.recipe, after_step), warm_up=part.warm_up, end=end)
     samples = job.total("samples")
     spent = {
-        name: 1000 * (used[end][name] - seconds) / samples
-        for name, seconds in used[part.warm_up].items()
+        name: 1000 * (seconds - used[part.warm_up][name]) / samples
+        for name, seconds in used[end].items()
     }
     return Speed(samples / job.seconds, spent, fmean(step["reward"] for step in job.measured))
 

@@ -174,8 +174,6 @@ def why(job_id: JobId, as_json: AsJson = False) -> None:
             print_json([reasons])
             return
         say(views.job_summary(job, reasons))
-        for line in views.cost_lines(job):
-            say(line)
         for rows in views.process_tables(reasons):
             show(rows)
 

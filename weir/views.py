@@ -514,18 +514,6 @@ def job_summary(job: Json, why: Json) -> str:
     return f"{summary}: {reason}" if reason else summary
 
 
-def cost_lines(job: Json) -> Iterator[str]:
-    """Yield what each service has used for a job, the most first."""
-    for kind in ("core_seconds", "gpu_seconds"):
-        seconds: dict[str, float] = job["weir"][kind]
-        parts = [
-            f"{service} {seconds[service]:,.0f}"
-            for service in sorted(seconds, key=seconds.__getitem__, reverse=True)
-        ]
-        if parts:
-            yield f"{kind.replace('_', '-')}: {sum(seconds.values()):,.0f} ({', '.join(parts)})"
-
-
 def process_tables(why: Json) -> Iterator[Table]:
     """Yield the activity of every process, and the numbers of entries in the job's streams."""
     services = table("process", "ready", "does", "for", "parity")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,21 +42,20 @@ class CostReporter:
 
     exchange: Exchange
     service: str
-    # The other ranks of a learner are children of torchrun, like this process.
-    root: int = field(
-        default_factory=lambda: os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-    )
-    family: list[int] = field(default_factory=list[int])
-    found_at: float = -_FIND_FAMILY_EVERY_S
+    family: Sequence[int] = ()
+    find_at: float = 0.0
     reported_at: float = field(default_factory=time.monotonic)
     reported: float = 0.0  # core-seconds
 
     async def report(self, held_gpus: int = 0) -> None:
         """Report the use since the last report; without an active job it is no job's."""
         now = time.monotonic()
-        if now - self.found_at > _FIND_FAMILY_EVERY_S:
-            self.family = await asyncio.to_thread(find_family, self.root)
-            self.found_at = now
+        if now > self.find_at:
+            # The other ranks of a learner are children of torchrun, like this process.
+            has_ranks = "TORCHELASTIC_RUN_ID" in os.environ
+            root = os.getppid() if has_ranks else os.getpid()
+            self.family = await asyncio.to_thread(find_family, root)
+            self.find_at = now + _FIND_FAMILY_EVERY_S
         # A descendant that others waited for takes its time along.
         used = max(self.reported, sum(map(core_seconds, self.family)))
         gpu_seconds = held_gpus * (now - self.reported_at)
@@ -74,7 +74,7 @@ async def report_server_forever(exchange: Exchange, every_s: float) -> None:
         await asyncio.sleep(every_s)
         used = await exchange.server_core_seconds()
         # A server that has started again begins at 0.
-        await exchange.add_cost("redis", used - reported if used >= reported else used)
+        await exchange.add_cost("redis", max(0.0, used - reported))
         reported = used
 
 

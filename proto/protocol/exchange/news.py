@@ -87,8 +87,8 @@ class News(Connection):
     async def server_core_seconds(self) -> float:
         """Return the processor time of the server since its start."""
         used = await self.pulse.info("cpu")
-        names = ("used_cpu_sys", "used_cpu_user", "used_cpu_sys_children", "used_cpu_user_children")
-        return sum(used[name] for name in names)
+        kinds = ("sys", "user", "sys_children", "user_children")
+        return sum(used[f"used_cpu_{kind}"] for kind in kinds)
 
     async def show_status(self, status: Status) -> None:
         """Store this process's status. This works when memory is full."""
@@ -114,9 +114,7 @@ class News(Connection):
 
     async def add_cost(self, service: str, core_seconds: float, gpu_seconds: float = 0.0) -> None:
         """Add seconds of cores and GPUs to the cost of the active job, if there is one."""
-        args = [streams.ACTIVE, streams.cost_key("%s"), f"core_seconds:{service}", core_seconds]
-        if gpu_seconds:
-            args += [f"gpu_seconds:{service}", gpu_seconds]
+        args = [streams.ACTIVE, streams.cost_key("%s"), service, core_seconds, gpu_seconds]
         await self.run("add_cost", [], args, client=self.pulse)
 
     async def cost(self, job_id: str) -> dict[str, dict[str, float]]:
@@ -125,7 +123,7 @@ class News(Connection):
         cost: dict[str, dict[str, float]] = {"core_seconds": {}, "gpu_seconds": {}}
         for name, seconds in (await cast(Awaitable[dict[bytes, bytes]], stored)).items():
             kind, _, service = name.decode().partition(":")
-            cost[kind][service] = round(float(seconds), 2)
+            cost[kind][service] = float(seconds)
         return cost
 
     async def ask_trial(self, trial: Trial, limit: int) -> bool:

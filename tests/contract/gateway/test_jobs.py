@@ -9,6 +9,7 @@ import json
 import re
 import secrets
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,6 +34,7 @@ from tests.contract.gateway.stack import (
     reinforcement,
     submit_job,
     take_up,
+    train,
     upload,
     wait_until_ready,
 )
@@ -108,6 +110,26 @@ def test_a_job_that_this_deployment_cannot_run_is_refused_by_its_field(
     body = body.replace("{file}", upload(http, GOOD_LINE).json()["id"])
     reply = http.post(JOBS, content=body, headers={"Content-Type": "application/json"})
     assert_refused(reply, 400, param)
+
+
+def test_a_job_tells_what_each_service_has_used_and_the_gateway_counts_itself(
+    stack: Stack, http: httpx.Client
+) -> None:
+    job_id = submit_job(http)
+    train(stack, job_id)
+    stack.exchange(lambda exchange: exchange.add_cost("rollout", 1000.0))
+    stack.exchange(lambda exchange: exchange.add_cost("learner", 2000.0, 4.0))
+
+    def used() -> dict[str, float]:
+        return http.get(f"{JOBS}/{job_id}").json()["weir"]["core_seconds"]
+
+    deadline = time.monotonic() + 60
+    while not used().get("gateway"):
+        assert time.monotonic() < deadline, used()
+        time.sleep(0.1)
+    assert used() | {"gateway": 0} == {"rollout": 1000, "learner": 2000, "gateway": 0}
+    cost = http.get(f"{JOBS}/{job_id}").json()["weir"]
+    assert cost["gpu_seconds"] == {"learner": 4}
 
 
 @pytest.mark.parametrize("content", [b"{not json", b"a=b"])

@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,7 +36,6 @@ from tests.contract.gateway.stack import (
     submit_job,
     take_up,
     tell,
-    train,
 )
 from weir.__main__ import main
 
@@ -193,28 +191,6 @@ def test_doctor_judges_rollouts_at_the_newest_version(
     assert all(f"{row['mean']:.1e}" in out for row in rows)
     lines = weir("doctor", job_id, "--json")[1].splitlines()
     assert [json.loads(line) for line in lines] == rows
-
-
-def test_why_tells_what_each_service_has_used_and_the_gateway_counts_itself(
-    stack: Stack, http: httpx.Client, weir: Weir
-) -> None:
-    job_id = submit_job(http)
-    train(stack, job_id)
-    stack.exchange(lambda exchange: exchange.add_cost("rollout", 1000.0))
-    stack.exchange(lambda exchange: exchange.add_cost("learner", 2000.0, 4.0))
-
-    def used() -> dict[str, float]:
-        return http.get(f"{JOBS}/{job_id}").json()["weir"]["core_seconds"]
-
-    deadline = time.monotonic() + 60
-    while not used().get("gateway"):
-        assert time.monotonic() < deadline, used()
-        time.sleep(0.1)
-    assert used() == {"rollout": 1000, "learner": 2000, "gateway": used()["gateway"]}
-    status, out, _ = weir("why", job_id)
-    assert status == 0
-    assert "(learner 2,000, rollout 1,000, gateway " in out
-    assert "gpu-seconds: 4 (learner 4)\n" in out
 
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(
