@@ -72,7 +72,7 @@ function Phases({ history }) {
   </section>`;
 }
 
-/** What every process of the stack has used while the job was active. */
+/** The seconds of every service of the stack while the job was active. */
 function Cost({ title, seconds = {} }) {
   const services = Object.entries(seconds).sort(([, a], [, b]) => b - a);
   const all = sum(Object.values(seconds));
