@@ -169,7 +169,7 @@ def _make_smollm2(steps: int | None) -> Part:
         _run_python(example / "base_model.py", SMOLLM2 / "model")
     template = load_recipe(example / "recipe.toml").model.prompt_template
     recipe = _grpo(
-        steps or 3,
+        steps or 2,
         warm_up=1,
         groups=4,
         model={
@@ -178,11 +178,11 @@ def _make_smollm2(steps: int | None) -> Part:
             "prompt_template": template,
         },
         tasks={"train": str(SMOLLM2 / "train.jsonl")},
-        rollout={"group_size": 4, "sampling": {"temperature": 1.0, "max_tokens": 48}},
+        rollout={"group_size": 4, "sampling": {"temperature": 1.0, "max_tokens": 32}},
         reward={"outcome": {"verifier": "string_check", "operation": "like"}, "process": []},
         optimizer={"learning_rate": 1e-6},
     )
-    return Part(recipe, warm_up=1, trl_steps=steps or 3, finds_answer=True)
+    return Part(recipe, warm_up=1, trl_steps=steps or 2, finds_answer=True)
 
 
 _PARTS: dict[str, tuple[str, Callable[[int | None], Part]]] = {
