@@ -23,17 +23,19 @@ class Job:
 
     steps: Sequence[Json]
     evaluations: Sequence[Json]
+    warm_up: int = WARM_UP
+    end: int | None = None  # the last measured step, None for the last of all
 
     @property
     def measured(self) -> Sequence[Json]:
         """The steps after the warm-up."""
-        return self.steps[WARM_UP:]
+        return self.steps[self.warm_up : self.end]
 
     @property
     def seconds(self) -> float:
         """The time of the measured steps and of everything between them but evaluations."""
-        before = self.steps[WARM_UP - 1]["totals"]["train_seconds"]
-        return self.steps[-1]["totals"]["train_seconds"] - before
+        before = self.steps[self.warm_up - 1]["totals"]["train_seconds"]
+        return self.measured[-1]["totals"]["train_seconds"] - before
 
     def total(self, name: str) -> float:
         """Return the sum of a metric over the measured steps."""

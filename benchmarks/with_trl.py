@@ -8,6 +8,7 @@ trainer's process, with vLLM or with transformers.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -19,6 +20,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+
+from services.chassis.cost import core_seconds, find_family
 
 Json = dict[str, Any]
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
@@ -34,7 +37,8 @@ class Clock(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Note the times after the last update of a batch."""
         if state.global_step % self.updates_per_batch == 0:
-            self.batches.append({"time": time.time(), "core_seconds": time.process_time()})
+            spent = sum(map(core_seconds, find_family(os.getpid())))
+            self.batches.append({"time": time.time(), "core_seconds": spent})
 
 
 def main(settings: Json) -> Json:
@@ -45,7 +49,7 @@ def main(settings: Json) -> Json:
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=model,
-            reward_funcs=_rewards,
+            reward_funcs=_find_answers if settings["finds_answer"] else _rewards,
             args=_arguments(settings, folder),
             train_dataset=Dataset.from_list(_tasks(settings)),
             processing_class=AutoTokenizer.from_pretrained(settings["model"]),
@@ -95,13 +99,23 @@ def _arguments(settings: Json, folder: str) -> GRPOConfig:
 
 def _tasks(settings: Json) -> list[Json]:
     lines = Path(settings["tasks"]).read_text().splitlines()
-    return [{key: json.loads(line)[key] for key in ("prompt", "answer")} for line in lines]
+    tasks = map(json.loads, lines)
+    template = settings["prompt_template"]
+    return [
+        {"prompt": template.replace("{prompt}", task["prompt"]), "answer": task["answer"]}
+        for task in tasks
+    ]
 
 
 def _rewards(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     """Return 1 for each completion with the gold answer in its last box, else 0."""
     boxes = [_BOXED.findall(completion)[-1:] for completion in completions]
     return [float(box == [gold]) for box, gold in zip(boxes, answer, strict=True)]
+
+
+def _find_answers(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """Return 1 for each completion that contains the gold answer, else 0."""
+    return [float(gold in text) for text, gold in zip(completions, answer, strict=True)]
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ services:
     environment:
       DS_ACCELERATOR: cuda
       WEIR_LEARNER_RANKS: "{ranks}"
+      WEIR_NUM_GPUS: "{num_gpus}"
       WEIR_GPUS: {placement}
 {turns}      WEIR_REDIS_MAXMEMORY: "{maxmemory}"
 {gpus}
@@ -102,6 +103,7 @@ def _parts(placement: Placement, command: str) -> Iterator[str]:
         maxmemory=f"${{WEIR_REDIS_MAXMEMORY:-{REDIS_MAXMEMORY}}}",
         base=BASE_IMAGE,
         ranks=learner.ranks,
+        num_gpus=len(learner.gpus),
         turns=f'      WEIR_TURNS: "{turns}"\n' if turns else "",
         gpus=_gpus(learner),
     )

@@ -289,7 +289,7 @@ def gpu_variables(bundle: Bundle, visible: Sequence[str] | None = None) -> dict[
     """
     if not bundle.gpus:
         return {}
-    variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "WEIR_NUM_GPUS": str(len(bundle.gpus))}
     if visible is not None:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(visible[gpu.index] for gpu in bundle.gpus)
     if bundle.role == "rollout":

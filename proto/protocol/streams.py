@@ -21,6 +21,7 @@ learner               the lease on jobs, a hash           learner             le
 lives:{group}         heartbeats of workers, a hash       rollout, grader     rollout, grader
 status                Status by replica, a hash           all but gateway     gateway, learner
 {job}:event_ids       ids of recorded events, a set       all                 all
+{job}:cost            seconds by kind and service, a hash all                 gateway
 starts                processes started, by service       all                 gateway
 new_policy            a stream of one entry, that wakes   learner             rollout
 new_call              a stream of one entry, that wakes   gateway             rollout
@@ -33,7 +34,7 @@ answers:{gateway}     Pieces, a list that expires         rollout             ga
 ====================  ==================================  ==================  =====================
 
 Samplers are rollouts and environment workers. All keys begin with ``weir:``. The first attempt of a
-job creates its keys. They are deleted when it ends, except for its record and events.
+job creates its keys. They are deleted when it ends, except for its record, events and cost.
 """
 
 from __future__ import annotations
@@ -142,6 +143,11 @@ def lives_key(group: str) -> str:
 
 def event_ids_key(job_id: str) -> str:
     return f"{PREFIX}{job_id}:event_ids"
+
+
+def cost_key(job_id: str) -> str:
+    """The hash of the seconds of cores and GPUs that each service has used for a job."""
+    return f"{PREFIX}{job_id}:cost"
 
 
 def event_keys(job_id: str) -> list[str]:

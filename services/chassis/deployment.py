@@ -47,6 +47,7 @@ class Deployment:
     keep_samples_days: float
     log_level: str
     name: str = ""  # of this process in `weir why`
+    num_gpus: int = 0  # of this process
     turns: tuple[str, ...] = ()  # GPUs that learner and engine use in turns
     extensions: tuple[str, ...] = ()
     umask: int = 0o077
@@ -77,6 +78,7 @@ class Deployment:
             keep_samples_days=read("WEIR_KEEP_SAMPLES_DAYS", float, "inf"),
             log_level=read("WEIR_LOG_LEVEL", _parse_level, "INFO"),
             name=read("WEIR_NAME", str, ""),
+            num_gpus=read("WEIR_NUM_GPUS", int, "0"),
             turns=read("WEIR_TURNS", split_list, ""),
             extensions=read("WEIR_EXTENSIONS", split_list, ""),
             umask=read("WEIR_UMASK", lambda text: int(text, 8), "077"),

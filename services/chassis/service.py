@@ -28,6 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.chassis import metrics
 from services.chassis.activity import Activity, Readiness, Work
+from services.chassis.cost import CostReporter
 from services.chassis.deployment import Deployment, DeploymentError
 from services.chassis.faults import RestartRequired, StartupFailed
 from services.chassis.logs import set_up_logs
@@ -67,8 +68,11 @@ class Service:
     position: tuple[int, int] = (0, 1)
     # A service that saves work when it stops is not cancelled.
     saves_work: bool = False
+    held_gpus: int = 0  # now; those of turns only in its turn
 
     def __post_init__(self) -> None:
+        if not self.deployment.turns:
+            self.held_gpus = self.deployment.num_gpus
         self.exchange.redact = self.deployment.hide_paths
 
     @property
@@ -288,9 +292,11 @@ class StatusReporter:
 
     async def report_until_ended(self) -> None:
         """Report the status with every heartbeat. Errors of the exchange are others' to report."""
+        cost = CostReporter(self.service.exchange, self.service.name)
         while not self.ended.is_set():
             with suppress(Refused, *Disconnected):
                 await self.service.exchange.show_status(self.status())
+                await cost.report(self.service.held_gpus)
             await wait_until_set(self.ended, self.service.deployment.heartbeat_s)
 
     async def leave(self, error: BaseException | None = None) -> None:

@@ -45,6 +45,7 @@ class Turns:
             with self.service.activity.during(Doing.WAITS_FOR_GPU, timed="wait_for_gpu"):
                 for path in (*self._wanted, *self._used):
                     await locks.enter_async_context(_locked(path, fcntl.LOCK_EX))
+            self._hold_gpus(locks)
             yield
 
     @asynccontextmanager
@@ -56,7 +57,13 @@ class Turns:
                     pass
             for path in self._used:
                 await locks.enter_async_context(_locked(path, fcntl.LOCK_SH))
+            self._hold_gpus(locks)
             yield
+
+    def _hold_gpus(self, locks: AsyncExitStack) -> None:
+        """Count the GPUs for this process until the locks are released."""
+        self.service.held_gpus = len(self._used)
+        locks.callback(setattr, self.service, "held_gpus", 0)
 
     async def wait_until_wanted(self) -> None:
         """Wait until the learner wants a GPU."""

@@ -160,10 +160,11 @@ async def test_a_running_job_keeps_its_state_until_the_learner_obeys(exchange: E
         assert await exchange.requested_state("job") is Requested.CANCEL
 
 
-async def test_a_closed_job_leaves_its_record_and_its_events(
+async def test_a_closed_job_leaves_its_record_its_events_and_its_cost(
     exchange: Exchange, client: Redis
 ) -> None:
     attempt = await activate(exchange)
+    await exchange.add_cost("learner", 1.0)
     await exchange.ask(a_request())
     await exchange.announce(a_policy())
     await exchange.record_event(an_event())
@@ -180,6 +181,7 @@ async def test_a_closed_job_leaves_its_record_and_its_events(
         EVENTS.key("job"),
         streams.event_ids_key("job"),
         streams.NEW_POLICY,
+        streams.cost_key("job"),
     }
 
 

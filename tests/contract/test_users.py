@@ -68,6 +68,7 @@ REFUSED_TO_WORKERS = (
     ("XGROUP", "DESTROY", ROLLOUTS.key("one"), "grader"),
     ("HSET", streams.STARTS, "grader", "x"),
     ("SADD", streams.STATUS, "no hash any more"),
+    ("HDEL", streams.cost_key("one"), "core_seconds:learner"),
     ("RPUSH", streams.TRIALS, "{}"),
     ("RPUSH", streams.CALLS, "{}"),
     ("LRANGE", streams.answers_key("gateway-1"), "0", "-1"),
@@ -133,6 +134,7 @@ async def show_life(worker: Exchange, *inputs: Stream) -> None:
     assert await worker.requested_state("job") is Requested.RUN
     await worker.count_start(group)
     await worker.show_status(a_status(group))
+    await worker.add_cost(group, 1.0, 1.0)
     assert group in {status.service for status in (await worker.statuses()).values()}
     assert await worker.record_event(an_event(group))
     await worker.heartbeat(group)
@@ -210,6 +212,9 @@ async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) 
     await gateway.count_states()
     await gateway.find_mentions("file-1")
     await gateway.submitted_since(0.0, {})
+    await gateway.add_cost("gateway", 1.0)
+    await learner.add_cost("redis", await learner.server_core_seconds())
+    assert (await gateway.cost("job"))["core_seconds"].keys() == {"gateway", "redis"}
     await gateway.request_state("job", Requested.PAUSE)
     assert await learner.pause_job("job", 1, None)
     await gateway.request_state("job", Requested.RUN)

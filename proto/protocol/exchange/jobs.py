@@ -291,8 +291,9 @@ class Jobs(Connection):
         return None if job_id is None else job_id.decode()
 
     async def forget_job(self, job_id: str) -> bool:
-        """Delete the record and events of an ended job; return False if it has not ended."""
-        keys = [streams.job_key(job_id), JOB_INDEX, *streams.event_keys(job_id)]
+        """Delete the record, events and cost of an ended job; return False if it has not ended."""
+        keys = [streams.job_key(job_id), JOB_INDEX]
+        keys += [*streams.event_keys(job_id), streams.cost_key(job_id)]
         return bool(await self.run("forget_job", keys, [job_id]))
 
     async def forget_oldest(self, max_bytes: int) -> list[str]:
@@ -307,10 +308,10 @@ class Jobs(Connection):
 
     async def _job_sizes(self) -> AsyncIterator[tuple[str, int]]:
         """Yield each job, newest first, with its bytes in memory if it has ended."""
-        event_keys = streams.event_keys("%s")
+        kept_keys = [*streams.event_keys("%s"), streams.cost_key("%s")]
         first = 0
         while True:
-            args = [RECORD, *event_keys, first, first + _MEASURED_JOBS - 1]
+            args = [RECORD, *kept_keys, first, first + _MEASURED_JOBS - 1]
             flat = await self.run("measure_jobs", [JOB_INDEX], args)
             for job_id, size in pairs(flat).items():
                 yield job_id.decode(), size

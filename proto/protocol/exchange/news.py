@@ -94,6 +94,12 @@ class News(Connection):
         stored = cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(streams.STARTS))
         return dict(readable(streams.STARTS, (await stored).items(), read_count))
 
+    async def server_core_seconds(self) -> float:
+        """Return the processor time of the server since its start."""
+        used = await self.pulse.info("cpu")
+        kinds = ("sys", "user", "sys_children", "user_children")
+        return sum(used[f"used_cpu_{kind}"] for kind in kinds)
+
     async def show_status(self, status: Status) -> None:
         """Store this process's status. This works when memory is full."""
         args = [status.replica, self.redact(status.model_dump_json())]
@@ -115,6 +121,20 @@ class News(Connection):
 
     async def forget_status(self, replica: str) -> None:
         await cast(Awaitable[int], self.pulse.hdel(streams.STATUS, replica))
+
+    async def add_cost(self, service: str, core_seconds: float, gpu_seconds: float = 0.0) -> None:
+        """Add seconds of cores and GPUs to the cost of the active job, if there is one."""
+        args = [streams.ACTIVE, streams.cost_key("%s"), service, core_seconds, gpu_seconds]
+        await self.run("add_cost", [], args, client=self.pulse)
+
+    async def cost(self, job_id: str) -> dict[str, dict[str, float]]:
+        """Return the ``core_seconds`` and ``gpu_seconds`` of each service for a job."""
+        stored = self.writer.hgetall(streams.cost_key(job_id))
+        cost: dict[str, dict[str, float]] = {"core_seconds": {}, "gpu_seconds": {}}
+        for name, seconds in (await cast(Awaitable[dict[bytes, bytes]], stored)).items():
+            kind, _, service = name.decode().partition(":")
+            cost[kind][service] = float(seconds)
+        return cost
 
     async def ask_trial(self, trial: Trial, limit: int) -> bool:
         """Queue a trial; False if ``limit`` trials wait already."""

@@ -107,14 +107,15 @@ async def submit_job(
     return job_object(await jobs.submit(submission, repeat))
 
 
-def _add_estimate(job: AnyJob, request: Request) -> Json:
+async def _add_estimate(job: AnyJob, jobs: Jobs, request: Request) -> Json:
     watchdog = request.app.state.watchdog
     fields = job_object(job)
     fields["estimated_finish"] = watchdog.estimate_finish(job)
     place = None
     if fields["status"] == "queued":
         place = watchdog.queue_places.get(job.id)
-    fields["weir"] = {**fields["weir"], "place": place}
+    cost = await await_exchange(jobs.exchange.cost(job.id))
+    fields["weir"] = {**fields["weir"], **cost, "place": place}
     return fields
 
 
@@ -124,7 +125,7 @@ async def list_jobs(
 ) -> Json:
     """Jobs, newest first."""
     records, has_more = await jobs.page(after, limit, filters)
-    objects = [_add_estimate(record, request) for record in records]
+    objects = [await _add_estimate(record, jobs, request) for record in records]
     return list_object(objects, has_more)
 
 
@@ -147,7 +148,7 @@ async def delete_jobs(jobs: Jobs, filters: RequiredFilter, background: Backgroun
 @router.get("/{job_id}")
 async def get_job(job_id: str, jobs: Jobs, request: Request) -> Json:
     """One job."""
-    return _add_estimate(await jobs.find(job_id), request)
+    return await _add_estimate(await jobs.find(job_id), jobs, request)
 
 
 @router.delete("/{job_id}")

@@ -55,6 +55,8 @@ async def work_on_one_job(service: Service, team: Team, prompts: PromptRenderer)
     """
     PHASES.name(*_PHASES, idle="other")
     DEVICES.set(team.num_ranks)
+    if service.held_gpus:
+        service.held_gpus = team.num_ranks  # of all nodes
     await run_until_first_ends(_work_in_role(service, team, prompts), team.keep_alive_forever())
 
 

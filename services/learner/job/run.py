@@ -28,6 +28,7 @@ from protocol.messages import (
 )
 from protocol.recipe import Purpose, Recipe
 
+from services.chassis.cost import report_server_forever
 from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service, run_until_first_ends
 from services.learner.attempt import Attempt
@@ -115,6 +116,7 @@ class Run:
                 learning.versions.watch_forever(),
                 learning.parity.watch_forever(),
                 watch_engines_forever(self.service, learning, self.record.fault),
+                report_server_forever(self.service.exchange, self.service.deployment.heartbeat_s),
             )
             await self._succeed(learning)
         except PauseRequested as pause:

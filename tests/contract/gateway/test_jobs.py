@@ -6,6 +6,7 @@ Invalid bodies are in tests/unit/gateway; here are refusals that need the deploy
 import json
 import secrets
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,6 +32,7 @@ from tests.contract.gateway.stack import (
     reinforcement,
     submit_job,
     take_up,
+    train,
     upload,
     wait_until_ready,
 )
@@ -79,6 +81,26 @@ def test_a_job_stores_the_recipe_with_the_folder_and_the_file_ids(
         "hyperparameters": settings | {"n_epochs": 1},
     }
     assert job["weir"]["recipe"]["training"]["steps"] == job["weir"]["steps"] == 3
+
+
+def test_a_job_tells_what_each_service_has_used_and_the_gateway_counts_itself(
+    stack: Stack, http: Client
+) -> None:
+    job_id = submit_job(http)
+    train(stack, job_id)
+    stack.exchange(lambda exchange: exchange.add_cost("rollout", 1000.0))
+    stack.exchange(lambda exchange: exchange.add_cost("learner", 2000.0, 4.0))
+
+    def used() -> dict[str, float]:
+        return http.get(f"{JOBS}/{job_id}").json()["weir"]["core_seconds"]
+
+    deadline = time.monotonic() + 60
+    while not used().get("gateway"):
+        assert time.monotonic() < deadline, used()
+        time.sleep(0.1)
+    assert used() | {"gateway": 0} == {"rollout": 1000, "learner": 2000, "gateway": 0}
+    cost = http.get(f"{JOBS}/{job_id}").json()["weir"]
+    assert cost["gpu_seconds"] == {"learner": 4}
 
 
 def test_a_job_that_could_fill_redis_is_refused(stack: Stack, http: Client) -> None:

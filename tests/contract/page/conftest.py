@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from protocol import streams
 from protocol.messages import JobEvent
 
 from tests.contract.gateway.stack import (
@@ -61,6 +62,9 @@ class Site:
         """A job that has made some steps, and two evaluations."""
         job_id = self.submit(name, steps=steps)
         self.take_up(job_id, state=state, step=done)
+        with self.stack.server.client() as client:
+            cost: dict[Any, str] = {"core_seconds:learner": "300", "core_seconds:rollout": "100"}
+            client.hset(streams.cost_key(job_id), mapping=cost)
         self.tell(job_id, story.evaluation_event(job_id, 0, 0.3))
         self.tell(
             job_id,

@@ -340,6 +340,8 @@ def test_evaluations_and_the_ledger_are_shown(page: Page, run: str) -> None:
     expect(page.get_by_role("region", name="Tasks").get_by_role("row")).to_have_count(41)
     page.get_by_role("link", name="Time & flow").click()
     see(page.get_by_text("wait for groups"))
+    cost = page.get_by_role("list", name="Core-seconds by service")
+    expect(cost).to_contain_text(re.compile("all 7 min.*learner 75.0.*rollout 25.0"))
     ledger = r"492 asked\s*=\s*477 used\s*\+\s*3 dropped\s*\+\s*12 under way"
     expect(page.locator(".ledger")).to_contain_text(re.compile(ledger))
     page.get_by_role("link", name="Events").click()

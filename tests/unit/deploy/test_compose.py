@@ -44,7 +44,8 @@ OF_ONE = {  # the chassis reads it for all
     "WEIR_WEIGHTS": "learner",
 }
 OF_AGENTS = {"WEIR_MAX_TURNS", "WEIR_SEED", "WEIR_SESSION_API_KEY", "WEIR_TASK"}
-NOT_OF_CONTAINERS = OF_AGENTS | {"WEIR_API_KEY", "WEIR_HOME", "WEIR_ROLLOUTS", "WEIR_TURNS"}
+OF_PLACEMENTS = {"WEIR_NUM_GPUS", "WEIR_ROLLOUTS", "WEIR_TURNS"}
+NOT_OF_CONTAINERS = OF_AGENTS | OF_PLACEMENTS | {"WEIR_API_KEY", "WEIR_HOME"}
 
 
 class Loader(yaml.SafeLoader):
@@ -301,7 +302,8 @@ def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> Non
     engines = [service for key, service in services.items() if key.startswith("rollout")]
     for bundle, engine in zip(placement.rollouts, engines, strict=True):
         assert gpu_indices(engine) == [str(gpu.index) for gpu in bundle.gpus]
-        variables = {"WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE": str(len(bundle.gpus))}
+        num_gpus = str(len(bundle.gpus))
+        variables = {"WEIR_NUM_GPUS": num_gpus, "WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE": num_gpus}
         if bundle.share:
             variables["WEIR_ROLLOUT_GPU_MEMORY"] = f"{bundle.share:g}"
         if bundle.turns:
@@ -319,6 +321,7 @@ def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> Non
     variables = learner["environment"]
     assert parse(variables["WEIR_GPUS"]) == placement
     assert variables["WEIR_LEARNER_RANKS"] == str(placement.num_ranks)
+    assert variables["WEIR_NUM_GPUS"] == str(placement.num_ranks)
     if placement.judge:
         assert gpu_indices(services["judge"]) == [str(gpu.index) for gpu in placement.judge.gpus]
     else:  # the profile would give it a GPU that another has

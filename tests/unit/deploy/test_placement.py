@@ -119,6 +119,7 @@ def test_a_bundle_binds_its_processes_to_its_gpus() -> None:
     assert gpu_variables(engine, visible) == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "GPU-e,GPU-f",
+        "WEIR_NUM_GPUS": "2",
         "WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE": "2",
     }
 

@@ -23,6 +23,8 @@ const STREAMS = [
 export function Flow({ job, history }) {
   return html`
     <${Phases} history=${history} />
+    <${Cost} title="Core-seconds by service" seconds=${job.weir.core_seconds} />
+    <${Cost} title="GPU-seconds by service" seconds=${job.weir.gpu_seconds} />
     ${!isFinal(job) && html`<${Waiting} id=${job.id} />`}
     <${Ledgers} ledgers=${{ ...history.ledgers, ...finalLedgers(job.weir.result ?? {}) }} />
   `;
@@ -65,6 +67,22 @@ function Phases({ history }) {
             <i class="swatch line-${lineOf(place)}"></i>${words(name)} <b>${percent(totals[place] / all)}</b
             ><span class="soft">${duration(totals[place])}</span>
           </li>`,
+      )}
+    </ul>
+  </section>`;
+}
+
+/** The seconds of every service of the stack while the job was active. */
+function Cost({ title, seconds = {} }) {
+  const services = Object.entries(seconds).sort(([, a], [, b]) => b - a);
+  const all = sum(Object.values(seconds));
+  if (!services.length) return null;
+  return html`<section class="panel">
+    <h2>${title}</h2>
+    <ul class="legend" aria-label=${title}>
+      <li>all <b>${duration(all)}</b></li>
+      ${services.map(
+        ([name, own]) => html`<li>${name} <b>${percent(own / all)}</b><span class="soft">${duration(own)}</span></li>`,
       )}
     </ul>
   </section>`;
