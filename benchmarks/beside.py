@@ -37,7 +37,6 @@ TRAINING_GROUP_S = 0.6
 EVALUATION_GROUP_S = 1.8
 PLACES = 4  # groups that a rollout samples at once
 GROUPS = 3  # groups of a step per rollout: three quarters of a rollout's capacity
-TASKS = 4  # held-out tasks per rollout
 STEPS = 40
 EVALUATE_EVERY = 15
 SAVE_EVERY = 10
@@ -101,16 +100,16 @@ async def roll_out(service: Service) -> None:
         tasks.create_task(work_forever(service, stage))
 
 
-async def measure(server: Server, folder: Path, rollouts: int, staleness: int) -> list[JobEvent]:
-    """Return the events of one job."""
+async def measure(server: Server, folder: Path, rollouts: int, num_tasks: int) -> list[JobEvent]:
+    """Return the events of one job with ``num_tasks`` held-out tasks for each rollout."""
     async with AsyncExitStack() as stack:
         exchange = await stack.enter_async_context(connect(server.url, me="learner-1.1"))
         learner = Learner(exchange, folder, make_team=Paced)
         evaluation = {"evaluation": {"samples": 2, "every": EVALUATE_EVERY}}
-        training = {"checkpoint_every": SAVE_EVERY, "max_staleness": staleness}
+        training = {"checkpoint_every": SAVE_EVERY, "max_staleness": 1}
         training |= {"steps": STEPS, "groups_per_step": rollouts * GROUPS}
         await learner.submit("job", evaluation, **training)
-        tasks = (a_task(id=f"task-{number}") for number in range(TASKS * rollouts))
+        tasks = (a_task(id=f"task-{number}") for number in range(num_tasks * rollouts))
         lines = (task.model_dump_json(exclude_none=True) for task in tasks)
         (folder / "files" / "train.jsonl").write_text("\n".join(lines))
         for number in range(rollouts):
@@ -167,15 +166,13 @@ def _overlaps(spans: Sequence[tuple[float, float]], start: float, end: float) ->
 
 def main() -> None:
     """Print the table."""
-    print(
-        "| rollouts | max_staleness | median step (s) | evaluation | ratio | checkpoint | ratio |"
-    )
+    print("| rollouts | tasks each | median step (s) | evaluation | ratio | checkpoint | ratio |")
     print("|---|---|---|---|---|---|---|")
-    for rollouts, staleness in ((1, 1), (2, 1), (4, 1), (8, 1)):
+    for rollouts, num_tasks in ((1, 4), (1, 16), (2, 4), (4, 4), (8, 4)):
         with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
             data = Path(folder) / "data"
-            events = asyncio.run(measure(server, data, rollouts, staleness))
-            print(f"| {rollouts} | {staleness} | {row(events)} |", flush=True)
+            events = asyncio.run(measure(server, data, rollouts, num_tasks))
+            print(f"| {rollouts} | {num_tasks} | {row(events)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class HashTeam(FakeTeam):
     async def export(self, folder: Path) -> None:
         await asyncio.to_thread(_export, self.digest, folder)
 
-    def _learn(self, kind: str, samples: Sequence[Sample]) -> None:
+    def _learn(self, kind: str, samples: Sequence[Sample]) -> Measured:
         digest = hashlib.sha256(f"{self.digest} {kind}".encode())
         for sample in samples:
             for array in (sample.prompt_ids, sample.token_ids, sample.behavior_logprobs):
@@ -81,6 +81,7 @@ class HashTeam(FakeTeam):
             numbers = (sample.advantage, sample.reward, sample.correct, sample.group)
             digest.update(struct.pack("<dd?i", *numbers))
         self.digest = digest.hexdigest()
+        return Measured()
 
     async def _write(self, path: Path, content: bytes, seconds: float) -> None:
         path.write_bytes(content[: len(content) // 2])

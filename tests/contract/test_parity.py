@@ -74,7 +74,8 @@ async def report(
 ) -> None:
     numbers = {**compare_logprobs(logprobs.tolist(), probes), "most": probes.most}
     before = [old for s in (await learner.exchange.statuses()).values() for old in s.parity]
-    new = ParityReport(**REPORT | {"version": version} | numbers | changes)
+    fields: dict[str, Any] = {**REPORT, "version": version, **numbers, **changes}
+    new = ParityReport(**fields)
     # None is missed between beats.
     await learner.exchange.show_status(a_status("rollout", parity=[*before, new]))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.told import TOLERANCE, largest_gap, parameters_in
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from tests.engine.both_ways import compare_gradients, train_both_ways
+from tests.engine.outputs import TOLERANCE, largest_gap, parameters_in
 from tests.engine.ranks import Ranks
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

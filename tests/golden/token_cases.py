@@ -182,7 +182,8 @@ def tis(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
 
 
 def mis(inputs: Inputs, keys: list[str]) -> dict[str, Any]:
-    tokens = (*inputs.at_tokens("old_logp", "rollout_logp"), inputs.rows)
+    old, sampled = inputs.at_tokens("old_logp", "rollout_logp")
+    tokens = (old, sampled, inputs.rows)
     band = {"correction_floor": inputs.floor, "correction_cap": inputs.cap}
     return {
         "token_mis": inputs.spread(token_mis(*tokens, **band)),

@@ -142,7 +142,7 @@ def test_two_ranks_survive_the_death_of_the_supervisor_and_a_stop_saves_what_the
         second.wait_until_up()
         second.wait_for_step(job_id, step + 2)
         assert_every_group_is_accounted_for(second, job_id)
-        used = second.job(job_id)["weir"]["core_seconds"]
+        used = second.weir.job(job_id)["weir"]["core_seconds"]
         assert {"learner", "rollout", "grader", "gateway", "redis"} <= used.keys()
         assert min(used.values()) > 0, used
         metrics = httpx.get(second.facts["metrics"]["rollout-0"]).text

@@ -270,7 +270,8 @@ def test_a_deleted_job_leaves_nothing(stack: Stack, http: Client) -> None:
     names = {stream.key(job_id) for stream in streams.WORK_STREAMS}
     names.add(f"{streams.job_key(job_id)}:attempt_token")
     with stack.server.client() as client:
-        assert {key.decode() for key in client.keys(f"*{job_id}*")} <= names
+        keys: list[Any] = client.keys(f"*{job_id}*")
+        assert {key.decode() for key in keys} <= names
 
 
 def test_a_job_that_has_not_ended_is_not_deleted(stack: Stack, http: Client) -> None:

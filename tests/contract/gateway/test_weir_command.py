@@ -79,7 +79,8 @@ def weir(folder: Path, capsys: pytest.CaptureFixture[str]) -> Weir:
 
     def run(*words: str) -> tuple[int, str, str]:
         status = main(words)
-        return status, *capsys.readouterr()
+        output, errors = capsys.readouterr()
+        return status, output, errors
 
     return run
 

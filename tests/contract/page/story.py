@@ -172,9 +172,10 @@ def _sample(job_id: str, number: int, purpose: Purpose, chance: np.random.Genera
 def _episode(task: Task, text: str) -> Episode:
     """One of two turns; one without text broke."""
     end: dict[str, Any] = {"problem": "episode_timeout", "words": "not over in 600 s"}
+    result: dict[str, Any] = {"reward": 0.5} if text else end
     contents = {"user": task.prompt or "", "assistant": text, "tool": "no such number"}
     return Episode(
-        **({"reward": 0.5} if text else end),
+        **result,
         turns=2,
         seconds={"model": 3.0, "environment": 40.0},
         conversation=tuple(

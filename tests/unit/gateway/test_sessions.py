@@ -61,8 +61,9 @@ def test_turns_that_continue_each_other_are_one_branch() -> None:
 def test_a_call_continues_the_longest_free_branch_or_begins_one(turns: str, branches: str) -> None:
     """A turn is the tokens of its prompt and those that were sampled."""
     calls = [
-        a_call(name, *(list(map(int, tokens)) for tokens in turn.split(">")))
+        a_call(name, list(map(int, prompt)), list(map(int, sampled)))
         for name, turn in zip("abcde", turns.split(), strict=False)
+        for prompt, sampled in [turn.split(">")]
     ]
     assert ["".join(branch.calls) for branch in build_branches(calls)] == branches.split()
 

@@ -123,11 +123,12 @@ def test_the_request_wins_over_the_deployment_and_that_over_defaults() -> None:
     sent = {"rollout": {"sampling": {"max_tokens": 200}}, "training": {"steps": 9}}
     recipe = the_recipe(sent, defaults=defaults)
     check_settings(recipe, text.replace("100 }", "200 }").replace("7", "9"))
-    for hyperparameters, steps in (
+    cases: list[tuple[dict[str, Any], int]] = [
         ({}, 7),
         ({"n_epochs": 1}, 34),  # of 3 tasks each
         ({"n_epochs": 1, "batch_size": 50}, 2),
-    ):
+    ]
+    for hyperparameters, steps in cases:
         assert the_recipe(defaults=defaults, **hyperparameters).training.steps == steps
     assert defaults == tomllib.loads(text)
 
