@@ -98,19 +98,7 @@ def packed_attention(
     if layout is not None:
         query, key, value = (states[layout[0]] for states in (query, key, value))
     if _has_kernel(query, value):
-        attended = varlen_attn(
-            query,
-            key,
-            value,
-            cu_seq_lens_q,
-            cu_seq_lens_q,
-            max_length_q,
-            max_length_q,
-            scale=scaling,
-            window_size=(-1, 0),  # causal
-            **_GROUPED,
-        )
-        assert isinstance(attended, Tensor)
+        attended = _attend_in_kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling)
     else:
         attended = _attend_in_blocks(query, key, value, cu_seq_lens_q.tolist(), scaling)
     if layout is not None:
@@ -139,6 +127,30 @@ def _has_kernel(query: Tensor, value: Tensor) -> bool:
     size = query.shape[-1]
     is_even = size == value.shape[-1] and size <= _LARGEST_HEAD
     return query.is_cuda and query.dtype in halves and is_even
+
+
+def _attend_in_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    max_length: int,
+    scaling: float | None,
+) -> Tensor:
+    attended = varlen_attn(
+        query,
+        key,
+        value,
+        bounds,
+        bounds,
+        max_length,
+        max_length,
+        scale=scaling,
+        window_size=(-1, 0),  # causal
+        **_GROUPED,
+    )
+    assert isinstance(attended, Tensor)
+    return attended
 
 
 def _attend_in_blocks(

@@ -174,24 +174,7 @@ def collate(samples: Sequence[Sample], *, shares_prompts: bool = True) -> MicroB
     """Put samples into one row, equal prompts once; no samples are one position without weight."""
     lengths = np.array([_length(sample) for sample in samples] or [1])
     bounds = np.concatenate([[0], lengths.cumsum()])
-    input_ids: list[ArrayLike] = []
-    position_ids: list[np.ndarray] = []
-    layout: list[np.ndarray] = []
-    prompts: dict[bytes, np.ndarray] = {}  # positions in the row
-    end = 0
-    for number, sample in enumerate(samples):
-        key = sample.prompt_ids.tobytes() if shares_prompts else b"%d" % number
-        offsets = np.arange(_length(sample))
-        prompt_length = len(sample.prompt_ids)
-        if key not in prompts:
-            prompts[key] = end + offsets[:prompt_length]
-            input_ids.append(sample.prompt_ids)
-            position_ids.append(offsets[:prompt_length])
-            end += prompt_length
-        input_ids.append(sample.token_ids)
-        position_ids.append(offsets[prompt_length:])
-        layout += [prompts[key], end + offsets[: len(sample.token_ids)]]
-        end += len(sample.token_ids)
+    input_ids, position_ids, layout = _lay_out(samples, shares_prompts=shares_prompts)
     positions = np.concatenate(layout or [[0]])
     own_places = [sample.own_places for sample in samples]
     sizes = [len(places) for places in own_places]
@@ -219,12 +202,37 @@ def collate(samples: Sequence[Sample], *, shares_prompts: bool = True) -> MicroB
         rewards=_tensor([[s.reward for s in samples] or [0.0]], torch.float32),
         correct=_tensor([[s.correct for s in samples] or [False]], torch.bool),
     )
-    if len(prompts) == len(samples):
+    if len(positions) == len(batch.input_ids):
         return batch
     first_places = np.unique(positions, return_index=True)[1]
     return replace(
         batch, layout=torch.from_numpy(positions), first_places=torch.from_numpy(first_places)
     )
+
+
+def _lay_out(
+    samples: Sequence[Sample], *, shares_prompts: bool
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Return the ids and the position ids of a row, and the positions of each sample in it."""
+    input_ids: list[np.ndarray] = []
+    position_ids: list[np.ndarray] = []
+    layout: list[np.ndarray] = []
+    prompts: dict[bytes, np.ndarray] = {}  # positions in the row
+    end = 0
+    for number, sample in enumerate(samples):
+        key = sample.prompt_ids.tobytes() if shares_prompts else b"%d" % number
+        offsets = np.arange(_length(sample))
+        prompt_length = len(sample.prompt_ids)
+        if key not in prompts:
+            prompts[key] = end + offsets[:prompt_length]
+            input_ids.append(sample.prompt_ids)
+            position_ids.append(offsets[:prompt_length])
+            end += prompt_length
+        input_ids.append(sample.token_ids)
+        position_ids.append(offsets[prompt_length:])
+        layout += [prompts[key], end + offsets[: len(sample.token_ids)]]
+        end += len(sample.token_ids)
+    return input_ids, position_ids, layout
 
 
 def largest_micro_batches(recipe: Recipe, num_ranks: int) -> list[Sample]:
