@@ -104,8 +104,8 @@ class Trainer:
         """Make a training step; return the metrics of all ranks.
 
         The metric ``updates`` counts the updates of the policy: one for each mini-batch with finite
-        loss and gradient. ``trained_share`` is the share of the work that samples with a signal
-        have in that of all samples.
+        loss and gradient. ``trained_share`` is the share of the samples' tokens that a backward
+        pass has computed: only of samples with a signal, and a shared prompt once.
         """
         metrics = self._new_metrics(samples)
         updates_before = self.models.policy.updates
@@ -115,12 +115,8 @@ class Trainer:
             if self.models.critic is not None:
                 self._improve_critic(self.models.critic, mini_batch, metrics)
             self._improve_policy(mini_batch, metrics)
-        learned = [sample for sample in samples if self._has_signal(sample)]
-        counts = {
-            "updates": float(self.models.policy.updates - updates_before),
-            "trained_share": self._work(learned) / max(1.0, self._work(samples)),
-        }
-        return Measured(metrics.reduced(len(mini_batches)) | counts, metrics.tokens())
+        updates = {"updates": float(self.models.policy.updates - updates_before)}
+        return Measured(metrics.reduced(len(mini_batches)) | updates, metrics.tokens())
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
         """Train on samples without an update, to check that a step fits into the memory."""
@@ -230,9 +226,13 @@ class Trainer:
     def _mini_batches(self, samples: Sequence[Sample], metrics: StepMetrics) -> list[MiniBatch]:
         """Return this rank's share of a step, one mini-batch per update."""
         split = mini_batches(samples, self.recipe.training.updates_per_batch)
-        return [
+        num_tokens = sum(len(s.prompt_ids) + len(s.token_ids) for s in samples)
+        batches = [
             self._mini_batch(part, metrics, is_first=index == 0) for index, part in enumerate(split)
         ]
+        for part in (part for batch in batches for part in batch.parts):
+            metrics.note_count(trained_share=len(part.batch.input_ids) / num_tokens)
+        return batches
 
     def _mini_batch(
         self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool
@@ -248,9 +248,6 @@ class Trainer:
             totals=count_totals(samples),
             is_first=is_first,
         )
-
-    def _work(self, samples: Sequence[Sample]) -> float:
-        return sum(self.estimate_work(len(s.prompt_ids) + len(s.token_ids)) for s in samples)
 
     def _has_signal(self, sample: Sample) -> bool:
         learns_text = sample.correct and self.recipe.algorithm.positive_lm_weight > 0

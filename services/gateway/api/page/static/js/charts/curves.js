@@ -21,7 +21,7 @@ const MEANING = {
   process_wrong: "mean process score of wrong responses",
   outcome_exhausted: "share of groups with equal outcomes",
   signal: "share of groups with an advantage other than 0",
-  trained_share: "share of the step's work whose samples have a signal",
+  trained_share: "share of the tokens that a backward pass computes",
   entropy: "of the policy, nats per token",
   response_length: "mean, in tokens",
   length_correct: "mean of right responses, in tokens",
