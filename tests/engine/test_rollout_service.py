@@ -17,7 +17,8 @@ from prometheus_client import REGISTRY
 from protocol import weights
 from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, PolicyVersion, Probes, RolloutGroup
-from protocol.streams import ROLLOUTS
+from protocol.recipe import Sampling
+from protocol.streams import REQUESTS, ROLLOUTS
 from safetensors.torch import load_file, save_file
 
 from services.chassis.deployment import Deployment
@@ -25,12 +26,12 @@ from services.chassis.parity import digest_prompts
 from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service
 from services.rollout import worker
-from services.rollout.engine import Engine
+from services.rollout.engine import Engine, EngineDied
 from services.rollout.samples import IncompatibleEngine
 from services.rollout.worker import sample_groups
 from tests.builders import a_job_record, a_recipe, a_request
 from tests.contract.valkey_server import Server
-from tests.engine.conftest import MAX_CONTEXT, TOLERANCE, compute_logprobs
+from tests.engine.conftest import ENDLESS, MAX_CONTEXT, TOLERANCE, compute_logprobs
 from tests.inline_prompts import InlinePrompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio, pytest.mark.timeout(600)]
@@ -246,3 +247,22 @@ async def test_weights_that_do_not_answer_as_the_learners_do_are_reported_and_sa
     assert (bad.version, bad.agrees) == (last, False)
     assert bad.same_prompts == (fault != "other prompts")
     assert bad.holds == (0 if fault in {"not loaded", "an old slot"} else None)
+
+
+async def test_what_it_held_when_its_engine_died_may_have_killed_it(
+    line: Line, engine: Engine, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(240):
+        await line.announce(0, folders[0])
+        endless = Sampling(max_tokens=ENDLESS)
+        await line.exchange.ask(a_request(prompt_template="{prompt}", sampling=endless))
+        while (await line.exchange.backlog(REQUESTS, "job")).claimed == 0:
+            await asyncio.sleep(0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(engine.llm), "errored", property(lambda _: True))
+            await asyncio.wait({line.sampling})
+        (left,) = await line.exchange.reclaim(REQUESTS, "job", count=9)
+    error = line.sampling.exception()
+    assert isinstance(error, ExceptionGroup)
+    assert error.subgroup(EngineDied)
+    assert (len(left.deaths), left.failures) == (1, ())

@@ -362,12 +362,17 @@ def test_unreadable_events_hide_no_others(stack: Stack, http: Client) -> None:
 # ---------------------------------------------------------------------- unreadable records
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"recipe": UNREADABLE_RECIPE}, {"created_at": "yesterday"}, {b"\xff": "1"}],
+    ids=["another release's field", "no JSON", "a field that is not text"],
+)
 def test_a_job_with_an_unreadable_record_is_listed_and_can_only_be_cancelled(
-    stack: Stack, http: Client, sdk: openai.OpenAI
+    stack: Stack, http: Client, sdk: openai.OpenAI, fields: dict[Any, str]
 ) -> None:
     good = submit_job(http)
     bad = a_job_in(stack, "running")
-    damage(stack, bad, {"recipe": UNREADABLE_RECIPE})
+    damage(stack, bad, fields)
     first, second = sdk.fine_tuning.jobs.list(limit=2).data
     assert (first.id, first.status) == (bad, "failed")
     assert (second.id, second.status) == (good, "queued")

@@ -247,3 +247,9 @@ async def test_a_redirection_is_not_followed() -> None:
 def test_a_reply_that_nests_too_deep_is_text() -> None:
     reply = "[" * 100_000
     assert openenv._parse_action(reply, {"required": ["text"]}) == {"text": reply}
+
+
+def test_seconds_of_simultaneous_calls_count_once() -> None:
+    calls = (ended_call(10, 5), ended_call(11, 1), ended_call(12, 5))
+    open_call = OpenCall(id="b", created_at=30, seconds=4, quiet_seconds=0)
+    assert Trace(id="", calls=calls, under_way=(open_call,)).seconds == 11

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,15 @@ def test_weir_sft_finds_what_the_script_writes(
     untrained = measure.AutoModelForCausalLM.from_pretrained(recipe.model.path)
     assert untrained.num_parameters() == 604_288
     assert len(measure.AutoTokenizer.from_pretrained(recipe.model.path)) == 96
+
+
+def test_the_solutions_to_imitate_are_in_form_and_of_no_held_out_prompt(tmp_path: Path) -> None:
+    lines = [json.dumps(record) for record in islice(base_model.imperfect_solutions(), 1000)]
+    (tmp_path / "solutions.jsonl").write_text("\n".join(lines))
+    imitated = read_tasks(tmp_path / "solutions.jsonl")
+    right = sum(str(task.solution).endswith(f"boxed{{{task.answer}}}") for task in imitated)
+    assert right / 1000 == pytest.approx(0.48, abs=0.04)  # as the careless author's habits give
+    for task in imitated:
+        assert measure.RESPONSE.fullmatch(str(task.solution))
+        assert PROMPT.fullmatch(str(task.prompt))
+        assert not is_of_the_held_out(str(task.prompt))

@@ -19,10 +19,11 @@ from protocol.messages import (
 from protocol.recipe import Purpose, Reward
 from protocol.rewards import Check, ScoreModel
 
+from services.chassis.deployment import DeploymentError
 from services.chassis.pool import Pool
 from services.grader import grading
 from services.grader.grading import MAX_COMMENT_CHARS, MAX_MARKS, Scored
-from services.grader.tools import Tools
+from services.grader.tools import Settings, Tools
 from services.grader.verifiers import VERIFIERS
 from tests.builders import a_graded_group, a_group, a_request, a_task, an_episodes_group
 
@@ -238,3 +239,10 @@ def test_marks_and_comments_are_bounded(num_checks: int) -> None:
     assert score.marks == marks
     share = MAX_COMMENT_CHARS // (2 * num_checks)
     assert list(score.comments.values()) == ["a" * share, "b" * 10] * num_checks
+
+
+@pytest.mark.parametrize("text", ["0", " ", "1.5"])
+def test_a_wrong_setting_is_named_and_the_default_is_sound(text: str) -> None:
+    assert Settings.from_environment({}).groups_in_flight == 256
+    with pytest.raises(DeploymentError, match="WEIR_GRADER_WORKERS"):
+        Settings.from_environment({"WEIR_GRADER_WORKERS": text})

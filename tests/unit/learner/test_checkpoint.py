@@ -203,3 +203,9 @@ def test_an_upload_whose_content_has_changed_is_named_until_it_is_uploaded_again
     for text in ("", "[]", "{}"):  # without a description it is taken as it is
         description.write_text(text)
         check_upload(path)
+
+
+def test_an_evaluation_counts_for_the_step_of_its_beginning() -> None:
+    progress = Progress(step=5, pretrained=2, evaluating=4)
+    steps = {purpose: progress.completed_steps(purpose) for purpose in Purpose}
+    assert steps == {Purpose.TRAIN: 5, Purpose.PRETRAIN: 2, Purpose.EVAL: 4}

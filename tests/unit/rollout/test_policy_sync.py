@@ -14,6 +14,7 @@ from protocol.recipe import Lora, Model
 from protocol.weights import WeightsError, WeightsGone
 from safetensors.numpy import save_file
 
+from services.chassis.deployment import DeploymentError
 from services.rollout.fetching import read_shape, verified_shape
 from services.rollout.policy_sync import Serving, incompatibility, read_serving
 from services.rollout.settings import EngineSettings
@@ -155,3 +156,10 @@ def test_settings_come_from_the_recipe_and_the_environment() -> None:
     assert EngineSettings.from_environment(model, {}) == settings
     changed = replace(settings, kv_cache_bytes=64 * 2**20, num_gpus=2)
     assert EngineSettings.from_environment(model, environment) == changed
+
+
+@pytest.mark.parametrize("text", ["many", "-1", "1.5"])
+def test_a_wrong_setting_is_refused(text: str) -> None:
+    environment = {"WEIR_ROLLOUT_MAX_SEQUENCES": text}
+    with pytest.raises(DeploymentError, match="WEIR_ROLLOUT_MAX_SEQUENCES"):
+        EngineSettings.from_environment(a_recipe().model, environment)

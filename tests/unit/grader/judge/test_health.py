@@ -1,6 +1,7 @@
 """While the judge is down no call fails, and nobody waits for ever once it is up again."""
 
 import asyncio
+from collections import deque
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from services.grader.judge.judge import (
     Judge,
     Pace,
     Slots,
+    adjust_calls,
 )
 from services.grader.judge.settings import JudgeSettings
 from tests.unit.grader.judge_server import (
@@ -246,3 +248,23 @@ async def test_as_many_calls_go_at_once_as_are_answered_in_good_time() -> None:
     assert 33 < await let(200) <= 64 == await let(200)
     assert [await let(number, failure) for number in (64, 64)] == [64, 8]
     assert [await let(number) for number in (8, 20)] == [8, 9]
+
+
+@pytest.mark.parametrize("speed", [1, 5, 40])  # calls a second
+@pytest.mark.parametrize("graders", [1, 4])
+def test_growth_lets_no_call_of_a_busy_judge_run_out_of_time(speed: int, graders: int) -> None:
+    calls = [8] * graders
+    underway = [0] * graders
+    slowest = 0.0
+    line = deque[tuple[float, int]]()  # when a call began, and whose it is
+    for number in range(300 * speed):
+        now = number / speed
+        for grader in range(graders):
+            line += [(now, grader)] * (calls[grader] - underway[grader])
+            underway[grader] = max(calls[grader], underway[grader])
+        began, grader = line.popleft()
+        underway[grader] -= 1
+        seconds = now + 1 / speed - began
+        slowest = max(slowest, seconds)
+        calls[grader] = adjust_calls(calls[grader], seconds, 120, has_failed=False)
+    assert 30 <= sum(calls) / speed <= slowest <= 60 + 2 * graders / speed

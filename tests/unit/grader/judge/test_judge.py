@@ -322,3 +322,32 @@ async def test_an_unknown_field_is_no_score(server: ScriptedServer, tools: Tools
     turns = [{"role": "user", "content": "{{item.hint}}"}]
     assert await number(server, tools, input=turns) == Ungradable(reason="unknown_field")
     assert server.requests == []
+
+
+async def test_caps_and_weights_hold(server: ScriptedServer, tools: Tools) -> None:
+    actual = {"analysis": "", "coverage": "all", "rigor": "broken", "consistency": "consistent"}
+    server.script = [says(json.dumps(actual))]
+    graded = await score(server, tools, rubric="checkpoints")
+    assert graded == Graded(
+        value=0.4,
+        reason="judged_low",
+        breakdown={"coverage": 1, "rigor": 0, "consistency": 1, "samples": 1},
+    )
+
+
+async def test_calls_and_tokens_are_counted(server: ScriptedServer, tools: Tools) -> None:
+    outcomes = ("verdict", "no_verdict", "failed")
+    kinds = ("prompt", "completion", "reasoning")
+
+    def counts() -> list[float]:
+        calls = [counted("weir_judge_calls_total", outcome=name) for name in outcomes]
+        return calls + [counted("weir_judge_tokens_total", kind=name) for name in kinds]
+
+    async with Judge(judge_settings(server)) as judge:
+        await verify(judge, tools, "once")
+        before = counts()
+        server.script = [says(None), replies(b"", 500), BEST]
+        await verify(judge, tools, "twice")
+    moved = [now - then for now, then in zip(counts(), before, strict=True)]
+    assert moved == [1, 1, 1, 200, 40, 10]
+    assert counted("weir_judge_in_flight") == counted("weir_judge_waiting") == 0

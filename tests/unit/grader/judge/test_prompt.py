@@ -93,3 +93,11 @@ def test_a_conversation_is_cut_as_the_one_text_that_the_judge_is_told() -> None:
     assert task.solution == "It\n[… 4 characters left out …]\n2."
     assert task.problem == "[system]\nB\n[… 43 characters left out …]\n1?1+1?1+1?"
     assert left_out == {"reference_left_out": 4, "problem_left_out": 43}
+
+
+def test_the_rubrics_are_worth_what_their_papers_say() -> None:
+    [holistic] = load_rubric("holistic").criteria
+    assert [level.score for level in holistic.levels] == [1, 0.5, 0]
+    [proof] = load_rubric("proof").criteria
+    assert [level.score for level in proof.levels] == [1, 0.8, 0.2, 0]
+    assert [criterion.weight for criterion in load_rubric("checkpoints").criteria] == [4, 2, 1]

@@ -294,3 +294,31 @@ def test_a_summary_counts_by_kind_and_label() -> None:
     assert summary["right_outcome"]["n"] == 2
     assert summary["kinds"]["right"]["same_level"] == 0.5
     assert summary["kinds"]["empty"]["same_level"] is None
+
+
+@pytest.mark.anyio
+async def test_a_judge_that_goes_down_ends_it_with_the_reason(
+    judge: ScriptedServer, calibrate: Calibrate
+) -> None:
+    async def go_away(*_: object) -> None:
+        await judge.go_away()
+
+    judge.script = [go_away]
+    status, reports, errors = await asyncio.to_thread(calibrate, TWO)
+    assert (status, list(reports)) == (2, ["math_answer", "equation_steps"])
+    (error,) = errors
+    assert "cannot be reached" in error
+    assert "WEIR_JUDGE_URL" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("absent.jsonl", "No such file"), ("", "Is a directory")]
+)
+def test_a_path_without_a_file_is_named(
+    name: str, problem: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([str(tmp_path / name)]) == 2
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"weir grade: {tmp_path}")
+    assert problem in output.err

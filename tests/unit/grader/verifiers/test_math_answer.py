@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from answers import compare, is_restated, last_box
+from answers import compare, decide, is_restated, last_box
 from protocol.messages import Graded, Mark, Score, Task, Ungradable
 from protocol.rewards import MathAnswer
 
-from benchmarks.answer_rules import OWN, Row, own_rows
+from benchmarks.answer_rules import OWN, Row, outside_rows, own_rows
 from services.chassis.pool import Cause, Failed, Pool, Value
 from services.grader.judge.judge import Judge
 from services.grader.tools import Tools
@@ -229,3 +229,17 @@ async def test_answers_that_hang_are_ended_and_never_right(pool: Pool) -> None:
     pending = (decide_response(rf"\boxed{{{row['boxed']}}}", row["answer"], tools) for row in rows)
     decisions = await asyncio.gather(*pending)
     assert [decision.score.reason for decision in decisions] == ["too_hard"] * 3
+
+
+OUTSIDE = outside_rows()
+
+
+@pytest.mark.skipif(not OUTSIDE, reason="needs ../shared/data/answers_external.jsonl")
+def test_nearly_all_verdicts_are_those_of_other_people_too() -> None:
+    wrong = [
+        row
+        for row in OUTSIDE
+        if row.is_right is not (decide(row.gold, row.boxed, row.problem) == "right")
+    ]
+    assert all(row.is_right for row in wrong)
+    assert len(wrong) <= 0.01 * len(OUTSIDE), wrong
