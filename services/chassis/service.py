@@ -71,8 +71,7 @@ class Service:
     held_gpus: int = 0  # now; those of turns only in its turn
 
     def __post_init__(self) -> None:
-        if not self.deployment.turns:
-            self.held_gpus = self.deployment.num_gpus
+        self.held_gpus = max(0, self.deployment.num_gpus - len(set(self.deployment.turns)))
         self.exchange.redact = self.deployment.hide_paths
 
     @property

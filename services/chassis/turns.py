@@ -62,8 +62,8 @@ class Turns:
 
     def _hold_gpus(self, locks: AsyncExitStack) -> None:
         """Count the GPUs for this process until the locks are released."""
-        self.service.held_gpus = len(self._used)
-        locks.callback(setattr, self.service, "held_gpus", 0)
+        locks.callback(setattr, self.service, "held_gpus", self.service.held_gpus)
+        self.service.held_gpus = self.service.deployment.num_gpus
 
     async def wait_until_wanted(self) -> None:
         """Wait until the learner wants a GPU."""

@@ -50,6 +50,7 @@ class Demand:
     # group of the turn has been answered.
     _turn_began: float = 0.0
     _next_turn: float = 0.0
+    _turn_job: str = ""
     # The end of the last request.
     _idle_since: float = 0.0
 
@@ -59,6 +60,7 @@ class Demand:
         if takes_turns and not self._evaluates:
             self._turn_began = time.monotonic()
             self._next_turn = 0.0
+            self._turn_job = request.job_id
         self.requests.append(request)
         try:
             yield
@@ -148,7 +150,7 @@ class Demand:
     def call_keys(self, job_id: str, place: int, replicas: int) -> Iterator[str]:
         """Yield the keys of the job's own calls to take, those of an evaluation first."""
         excluded = self.excluded_streams(place, replicas)
-        if EVAL_REQUESTS not in excluded:
+        if EVAL_REQUESTS not in excluded or self.is_alone:
             yield f"eval:{job_id}"
         if REQUESTS not in excluded:
             yield f"work:{job_id}"
@@ -162,10 +164,16 @@ class Demand:
         return self.newest is not None and self.newest.number < self.last_version
 
     @property
+    def _turn_has_ended(self) -> bool:
+        """Whether a group of the evaluation's last turn has been answered, in this job."""
+        newest = self.newest
+        return newest is not None and newest.job_id == self._turn_job and self._next_turn > 0
+
+    @property
     def _is_training_turn(self) -> bool:
         """Whether a rollout that is alone takes no more groups of the evaluation for now."""
-        if self._evaluates:
-            return self._next_turn > 0
+        if self._evaluates or not self._turn_has_ended:
+            return self._turn_has_ended
         now = time.monotonic()
         is_busy = bool(self.requests) or now < self._idle_since + _MIN_LINGER_S
         return is_busy and now < self._next_turn
@@ -174,7 +182,7 @@ class Demand:
     def _training_waits(self) -> bool:
         """Whether the evaluation's turn is over, and requests wait for newer weights."""
         serving = self.serving
-        if serving is None or not self.is_alone or not self._next_turn:
+        if serving is None or not self.is_alone or not self._turn_has_ended:
             return False
         return any(request.min_version > serving.number for request in self.requests)
 

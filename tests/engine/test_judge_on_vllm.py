@@ -162,7 +162,8 @@ async def grade(
     seed: int = 0,
     solution: str = "2",
 ) -> Score:
-    check = ModelJudge.model_validate({"rubric": RUBRIC, "max_tokens": 100, "seed": seed})
+    valid = ModelJudge.model_validate({"rubric": RUBRIC, "max_tokens": 100})
+    check = valid.model_copy(update={"seed": seed})  # also one that no recipe may have
     settings = JudgeSettings(
         url,
         MODEL,

@@ -180,7 +180,7 @@ async def test_adapter_and_merged_weights_give_the_same_logprobs_in_learner_and_
                 assert sample.spans == twin.spans
                 assert gap(merged(adapter), twin, prompt) <= SAME
                 assert gap(merged(adapter), sample, prompt) <= SAME
-                assert gap(folders[0], sample, prompt) > APART
+                assert gap(folders[0], sample, prompt) > 1000 * SAME
         (sample,) = await sample_group(adapted)
         assert learners_gap(folders[0], adapter, sample) <= SAME
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import cast
@@ -129,11 +130,11 @@ class News(Connection):
 
     async def cost(self, job_id: str) -> dict[str, dict[str, float]]:
         """Return the ``core_seconds`` and ``gpu_seconds`` of each service for a job."""
-        stored = self.writer.hgetall(streams.cost_key(job_id))
+        key = streams.cost_key(job_id)
+        stored = await cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(key))
         cost: dict[str, dict[str, float]] = {"core_seconds": {}, "gpu_seconds": {}}
-        for name, seconds in (await cast(Awaitable[dict[bytes, bytes]], stored)).items():
-            kind, _, service = name.decode().partition(":")
-            cost[kind][service] = float(seconds)
+        for kind, service, seconds in readable(key, stored.items(), _read_cost):
+            cost.get(kind, {})[service] = seconds
         return cost
 
     async def ask_trial(self, trial: Trial, limit: int) -> bool:
@@ -196,3 +197,11 @@ def _is_stray(row: tuple[bytes, bytes]) -> bool:
         return from_json(row[1])["replica"].encode() != row[0]
     except Exception:  # the bytes are arbitrary
         return True
+
+
+def _read_cost(row: tuple[bytes, bytes]) -> tuple[str, str, float]:
+    kind, _, service = row[0].decode().partition(":")
+    seconds = float(row[1])
+    if not math.isfinite(seconds):
+        raise ValueError("the seconds are not finite")
+    return kind, service, seconds

@@ -125,7 +125,7 @@ async def list_jobs(
 ) -> Json:
     """Jobs, newest first."""
     records, has_more = await jobs.page(after, limit, filters)
-    objects = [await _add_estimate(record, jobs, request) for record in records]
+    objects = await asyncio.gather(*(_add_estimate(record, jobs, request) for record in records))
     return list_object(objects, has_more)
 
 

@@ -358,8 +358,10 @@ def vanishes_without_advantage(objective: Callable[[TokenBatch], tuple[Tensor, T
     zeros = torch.zeros_like(logprobs)
     old_logprobs = torch.full_like(zeros, -MAX_LOG_RATIO)
     losses, _ = objective(TokenBatch(logprobs, old_logprobs, zeros, zeros.long()))
-    (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
-    return not (losses.any() or gradient.any())
+    if losses.any() or not losses.requires_grad:
+        return not losses.any()
+    (gradient,) = torch.autograd.grad(losses.sum(), logprobs, materialize_grads=True)
+    return not gradient.any()
 
 
 OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {

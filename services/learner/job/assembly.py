@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 from protocol.messages import JobRecord, Task
-from protocol.placement import parse
+from protocol.placement import MAX_GPU_SHARE, parse
 from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError, read_tasks
 
@@ -60,7 +60,6 @@ from services.learner.training.scoring import Scoring
 from services.learner.training.trial import try_models
 
 log = logging.getLogger(__name__)
-_USABLE_GPU_SHARE = 0.9  # the rest is for CUDA, NCCL and the allocator
 
 
 @dataclass
@@ -131,7 +130,8 @@ async def _fit_to_memory(
     The record keeps them, so that later attempts split a batch in the same way. ``device`` is the
     name of the GPU; empty on CPUs.
     """
-    fitting = _fit(limit_micro_batches(recipe, record.micro_batch_tokens), flops, device)
+    limited = limit_micro_batches(recipe, record.micro_batch_tokens)
+    fitting = _fit(limited, flops, device, has_shrunk=limited != recipe)
     if fitting.training.recompute_activations != recipe.training.recompute_activations:
         verb = "recomputed" if fitting.training.recompute_activations else "not recomputed"
         log.info(f"activations are {verb}, by their size", extra={"job": record.id})
@@ -145,19 +145,29 @@ async def _fit_to_memory(
     return fitting
 
 
-def _fit(recipe: Recipe, flops: Flops, device: str) -> Recipe:
+def _learner_share() -> float:
+    """Return the part of a GPU that the engines on it leave to the learner."""
+    line = os.environ.get("WEIR_GPUS")
+    if not line:
+        return MAX_GPU_SHARE
+    placement = parse(line)
+    gpus = [gpu for bundle in placement.learner for gpu in bundle.gpus]
+    return min(map(placement.learner_share, gpus), default=MAX_GPU_SHARE)
+
+
+def _fit(recipe: Recipe, flops: Flops, device: str, *, has_shrunk: bool) -> Recipe:
+    """``has_shrunk``: memory has run out before, so the plan was too small."""
     policy = flops.policy
     if policy is None:
         return decide_recomputation(recipe, lambda _: not device)
     if device:
-        usable_bytes = _USABLE_GPU_SHARE * gpu_bytes(device)
-        num_gpus = flops.num_gpus
-        return decide_recomputation(
-            recipe,
-            lambda kept: (
-                learner_footprint(kept, policy, flops.critic, num_gpus).peak <= usable_bytes
-            ),
-        )
+        usable_bytes = _learner_share() * gpu_bytes(device)
+
+        def fits(recipe: Recipe) -> bool:
+            footprint = learner_footprint(recipe, policy, flops.critic, flops.num_gpus)
+            return not has_shrunk and footprint.peak <= usable_bytes
+
+        return decide_recomputation(recipe, fits)
     memory = LocalMachine(host_bytes=psutil.virtual_memory().total)
     machine = resolve_machine(Options(), None, os.environ, memory)
     return fit_to_cpus(recipe, policy, flops.critic, machine)

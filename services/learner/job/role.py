@@ -55,7 +55,7 @@ async def work_on_one_job(service: Service, team: Team, prompts: PromptRenderer)
     """
     PHASES.name(*_PHASES, idle="other")
     DEVICES.set(team.num_ranks)
-    if service.held_gpus:
+    if service.held_gpus and not service.deployment.turns:
         service.held_gpus = team.num_ranks  # of all nodes
     await run_until_first_ends(_work_in_role(service, team, prompts), team.keep_alive_forever())
 

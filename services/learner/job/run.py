@@ -56,8 +56,8 @@ _MAX_SILENT_ATTEMPTS = 3  # in a row, before a warning: one or two may be restar
 _RETRY_HEARTBEATS = 5  # a few seconds before the machine is tried again
 _MICRO_BATCHES_TOO_LARGE = (
     "out of memory: {}; micro-batches can be no smaller, for a sample may have model.max_context = "
-    "{} tokens. Lower that or training.logprob_chunk_tokens, set training.recompute_activations, "
-    "raise optimizer.zero_stage or training.sequence_parallel if there are several GPUs, or "
+    "{} tokens. Lower that or training.logprob_chunk_tokens, set training.recompute_activations = "
+    "true, raise optimizer.zero_stage or training.sequence_parallel if there are several GPUs, or "
     "give the learner more memory; `weir plan` shows what fits"
 )
 

@@ -67,7 +67,10 @@ class Intake:
         loop = asyncio.get_running_loop()
         while True:
             deliveries = await exchange.claim(
-                [GRADED, FAILED], job_id, count=_CLAIM_COUNT, wait_s=_ADOPT_EVERY_S
+                [GRADED, FAILED],
+                job_id,
+                count=_CLAIM_COUNT,
+                wait_s=max(0.0, next_adoption - loop.time()),
             )
             if deliveries:
                 await self.ingest(deliveries)

@@ -246,7 +246,13 @@ def largest_micro_batches(recipe: Recipe, num_ranks: int) -> list[Sample]:
     lengths = [longest] * num_whole + [remaining] * (remaining > 1)
     max_response = longest if recipe.environment else recipe.rollout.sampling.max_tokens
     num_groups = num_ranks // recipe.training.sequence_parallel
-    return [blank_sample(length, min(length - 1, max_response)) for length in lengths * num_groups]
+    samples = [
+        blank_sample(length, min(length - 1, max_response)) for length in lengths * num_groups
+    ]
+    for number, sample in enumerate(samples):  # as binary digits, so that none shares a prompt
+        digits = np.arange(len(sample.prompt_ids))
+        sample.prompt_ids[:] = (number >> digits.clip(max=60)) & 1
+    return samples
 
 
 def blank_sample(length: int, response: int) -> Sample:
