@@ -84,6 +84,17 @@ async def test_starts(client: Redis, services: Services) -> None:
     assert await services.gateway.starts() == {"grader": 1}
 
 
+async def test_costs(client: Redis, services: Services) -> None:
+    key = streams.cost_key("job")
+    for name in (b"\xff", b"x", b"core_seconds:\xff", b"core_minutes:grader"):
+        client.hset(key, name, "1")
+    for number, value in enumerate((*GARBAGE, b"inf", b"9" * 400)):
+        client.hset(key, f"core_seconds:x{number}", value)
+    client.hset(key, "core_seconds:grader", "2.5")
+    cost = await services.gateway.cost("job")
+    assert cost == {"core_seconds": {"grader": 2.5}, "gpu_seconds": {}}
+
+
 async def test_events(server: Server, services: Services) -> None:
     gateway = services.gateway
     await gateway.record_event(an_event("first"))

@@ -113,12 +113,25 @@ def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
     assert batch.behavior_logprobs.tolist() == [-1, -2, -1, -2, -3, -4]
 
 
+def test_a_prompt_that_samples_share_is_in_the_row_once() -> None:
+    batch = collate([a_sample(2, 1), a_sample(1, 1), a_sample(2, 2)])
+    assert batch.input_ids.tolist() == [10, 11, 50, 10, 50, 50, 51]
+    assert batch.position_ids.tolist() == [0, 1, 2, 0, 1, 2, 3]
+    assert (batch.bounds.tolist(), batch.max_length) == ([0, 3, 5, 9], 4)
+    assert batch.predictors.tolist() == [1, 3, 1, 5]
+    assert batch.layout is not None
+    assert batch.layout.tolist() == [0, 1, 2, 3, 4, 0, 1, 5, 6]
+    assert batch.first_places is not None
+    assert batch.layout[batch.first_places].tolist() == [*range(7)]
+
+
 def test_a_token_that_is_not_the_policys_is_a_position_and_nothing_else() -> None:
     indexes = np.array([0, 1, 4])
     turns = replace(
         a_sample(2, 6), own_indexes=indexes, behavior_logprobs=-indexes, on_version=indexes > 0
     )
-    batch = collate(assign_places([a_sample(1, 1), turns, a_sample(1, 1)]))
+    samples = assign_places([a_sample(1, 1), turns, a_sample(1, 1)])
+    batch = collate(samples, shares_prompts=False)
     assert (batch.bounds.tolist(), batch.max_length) == ([0, 2, 10, 12], 8)
     assert batch.sample_of.tolist() == [0, 1, 1, 1, 2]
     assert batch.targets.tolist() == [50, 50, 51, 54, 50]

@@ -18,7 +18,7 @@ from services.learner.planning.footprint import (
     smaller_token_budget,
 )
 from services.learner.training import host_copies, shares
-from services.learner.training.batching import largest_micro_batches, micro_batches
+from services.learner.training.batching import collate, largest_micro_batches, micro_batches
 from services.learner.training.flops import Flops, estimate_work
 from services.learner.training.metrics import StepMetrics
 from services.learner.training.samples import Sample
@@ -154,6 +154,7 @@ def test_every_rank_gets_the_largest_micro_batch_once(recipe: Recipe, tokens: in
         sizes = [sum(map(length, part)) for part in parts]
         assert [max(sizes[rank::num_ranks]) for rank in range(num_ranks)] == [tokens] * num_ranks
         assert sum(sizes) == tokens * num_ranks
+        assert all(len(collate(part).input_ids) == sum(map(length, part)) for part in parts)
         assert max(len(sample.token_ids) for sample in samples) == 80
         assert min(len(sample.prompt_ids) for sample in samples) >= 1
 

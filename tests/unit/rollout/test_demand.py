@@ -148,6 +148,11 @@ def test_evaluation_and_training_take_turns_on_a_rollout_that_is_alone(
         assert not takes_evaluation()
         now += 0.2
         assert takes_evaluation()
+        now -= 10
+        assert not takes_evaluation()
+        assert set(demand.call_keys("job", 0, 1)) == {"eval:job", "work:job"}
+        demand.newest = a_policy(5, job_id="next")
+        assert takes_evaluation()
 
 
 def test_training_has_no_turn_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:

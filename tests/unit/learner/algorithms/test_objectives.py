@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from services.learner.algorithms import pick
-from services.learner.algorithms.loss import AGGREGATIONS, OBJECTIVES, TokenBatch, Totals
+from services.learner.algorithms.loss import (
+    AGGREGATIONS,
+    OBJECTIVES,
+    TokenBatch,
+    Totals,
+    vanishes_without_advantage,
+)
 from tests.unit.learner.algorithms.random_cases import double, random_responses
 
 Objective = Callable[[TokenBatch], tuple[Tensor, Tensor]]
@@ -187,3 +193,18 @@ def test_a_split_into_micro_batches_never_changes_the_loss(
             torch.stack(shares).sum(),
             whole,
         )
+
+
+def test_an_objective_of_an_extension_is_probed_for_losses_without_an_advantage() -> None:
+    def only_chosen(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
+        losses = torch.zeros_like(tokens.advantages)
+        chosen = tokens.advantages != 0
+        losses[chosen] = -(tokens.advantages * tokens.logprobs)[chosen]
+        return losses, torch.zeros_like(losses)
+
+    def with_penalty(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
+        losses = tokens.log_ratio.square() - tokens.advantages * tokens.ratio
+        return losses, torch.zeros_like(losses)
+
+    assert vanishes_without_advantage(only_chosen)
+    assert not vanishes_without_advantage(with_penalty)
