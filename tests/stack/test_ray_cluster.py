@@ -70,7 +70,7 @@ def test_a_job_survives_the_death_of_a_node_that_samples_and_of_one_that_learns(
             DS_ACCELERATOR="cpu",
         )
         try:
-            stack.wait_until_up(240)
+            stack.wait_until_up(600)
             ray.init(address=address)
             services = {"rollout": 2, "learner": 2, "grader": 2, "environment": 1}
             assert {name: len(nodes_of(f"weir-{name}")) for name in services} == services
