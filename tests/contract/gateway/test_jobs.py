@@ -15,6 +15,8 @@ import httpx
 import openai
 import pytest
 from protocol import __version__, streams
+from protocol.exchange import Exchange
+from protocol.messages import JobState
 
 from tests.contract.gateway.stack import (
     GOOD_LINE,
@@ -94,10 +96,17 @@ def test_a_job_tells_what_each_service_has_used_and_the_gateway_counts_itself(
     def used() -> dict[str, float]:
         return http.get(f"{JOBS}/{job_id}").json()["weir"]["core_seconds"]
 
+    async def end(exchange: Exchange) -> None:
+        await exchange.update_job(job_id, 1, state=JobState.SUCCEEDED)
+        await exchange.writer.delete(streams.ACTIVE)
+
     deadline = time.monotonic() + 60
-    while not used().get("gateway"):
-        assert time.monotonic() < deadline, used()
-        time.sleep(0.1)
+    try:
+        while not used().get("gateway"):
+            assert time.monotonic() < deadline, used()
+            time.sleep(0.1)
+    finally:
+        stack.exchange(end)
     assert used() | {"gateway": 0} == {"rollout": 1000, "learner": 2000, "gateway": 0}
     cost = http.get(f"{JOBS}/{job_id}").json()["weir"]
     assert cost["gpu_seconds"] == {"learner": 4}

@@ -93,7 +93,8 @@ async def test_the_oldest_jobs_that_have_ended_are_forgotten_and_no_other(
     for number in range(6):
         job_id = f"job-{number}"
         await exchange.submit(a_job_record(job_id, created_at=float(number)))
-        await exchange.record_event(an_event(job_id=job_id, message="m" * 50_000))
+        for count in range(50):
+            await exchange.record_event(an_event(f"{count}", job_id=job_id, message="m" * 1000))
         if number != 1:
             await exchange.request_state(job_id, Requested.CANCEL)
     assert await exchange.forget_oldest(10**9) == []
