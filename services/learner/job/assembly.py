@@ -133,8 +133,10 @@ async def _fit_to_memory(
     limited = limit_micro_batches(recipe, record.micro_batch_tokens)
     fitting = _fit(limited, flops, device, has_shrunk=limited != recipe)
     if fitting.training.recompute_activations != recipe.training.recompute_activations:
-        verb = "recomputed" if fitting.training.recompute_activations else "not recomputed"
-        log.info(f"activations are {verb}, by their size", extra={"job": record.id})
+        words = "are kept: they fit into the memory"
+        if fitting.training.recompute_activations:
+            words = "are recomputed: they do not fit into the memory"
+        log.info(f"activations {words}", extra={"job": record.id})
     if record.micro_batch_tokens:
         return limit_micro_batches(fitting, record.micro_batch_tokens)
     max_tokens = fitting.training.micro_batch_tokens
