@@ -75,8 +75,11 @@ _AVERAGED_RESPONSES = 64
 _VLLM_GRAPH_SIZE = 512
 _GRAPH_STEP = 16
 _ONE_TOKEN = Sampling(max_tokens=1)
-# Tokens that the engine decodes to compare with its own prefill.
-_DECODED_TOKENS = 17
+# The engine decodes tokens at several places at once, to compare them with its own prefill. They
+# cross the boundary of a KV block on GPUs.
+_BLOCK = 16
+_DECODED_PLACES = 4
+_DECODED_TOKENS = 5
 # Probes go first: a load returns running requests to the queue, and some may find no room.
 _PROBE_PRIORITY = -1
 # vLLM's ranks in ascending order.
@@ -334,23 +337,31 @@ class Engine:
         """Return the log-probs of a prompt's tokens from the second on, in nats at temperature 1.
 
         They are computed without the prefix cache. After them come the gaps between the engine's
-        decoding and its own prefill, one for each decoded token. Add the duration to ``seconds``.
+        decoding and its own prefill, for tokens at several places. Add the duration to ``seconds``.
 
         Raises:
             LoadError: if the engine fails or exceeds the deadline.
             EngineDied: if the engine's processes are gone.
         """
+        last = len(prompt) - _DECODED_TOKENS
+        starts = range(_BLOCK - 2, last + 1, _BLOCK)[-_DECODED_PLACES:] or [max(1, last)]
         async with self._phase("probe", seconds):
-            logprobs = await self._prefill(prompt)
-            start = prompt[: -min(_DECODED_TOKENS, len(prompt) // 2)]
-            sampling = Sampling(max_tokens=len(prompt) - len(start))
-            output = await self._output(start, sampling, 0, _PROBE_PRIORITY, ignore_eos=True)
-            (response,) = output.outputs
-            prefilled = await self._prefill([*start, *response.token_ids])
+            logprobs, *gaps = await asyncio.gather(
+                self._prefill(prompt), *(self._decoding_gaps(prompt, start) for start in starts)
+            )
+        return [*logprobs, *itertools.chain(*gaps)]
+
+    async def _decoding_gaps(self, prompt: Sequence[int], start: int) -> list[float]:
+        """Return how far log-probs of decoded tokens are from those of a prefill, in nats."""
+        ids = prompt[:start]
+        sampling = Sampling(max_tokens=min(_DECODED_TOKENS, len(prompt) - start))
+        output = await self._output(ids, sampling, 0, _PROBE_PRIORITY, ignore_eos=True)
+        (response,) = output.outputs
+        prefilled = await self._prefill([*ids, *response.token_ids])
         # The prefill samples the first token.
         decoded = cast(FlatLogprobs, response.logprobs).logprobs[1:]
-        pairs = zip(decoded, prefilled[len(start) :], strict=True)
-        return [*logprobs, *(abs(first - second) for first, second in pairs)]
+        pairs = zip(decoded, prefilled[start:], strict=True)
+        return [abs(first - second) for first, second in pairs]
 
     async def _prefill(self, ids: Sequence[int]) -> list[float]:
         output = await self._output(ids, _ONE_TOKEN, 0, _PROBE_PRIORITY, prompt_logprobs=0)
