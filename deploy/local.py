@@ -3,7 +3,9 @@
 Starts Valkey and the services, waits until they have started, and restarts those that end, after it
 has killed their process groups. All files are below WEIR_HOME (default ``.weir``): the data, a log
 per process, and ``stack.json`` with the gateway's address. Ports are free ones unless
-WEIR_GATEWAY_PORT or WEIR_REDIS_PORT are set, so stacks with different WEIR_HOME can run together.
+WEIR_GATEWAY_PORT or WEIR_REDIS_PORT are set, so stacks with different WEIR_HOME can run together;
+the gateway keeps its port. With ``--detach`` the stack runs in a session of its own, and this
+command ends when it is up.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import re
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote
 
 from protocol.placement import Choice, PlacementError, choose
 
@@ -43,15 +48,17 @@ from deploy.processes import (
     stop_timeout_s,
 )
 from services.chassis.deployment import DeploymentError
-from services.chassis.secret_variables import hide_secrets
+from services.chassis.secret_variables import all_variables, hide_secrets
 
 # A busy machine takes minutes to import the packages of an engine.
 START_TIMEOUT_S = 300.0
 _POLL_S = 0.1
+_MESSAGE_EVERY_S = 10.0
 # A process that fails this often before it has started ends the start of the stack.
 _MAX_FAILURES = 3
 _LOG_TAIL_CHARS = 2000
 
+_RULES = Path(__file__).with_name("prometheus").absolute() / "rules.yml"
 _ACL = Path(__file__).with_name("users.acl").read_text(encoding="utf-8")
 # The rights of each user of the server.
 USERS = dict(re.findall(r"^user (\w+) (.+)$", _ACL, re.MULTILINE))
@@ -84,6 +91,7 @@ class Stack:
     services: list[Process]
     memory_dir: Path
     stopping: bool = False
+    process_ids: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def processes(self) -> list[Process]:
@@ -91,29 +99,57 @@ class Stack:
 
     def up(self) -> None:
         """Start all processes, and keep them running until a signal to stop."""
-        signal.signal(signal.SIGINT, self._stop)
-        signal.signal(signal.SIGTERM, self._stop)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._stop)
         _make_memory_dir(self.memory_dir)
         try:
             self._start([self.valkey])
             self._start(self.services)
             if not self.stopping:
-                self._publish()
+                self.home.write_prometheus_config(self._prometheus_config())
+                self._say_address()
             while not self.stopping:
+                self._publish()
                 self._restart_ended(self.processes)
         finally:
+            say("stopping; a learner with a job writes its checkpoint first")
             stop(self.services, lambda: stop_timeout_s(self.home.path / "data"))
             stop([self.valkey], lambda: STOP_TIMEOUT_S)
             shutil.rmtree(self.memory_dir, ignore_errors=True)
             self.home.withdraw()
             say("Weir is down")
 
+    def _prometheus_config(self) -> dict[str, Any]:
+        """Return a configuration of Prometheus for this stack's processes."""
+        targets = [
+            {"targets": [f"127.0.0.1:{p.port}"], "labels": {"service": p.launch.role}}
+            for p in self.services
+        ]
+        # The gateway's metrics of a job have the label `job`, of starts `service`.
+        scrape = {"job_name": "weir", "honor_labels": True, "static_configs": targets}
+        return {
+            "global": {"scrape_interval": "5s"},
+            "rule_files": [str(_RULES)],
+            "scrape_configs": [scrape],
+        }
+
+    def _say_address(self) -> None:
+        url = self.description["url"]
+        say(f"Weir is up at {url}; logs in {self.home.path / 'logs'}")
+        # A browser sends no fragment to the server.
+        say(f"open the page: {url}/#key={quote(self.description['api_key'])}")
+
     def _publish(self) -> None:
+        """Write stack.json if a process has another id than there."""
+        process_ids = {p.name: p.running.pid for p in self.processes if p.running}
+        if process_ids == self.process_ids:
+            return
+        self.process_ids = process_ids
         self.home.publish(
             {
                 **self.description,
                 "metrics": {p.name: f"http://127.0.0.1:{p.port}/metrics" for p in self.services},
-                "process_ids": {p.name: p.running.pid for p in self.processes if p.running},
+                "process_ids": process_ids,
             }
         )
 
@@ -125,10 +161,14 @@ class Stack:
             process.start()
         awaited = [process for process in processes if process.launch.is_awaited]
         deadline = time.monotonic() + START_TIMEOUT_S
+        next_message = time.monotonic() + _MESSAGE_EVERY_S
         while not self.stopping:
             late = [process for process in awaited if not process.check_started()]
             if not late:
                 return
+            if time.monotonic() > next_message:
+                next_message += _MESSAGE_EVERY_S
+                say(f"waiting for {', '.join(process.name for process in late)} to start")
             is_failing = late[0].num_failures >= _MAX_FAILURES
             if is_failing or time.monotonic() > deadline:
                 raise StackError(_describe_failure(late[0]))
@@ -148,8 +188,8 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     keys, api_key = home.api_keys(environment)
     passwords = {name: secrets.token_hex(16) for name in ("default", *USERS)}
     ports = free_ports()
-    redis_port = _choose_port(environment, "WEIR_REDIS_PORT", ports)
-    gateway_port = _choose_port(environment, "WEIR_GATEWAY_PORT", ports)
+    redis_port = _read_port(environment, "WEIR_REDIS_PORT") or next(ports)
+    gateway_port = _read_port(environment, "WEIR_GATEWAY_PORT") or home.choose_port(ports)
     url = f"http://127.0.0.1:{gateway_port}"
     shared = _shared_variables(home, environment, choice) | {"WEIR_GATEWAY_URL": url}
     # Each service's URL of Redis has its password.
@@ -183,14 +223,15 @@ def describe_stack(home: Home, environment: Mapping[str, str], choice: Choice) -
     )
 
 
-def _choose_port(environment: Mapping[str, str], variable: str, ports: Iterator[int]) -> int:
+def _read_port(environment: Mapping[str, str], variable: str) -> int:
+    """Return the port of a variable; 0 if it is not set."""
     port = read_port(environment, variable)
     if port and not is_free(port):
         raise StackError(
             f"{variable}={port} is in use, or not allowed for this user; choose another port, or "
             "unset it for a free one"
         )
-    return port or next(ports)
+    return port
 
 
 def _shared_variables(home: Home, environment: Mapping[str, str], choice: Choice) -> dict[str, str]:
@@ -219,8 +260,8 @@ def _make_memory_dir(path: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run ``up`` or ``down``, and return the exit status."""
-    if list(arguments) not in (["up"], ["down"]):
-        say("usage: python -m deploy.local up|down")
+    if list(arguments) not in (["up"], ["up", "--detach"], ["down"]):
+        say("usage: python -m deploy.local up [--detach]|down")
         return 2
     hide_secrets()
     # Data, logs and keys are only for this user.
@@ -230,6 +271,8 @@ def main(arguments: Sequence[str]) -> int:
         if arguments[0] == "down":
             say("the stack has stopped" if home.stop_stack() else "no stack runs here")
             return 0
+        if "--detach" in arguments:
+            return _detach(home)
         home.acquire()
         choice = choose(os.environ, os.listdir("/dev"))
         say(f"{choice.placement} ({choice.how})" if choice.visible else choice.how)
@@ -241,6 +284,37 @@ def main(arguments: Sequence[str]) -> int:
         say(f"WEIR_HOME={home.path}: {error.strerror}: {error.filename or ''}")
         return 1
     return 0
+
+
+def _detach(home: Home) -> int:
+    """Start the stack in a session of its own, and wait until it is up or has ended."""
+    log = home.path / "logs" / "supervisor.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start = log.stat().st_size if log.exists() else 0
+    command = (sys.executable, "-m", "services.chassis.command", "deploy.local", "up")
+    with log.open("ab") as output:
+        supervisor = subprocess.Popen(
+            command,
+            env=all_variables(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    with log.open("rb") as output:
+        output.seek(start)
+        while supervisor.poll() is None and not home.is_published_by(supervisor.pid):
+            _copy_messages(output)
+            time.sleep(_POLL_S)
+        _copy_messages(output)
+    if supervisor.returncode is None:
+        say("it runs in the background; `weir down` stops it, `weir logs -f` shows its messages")
+    return supervisor.returncode or 0
+
+
+def _copy_messages(log: BinaryIO) -> None:
+    sys.stderr.write(log.read().decode(errors="replace"))
+    sys.stderr.flush()
 
 
 def _describe_failure(process: Process) -> str:

@@ -32,6 +32,7 @@ _MEMORY = "/dev/shm"
 _SLOW_DISK_BYTES_PER_S = 25 * 10**6
 _POLL_S = 0.1
 _SERVICE_PORTS = range(20_000, 32_768)
+_FIRST_PORT = 8000
 _MIN_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 10.0
 # The backoff starts again after a process ran this long, or this long and ended with status 0.
@@ -244,8 +245,9 @@ def is_free(port: int) -> bool:
 
 
 def say(text: str) -> None:
-    """Print a message for the operator."""
-    print(f"weir: {text}", file=sys.stderr, flush=True)
+    """Print a message for the operator, whose terminal may be gone."""
+    with suppress(OSError):
+        print(f"weir: {text}", file=sys.stderr, flush=True)
 
 
 def add_inherited(variables: Mapping[str, str]) -> dict[str, str]:
@@ -327,9 +329,25 @@ class Home:
 
     def publish(self, stack: Mapping[str, Any]) -> None:
         """Write stack.json, where the ``weir`` command finds the gateway."""
+        _write(self.path / "stack.json", json.dumps({**stack, "pid": os.getpid()}, indent=1))
+
+    def write_prometheus_config(self, config: Mapping[str, Any]) -> None:
+        """Write prometheus.yml; YAML includes JSON."""
+        _write(self.path / "prometheus.yml", json.dumps(config, indent=1))
+
+    def choose_port(self, ports: Iterator[int]) -> int:
+        """Return the gateway's port: the last one of this stack, else 8000, else a new one."""
+        path = self.path / "port"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        last = int(text) if text.isdecimal() else _FIRST_PORT
+        port = next(filter(is_free, (last, _FIRST_PORT)), 0) or next(ports)
+        _write(path, str(port))
+        return port
+
+    def is_published_by(self, process_id: int) -> bool:
+        """Whether a supervisor has written stack.json."""
         path = self.path / "stack.json"
-        _write(path, json.dumps({**stack, "pid": os.getpid()}, indent=1))
-        say(f"Weir is up at {stack['url']} (key in {path}); logs in {self.path / 'logs'}")
+        return path.exists() and json.loads(path.read_bytes())["pid"] == process_id
 
     def withdraw(self) -> None:
         """Remove stack.json."""

@@ -23,6 +23,8 @@ JOBS = "/v1/fine_tuning/jobs"
 _JOB_AT_STEP = re.compile(r"(?P<job>ftjob-[0-9a-f]+)@(?P<step>[0-9]+)")
 # A stream or a download fails after this long without progress.
 _SILENCE_TIMEOUT_S = 60.0
+# The file in a fetched folder with the name of its model.
+_SOURCE = ".weir-model"
 _RETRY_S = 1.0
 _MAX_TRIES = 3
 _JOBS_PER_PAGE = 100
@@ -250,17 +252,18 @@ class WeirClient:
 
         Args:
             name: ``JOB``, which has succeeded, or ``JOB@STEP``, one of its checkpoints.
-            folder: created if missing; a file in it is replaced when the new one is complete.
+            folder: created if missing; it must not hold the model of another name.
 
         Raises:
-            WeirError: if the job has no model, the disk refuses it, or the gateway does not respond
-                for a minute.
+            WeirError: if the job has no model, the folder holds another, the disk refuses it, or
+                the gateway does not respond for a minute.
         """
         files = self.model_files(name)
         total = sum(file["bytes"] for file in files)
         num_done = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            _claim_folder(folder, name)
             for file in files:
                 path = _path_in_folder(folder, file["name"])
                 part = PartFile(path, file["bytes"], file["modified_us"])
@@ -443,6 +446,18 @@ def _job_url(name: str, *parts: str) -> str:
         raise WeirError(f"{name!r} is no id of a job; `weir jobs` lists them")
     quoted = [quote(part, safe="") for part in (name, *parts)]
     return "/".join([JOBS, *quoted])
+
+
+def _claim_folder(folder: Path, name: str) -> None:
+    """Note whose model a folder holds, so that the files of two models never mix."""
+    note = folder / _SOURCE
+    if note.exists():
+        owner = note.read_text(encoding="utf-8").strip()
+        if owner != name:
+            raise WeirError(f"{folder} holds the model of {owner}; name another folder")
+    elif any(file.suffix == ".safetensors" for file in folder.iterdir()):
+        raise WeirError(f"{folder} holds a model already; name another folder")
+    note.write_text(f"{name}\n", encoding="utf-8")
 
 
 def _path_in_folder(folder: Path, name: str) -> Path:

@@ -61,9 +61,26 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
         )
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return Stack(_check_url(fields["url"]), fields["api_key"], is_local=True)
+        stack = Stack(_check_url(fields["url"]), fields["api_key"], is_local=True)
+        is_stale = "pid" in fields and _has_ended(fields["pid"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NoStack(f"{path} is damaged ({error!r}); run `weir down` and `weir up`") from error
+    if is_stale:
+        raise NoStack(
+            f"the stack of {path} was killed (process {fields['pid']} is gone); `weir up` starts "
+            "it, and its jobs continue"
+        )
+    return stack
+
+
+def _has_ended(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 def _first_key(environment: Mapping[str, str], name: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -19,12 +20,13 @@ from rich.console import Console, Group
 from typer.main import get_command
 
 from services.chassis.command import BAD_INPUT, INTERRUPTED
-from services.chassis.deployment import Reader
+from services.chassis.deployment import Reader, home_dir
 from services.chassis.secret_variables import all_variables
 from services.chassis.security import access_rows, allowance_rows
 from weir import chat as chats
 from weir import views
 from weir.client import WeirClient, WeirError
+from weir.names import find_job, find_model
 from weir.serving import serve_command
 from weir.stack import NoStack, connected, find_stack, model_name
 from weir.trackers import BadTarget, StartedJobs, Target
@@ -35,6 +37,7 @@ Job = dict[str, Any]
 SUCCEEDED = 0
 FAILED = 1
 _SAMPLES_PER_PAGE = 1000
+_GROUP_KEY = re.compile(r"(train|eval):")
 _TRACKERS = "tensorboard:DIR, wandb:PROJECT, mlflow:URI, mlflow:EXPERIMENT, trackio:PROJECT"
 # A client imports no service, so each of these replaces the process.
 OF_OTHER_SERVICES = {
@@ -60,9 +63,12 @@ verbs = typer.Typer(
     "130 Ctrl-C, 141 the reader of the output has gone.",
 )
 
-AnyModel: TypeAlias = Annotated[str, typer.Argument(metavar="JOB[@STEP]")]
-JobId: TypeAlias = Annotated[str, typer.Argument(metavar="JOB")]
-OptionalJobId: TypeAlias = Annotated[str | None, typer.Argument(metavar="JOB")]
+_JOB = "Id, its beginning, or name. Default: the running job, else the newest."
+AnyModel: TypeAlias = Annotated[str | None, typer.Argument(metavar="JOB[@STEP]", help=_JOB)]
+JobId: TypeAlias = Annotated[str | None, typer.Argument(metavar="JOB", help=_JOB)]
+OptionalJobId: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="JOB", help="Id, its beginning, or name.")
+]
 RecipeFile: TypeAlias = Annotated[Path, typer.Argument(metavar="RECIPE")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 Status: TypeAlias = Annotated[
@@ -101,7 +107,7 @@ def run(recipe: RecipeFile, as_json: AsJson = False) -> int:
 
 @verbs.command()
 def fork(
-    job_id: JobId,
+    job: JobId = None,
     recipe: Annotated[
         Path | None, typer.Argument(metavar="RECIPE", help="Default: the job's.")
     ] = None,
@@ -113,6 +119,7 @@ def fork(
     """Submit a job that starts from a checkpoint of another, and follow it."""
     checked = _load_recipe(recipe) if recipe else None
     with connected() as weir:
+        job_id = find_job(weir, job)
         model = _find_checkpoint(weir, job_id, step)
         if checked is None:
             return _submit(weir, lambda: weir.submit_again(job_id, model=model), as_json)
@@ -120,13 +127,13 @@ def fork(
 
 
 @verbs.command()
-def watch(job_id: JobId, as_json: AsJson = False) -> int:
+def watch(job: JobId = None, as_json: AsJson = False) -> int:
     """Follow a job until it ends; Ctrl-C leaves it running."""
     with connected() as weir:
-        job = weir.job(job_id)
+        followed = weir.job(find_job(weir, job))
         if not as_json:
-            _say_fault(job)
-        return _follow(weir, job, as_json)
+            _say_fault(followed)
+        return _follow(weir, followed, as_json)
 
 
 @verbs.command("jobs")
@@ -165,22 +172,22 @@ def _remaining(job: Job) -> str:
 
 
 @verbs.command()
-def why(job_id: JobId, as_json: AsJson = False) -> None:
+def why(job: JobId = None, as_json: AsJson = False) -> None:
     """Show why a job waits, and the activity of each process."""
     with connected() as weir:
-        job = weir.job(job_id)
+        job_id = find_job(weir, job)
         reasons = weir.why(job_id)
         if as_json:
             print_json([reasons])
             return
-        say(views.job_summary(job, reasons))
+        say(views.job_summary(weir.job(job_id), reasons))
         for rows in views.process_tables(reasons):
             show(rows)
 
 
 @verbs.command()
 def doctor(
-    job_id: OptionalJobId = None,
+    job: JobId = None,
     limit: Limit = 20,
     as_json: AsJson = False,
     security: Annotated[bool, typer.Option(help="Show access rights instead.")] = False,
@@ -196,9 +203,8 @@ def doctor(
         for rows in (access_rows(), allowance_rows(Reader(os.environ))):
             show(views.plain_table(rows))
         return SUCCEEDED
-    if job_id is None:
-        raise typer.BadParameter("give a JOB, or --security")
     with connected() as weir:
+        job_id = find_job(weir, job)
         rows = views.find_parity(weir.past_events(job_id))
         newest = views.newest_parity(rows)
         if as_json:
@@ -211,17 +217,17 @@ def doctor(
 
 
 @verbs.command()
-def pause(job_id: JobId, as_json: AsJson = False) -> None:
+def pause(job: JobId = None, as_json: AsJson = False) -> None:
     """Pause a job after it has written a checkpoint."""
     with connected() as weir:
-        _print_job(weir.pause(job_id), as_json)
+        _print_job(weir.pause(find_job(weir, job)), as_json)
 
 
 @verbs.command()
-def resume(job_id: JobId, as_json: AsJson = False) -> None:
+def resume(job: JobId = None, as_json: AsJson = False) -> None:
     """Resume a paused or failed job."""
     with connected() as weir:
-        _print_job(weir.resume(job_id), as_json)
+        _print_job(weir.resume(find_job(weir, job)), as_json)
 
 
 def _add_job_verb(
@@ -232,7 +238,7 @@ def _add_job_verb(
 ) -> None:
     @verbs.command(verb, help=text)
     def change(
-        job_id: OptionalJobId = None,
+        job: OptionalJobId = None,
         status: Status = None,
         name: Name = None,
         model: Model = None,
@@ -240,14 +246,14 @@ def _add_job_verb(
         as_json: AsJson = False,
     ) -> None:
         query = _drop_unset(status=status, name=name, model=model, find=find)
-        if (job_id is None) != bool(query):
+        if (job is None) != bool(query):
             raise typer.BadParameter("give either a JOB or options that select jobs")
         with connected() as weir:
-            if job_id is not None:
-                _print_job(change_job(weir, job_id), as_json)
+            if job is not None:
+                _print_job(change_job(weir, find_job(weir, job)), as_json)
                 return
-            for job in change_jobs(weir, **query):
-                _print_job(job, as_json)
+            for changed in change_jobs(weir, **query):
+                _print_job(changed, as_json)
 
 
 _CANCEL = "Cancel a job, or every job that the options select."
@@ -257,9 +263,10 @@ _add_job_verb("delete", _DELETE, WeirClient.delete, WeirClient.delete_all)
 
 
 @verbs.command()
-def evaluations(job_id: JobId, as_json: AsJson = False) -> None:
+def evaluations(job: JobId = None, as_json: AsJson = False) -> None:
     """Show a job's results on held-out tasks."""
     with connected() as weir:
+        job_id = find_job(weir, job)
         results = views.find_evaluations(weir.past_events(job_id))
         if as_json:
             print_json(results)
@@ -278,7 +285,7 @@ def _say_gain(results: Sequence[views.Json]) -> None:
 
 @verbs.command()
 def samples(
-    job_id: JobId,
+    job: JobId = None,
     key: Annotated[
         str | None, typer.Argument(metavar="KEY", help="One group in full, such as train:17.")
     ] = None,
@@ -291,7 +298,10 @@ def samples(
     as_json: AsJson = False,
 ) -> None:
     """Show a job's responses and their scores."""
+    if key is None and job is not None and _GROUP_KEY.match(job):
+        job, key = None, job
     with connected() as weir:
+        job_id = find_job(weir, job)
         if key is not None:
             group = weir.sample_group(job_id, key.partition("/")[0])
             if as_json:
@@ -312,7 +322,7 @@ def samples(
 
 @verbs.command()
 def chat(
-    model: AnyModel,
+    model: AnyModel = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
     temperature: Annotated[float | None, typer.Option(metavar="T", min=0)] = None,
     max_tokens: Annotated[
@@ -324,7 +334,8 @@ def chat(
     sampling = _drop_unset(temperature=temperature, max_tokens=max_tokens, seed=seed)
     messages = [{"role": "system", "content": system}] if system else []
     with connected() as weir:
-        conversation = chats.Conversation(weir, {"model": model, **sampling}, messages)
+        body = {"model": find_model(weir, model), **sampling}
+        conversation = chats.Conversation(weir, body, messages)
         if sys.stdin.isatty():
             chats.talk(conversation)
         else:
@@ -332,40 +343,46 @@ def chat(
 
 
 @verbs.command()
-def serve(name: AnyModel) -> None:
+def serve(model: AnyModel = None) -> None:
     """Show the command by which vLLM serves a job's model; starts nothing."""
     with connected() as weir:
-        say(serve_command(weir, name))
+        say(serve_command(weir, find_model(weir, model)))
 
 
 @verbs.command()
-def fetch(job_id: AnyModel, folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> int:
+def fetch(
+    model: Annotated[str, typer.Argument(metavar="[JOB[@STEP]]", help=_JOB)],
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR")] = None,
+) -> int:
     """Download the model of a job."""
     try:
         with connected() as weir, views.download_bar(Console()) as on_progress:
-            weir.fetch_model(job_id, folder, on_progress)
+            name = find_model(weir, model if folder else None)
+            folder = folder or Path(model)
+            weir.fetch_model(name, folder, on_progress)
     except KeyboardInterrupt:
         say("\nthe received part stays; the same command resumes the download")
         return INTERRUPTED
-    say(f"the model of {job_id} is in {folder.resolve()}")
+    say(f"the model of {name} is in {folder.resolve()}")
     return 0
 
 
 @verbs.command()
 def track(
     to: Annotated[list[str], typer.Option(metavar="TRACKER:WHERE", help=_TRACKERS)],
-    job_id: OptionalJobId = None,
+    job: JobId = None,
     all_jobs: Annotated[
         bool, typer.Option("--all", help="Every job, including later ones.")
     ] = False,
 ) -> int:
-    """Write the numbers of jobs to experiment trackers."""
-    if (job_id is None) != all_jobs:
+    """Export the metrics of jobs to experiment trackers."""
+    if job is not None and all_jobs:
         raise typer.BadParameter("give either a JOB or --all")
     targets = [Target.parse(text) for text in to]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with connected() as weir:
+            job_id = None if all_jobs else find_job(weir, job)
             find = StartedJobs(weir) if job_id is None else lambda: [weir.job(job_id)]
             # A wrong name or address fails before `track_jobs`, which would wait.
             find()
@@ -382,17 +399,38 @@ def up(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Of the cluster's head, such as auto.")
     ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="In the background.")] = False,
 ) -> None:
     """Start the stack on this machine, or on a Ray cluster."""
     if ray is not None:
+        if detach:
+            raise typer.BadParameter("--detach is for a stack of this machine, not with --ray")
         _exec("deploy.ray_cluster", ray)
-    _exec("deploy.local", "up")
+    _exec("deploy.local", "up", *["--detach"] * detach)
 
 
 @verbs.command()
 def down() -> None:
     """Stop the stack that was started here."""
     _exec("deploy.local", "down")
+
+
+@verbs.command()
+def logs(
+    service: Annotated[
+        str, typer.Argument(metavar="SERVICE", help="Such as learner. Default: the supervisor.")
+    ] = "supervisor",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=1)] = 100,
+) -> None:
+    """Show the log of a service of the stack that was started here."""
+    folder = home_dir(os.environ).absolute() / "logs"
+    names = sorted(path.stem for path in folder.glob("*.log"))
+    chosen = [name for name in names if name == service or name.startswith(f"{service}-")]
+    if not chosen:
+        raise typer.BadParameter(f"{folder} has no log of {service}; it has: {', '.join(names)}")
+    paths = [str(folder / f"{name}.log") for name in chosen]
+    os.execvp("tail", ["tail", "-n", str(lines), *["-F"] * follow, "--", *paths])
 
 
 def _add_service_verb(name: str, module: str, text: str) -> None:
@@ -518,6 +556,9 @@ def _say_result(job: Job) -> None:
     share = result.get("unworkable")
     if share:
         say(f"{share:.1%} of its groups were left out: no worker can sample from their prompts")
+    if result.get("model"):
+        job_id = job["id"]
+        say(f"next: weir chat {job_id} | weir evaluations {job_id} | weir fetch {job_id} DIR")
 
 
 def _find_reason(weir: WeirClient, job_id: str) -> str | None:

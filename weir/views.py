@@ -35,14 +35,15 @@ _VISIBLE[127] = 0x2421
 for _codes in (range(128, 160), (0x200E, 0x200F), range(0x2028, 0x202F), range(0x2066, 0x206A)):
     _VISIBLE |= dict.fromkeys(_codes, 0xFFFD)
 _LINE_BREAKS = {ord("\n"): 0x240A, ord("\t"): 0x2409}
-# Durations change while the reason for waiting stays the same.
-_DURATION = re.compile(r"[\d.]+ (s|min|h)\b")
+# These change while the reason for waiting stays the same.
+_PROGRESS = re.compile(r"[\d.]+ (s|min|h)\b|\bstep \d+(/\d+)?")
 _POLL_S = 2.0
 # The remaining time is estimated from the median of this many steps.
 _MAX_STEP_TIMES = 51
 _MIN_STEP_TIMES = 3
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_BARS = 32
+_EXCERPT_CHARS = 60
 # Label and format of the numbers in a job's metrics events.
 _CURVES = {
     "reward": ("reward", "{:.3f}"),
@@ -204,7 +205,7 @@ def show_progress(
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
     def show_reason(reason: str) -> None:
-        is_new = _DURATION.sub("", reason) != _DURATION.sub("", job.waiting_for)
+        is_new = _PROGRESS.sub("", reason) != _PROGRESS.sub("", job.waiting_for)
         job.waiting_for = reason
         if live is not None:
             live.update(job.table(), refresh=True)
@@ -387,14 +388,22 @@ def samples_table(samples: Iterable[Json]) -> Table:
     rows = table("sample", "step", "task", "fate")
     for name in (*_SAMPLE_FORMATS, ""):
         rows.add_column(name, justify="right")
+    rows.add_column("prompt")
+    rows.add_column("response")
     for sample in samples:
         rows.add_row(
             *map(cell, (sample["id"], sample["step"], sample["task_id"])),
             cell(sample["failure"] or sample["fate"]),
             *(number(sample[name], form) for name, form in _SAMPLE_FORMATS.items()),
             "truncated" if sample["truncated"] else "",
+            *(cell(_cut(sample[name] or "")) for name in ("prompt", "text")),
         )
     return rows
+
+
+def _cut(text: str) -> str:
+    """Return the beginning of a text that a table shows."""
+    return text if len(text) <= _EXCERPT_CHARS else f"{text[: _EXCERPT_CHARS - 1]}…"
 
 
 def group_view(group: Json) -> Iterator[RenderableType]:
@@ -457,10 +466,11 @@ def _episode_view(episode: Json) -> Iterator[Text]:
 
 def _score_remarks(name: str, score: Json, text: str) -> Iterator[Text]:
     """Yield the verifier's reasons for a score."""
-    if score["reason"]:
+    marks = score.get("marks", ())
+    if score["reason"] and score["reason"] not in [mark["verdict"] for mark in marks]:
         yield _text(f"{name}: {score['reason']}", "italic")
-    for mark in score.get("marks", ()):
-        note = f" ({mark['note']})" if mark["note"] else ""
+    for mark in marks:
+        note = f" ({mark['note']})" if mark["note"] not in ("", mark["verdict"]) else ""
         excerpt = text[mark["start"] : mark["end"]]
         style = _MARK_STYLES[mark["verdict"]]
         yield _text(f"{name}: {mark['verdict']}: {excerpt}{note}", style)
@@ -495,10 +505,10 @@ def plain_table(rows: Sequence[Sequence[str]]) -> Table:
 
 
 def parity_table(rows: Iterable[Json]) -> Table:
-    view = table("rollout", "version", "mean gap", "largest", "limit", "verdict")
+    view = table("rollout", "version", "mean gap", "its limit", "largest gap", "verdict")
     for row in rows:
         rollout = row["rollout"] or "(sampled tokens)"
-        gaps = [number(row[name], "{:.1e}") for name in ("mean", "max", "most")]
+        gaps = [number(row[name], "{:.1e}") for name in ("mean", "most", "max")]
         verdict = "agrees" if row["agrees"] else "other weights, or otherwise computed"
         view.add_row(*map(cell, (rollout, row["version"], *gaps, verdict)))
     return view
@@ -511,7 +521,8 @@ def job_summary(job: Json, why: Json) -> str:
     reason = why["because"]
     if job["status"] in {"running", "queued"} and why["edge"] is not None:
         summary += f", and nothing has moved for {duration(why['still_s'])}"
-    return f"{summary}: {reason}" if reason else summary
+    has_ended = job["status"] in {"succeeded", "failed", "cancelled"}
+    return f"{summary}: {reason}" if reason and not has_ended else summary
 
 
 def process_tables(why: Json) -> Iterator[Table]:

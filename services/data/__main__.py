@@ -33,6 +33,7 @@ from services.grader.judge.settings import NAMED_JUDGES, URL, deployed_judges
 
 DONE = 0
 NOT_DONE = 2
+_FORCE = "replace OUT if it exists"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,6 +68,7 @@ def _build_parser() -> argparse.ArgumentParser:
     verb.add_argument(
         "--model", metavar="NAME", default="", help=f"of {NAMED_JUDGES}; default: {URL}'s"
     )
+    verb.add_argument("--force", action="store_true", help=_FORCE)
     verb.set_defaults(run=_integers)
     return parser
 
@@ -90,6 +92,7 @@ def _add_import_options(verb: argparse.ArgumentParser) -> None:
     text = "move this many tasks, or a share below 1, to a second file, OUT with -held-out"
     add("--held-out", metavar="N", type=float, help=text)
     add("--seed", metavar="N", type=int, default=0, help="of the held-out tasks; default: 0")
+    add("--force", action="store_true", help=_FORCE)
     verb.set_defaults(run=_import)
 
 
@@ -134,9 +137,11 @@ def _import(options: argparse.Namespace) -> int:
         source = preset.hub
     target = options.target
     held_out_target = target.with_stem(f"{target.stem}-held-out")
-    target_file = _resolve_target(target, path)
+    target_file = _resolve_target(target, path, may_replace=options.force)
     size = options.held_out
-    held_out_file = None if size is None else _resolve_target(held_out_target, path)
+    held_out_file = None
+    if size is not None:
+        held_out_file = _resolve_target(held_out_target, path, may_replace=options.force)
     rows = read_rows(source, preset.configs, options.split or preset.split)
     imported = asyncio.run(import_tasks(rows, preset, options.limit))
     for line in imported.report():
@@ -158,7 +163,7 @@ def _import(options: argparse.Namespace) -> int:
 
 def _integers(options: argparse.Namespace) -> int:
     source = options.source
-    target = _resolve_target(options.target, source)
+    target = _resolve_target(options.target, source, may_replace=options.force)
     replies = _resolve_target(target.with_name(f"{target.name}.replies"), source)
     server = deployed_judges().get(options.model)
     if server is None:
@@ -212,11 +217,12 @@ def _apply_options(preset: Preset, options: argparse.Namespace) -> Preset:
     )
 
 
-def _resolve_target(path: Path, source: Path) -> Path:
+def _resolve_target(path: Path, source: Path, *, may_replace: bool = True) -> Path:
     """Return the regular file of ``path``, with symlinks resolved; it need not exist.
 
     Raises:
-        RefusedError: if it is ``source``, no regular file, or in no writable folder.
+        RefusedError: if it is ``source``, no regular file, in no writable folder, or may not be
+            replaced.
     """
     if source.exists() and path.exists() and path.samefile(source):
         raise RefusedError(f"{path} is the file to read; name another one to write")
@@ -224,6 +230,8 @@ def _resolve_target(path: Path, source: Path) -> Path:
     is_special = path.exists() and not path.is_file()
     if is_special or target.is_symlink():
         raise RefusedError(f"{path} is no regular file; name another one to write")
+    if target.exists() and not may_replace:
+        raise RefusedError(f"{path} exists; name another file, or replace it with --force")
     if not os.access(target.parent, os.W_OK):
         raise RefusedError(f"{path} cannot be written; name a file in a writable folder")
     return target

@@ -91,7 +91,10 @@ def _watch_children_without_threads() -> None:
 
 @dataclass
 class Worker:
-    """Plays groups; ``unfinished`` counts the episodes under way of each group."""
+    """Plays groups; ``unfinished`` counts the episodes of each group that have not ended.
+
+    All groups of a job share the ``slots`` for episodes under way.
+    """
 
     service: Service
     gateway: GatewayClient
@@ -99,6 +102,8 @@ class Worker:
     unfinished: dict[int, int] = field(default_factory=dict)
     backoff_s: float = 0.0
     closed_until: float = 0.0
+    job_id: str = ""
+    slots: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
 
     def consumer(self) -> Consumer[RolloutRequest, RolloutGroup]:
         return Consumer(
@@ -112,14 +117,13 @@ class Worker:
         )
 
     def room(self, job: ActiveJob, in_flight: int) -> int:
-        """Return how many groups the recipe's concurrency leaves room for; at least 1 if idle."""
-        if job.recipe.environment is None:
+        """Return 1 while fewer episodes are unfinished than the recipe allows at once, else 0."""
+        environment = job.recipe.environment
+        if environment is None:
             return 0
-        group_size = job.recipe.rollout.group_size
-        num_unfinished = sum(self.unfinished.values())
-        num_unfinished += (in_flight - len(self.unfinished)) * group_size
-        num_free = job.recipe.environment.concurrency - num_unfinished
-        return max(num_free // group_size, int(in_flight == 0))
+        num_starting = in_flight - len(self.unfinished)
+        num_unfinished = sum(self.unfinished.values()) + num_starting
+        return int(num_unfinished < environment.concurrency)
 
     async def play_group(self, job: ActiveJob, request: RolloutRequest) -> RolloutGroup:
         environment = job.recipe.environment
@@ -127,6 +131,9 @@ class Worker:
         start = time.monotonic()
         key = id(request)
         self.unfinished[key] = request.group_size
+        if job.job_id != self.job_id:
+            self.job_id = job.job_id
+            self.slots = asyncio.Semaphore(environment.concurrency)
         try:
             async with self.kinds.open_environment(environment, job.job_id) as play:
                 episodes = Episodes(request, environment, play, self.gateway)
@@ -143,7 +150,7 @@ class Worker:
         return build_group(request, finished, time.monotonic() - start)
 
     async def _play_all(self, episodes: Episodes, key: int) -> list[FinishedEpisode]:
-        slots = asyncio.Semaphore(episodes.settings.concurrency)
+        slots = self.slots
 
         async def play(index: int) -> FinishedEpisode:
             async with slots:

@@ -93,21 +93,9 @@ class Prometheus:
 
 @contextmanager
 def watching(folder: Path, stack: Stack) -> Iterator[str]:
-    """The address of a Prometheus with the deployment's configuration but other targets."""
-    settings = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
-    (jobs,) = (each for each in settings["scrape_configs"] if each["job_name"] == "weir")
-    for key in ("dns_sd_configs", "relabel_configs"):
-        del jobs[key]
-    jobs["static_configs"] = [
-        {
-            "targets": [httpx.URL(url).netloc.decode()],
-            "labels": {"service": name.partition("-")[0]},
-        }
-        for name, url in stack.facts["metrics"].items()
-    ]
-    settings["scrape_configs"] = [jobs]
+    """The address of a Prometheus with the stack's configuration, which looks more often."""
+    settings = yaml.safe_load((stack.home / "prometheus.yml").read_text())
     settings["global"] |= {"scrape_interval": INTERVAL, "scrape_timeout": INTERVAL}
-    settings["rule_files"] = [str(ROOT / "deploy/prometheus/rules.yml")]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
     url = f"http://127.0.0.1:{next(free_ports())}"
     command = [

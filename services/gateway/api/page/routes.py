@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,12 @@ from fastapi.responses import FileResponse
 from protocol.exchange import Exchange
 from protocol.messages import EvaluationMetrics, StepMetrics
 from protocol.recipe import RecipeError, load_tables, parse_recipe
+from protocol.tasks import TaskFileError, raw_lines, valid_tasks
 from pydantic import Field, JsonValue
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from services.gateway.api.dependencies import Jobs
 from services.gateway.api.openai.body import Body
 from services.gateway.api.page.recipe_text import RecipeTextError, plan_rows, read_recipe
 from services.gateway.core.jobs.service import JobService
@@ -32,6 +37,8 @@ _RECIPES = Path("recipes")  # in the gateway's working directory
 EVENTS_PER_READ = 100
 MAX_EVENTS = 1000  # older evaluations are not found
 CURVE_STEPS = 40
+MAX_PROMPTS = 20_000
+PROMPT_CHARS = 200
 
 page = APIRouter(tags=["page"])
 
@@ -109,6 +116,24 @@ async def get_latest(job_id: str, request: Request) -> dict[str, Any]:
         "evaluation": evaluation,
         "rewards": [step.metrics.get("reward") for step in reversed(steps[:CURVE_STEPS])],
     }
+
+
+@page.get("/v1/page/jobs/{job_id}/held_out")
+async def get_held_out_prompts(job_id: str, jobs: Jobs) -> dict[str, Any]:
+    """The beginnings of a job's held-out prompts by task; none if the file was deleted."""
+    record = await jobs.get(job_id)
+    file_id = record.recipe.tasks.held_out
+    prompts: dict[str, str] = {}
+    if file_id and jobs.files.find(file_id):
+        prompts = await asyncio.to_thread(_read_prompts, jobs.files.path(file_id))
+    return {"object": "prompts", "data": prompts}
+
+
+def _read_prompts(path: Path) -> dict[str, str]:
+    with suppress(OSError, TaskFileError), path.open("rb") as file:
+        tasks = islice(valid_tasks(raw_lines(file)), MAX_PROMPTS)
+        return {task.id: task.problem[:PROMPT_CHARS] for task in tasks}
+    return {}
 
 
 async def _read_newest(

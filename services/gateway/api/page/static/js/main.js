@@ -6,7 +6,7 @@ import { Job } from "./jobs/job.js";
 import { KeyQuestion } from "./shell/keyQuestion.js";
 import { href, useRoute } from "./shell/router.js";
 import { Empty } from "./shell/parts.js";
-import { forgetKey, savedKey } from "./data/session.js";
+import { forgetKey, savedKey, takeLinkedKey } from "./data/session.js";
 import { Submit } from "./jobs/submit.js";
 import { isDark, startTheme, toggleTheme } from "./shell/theme.js";
 
@@ -53,6 +53,8 @@ function Shell() {
 }
 
 startTheme();
+takeLinkedKey();
+addEventListener("hashchange", () => takeLinkedKey() && location.reload());
 const place = document.createElement("div");
 document.body.prepend(place);
 render(html`<${Shell} />`, place);

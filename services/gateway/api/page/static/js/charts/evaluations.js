@@ -3,12 +3,11 @@ import { html, useMemo, useState } from "../shell/dom.js";
 import { number, percent } from "../shell/format.js";
 import { Empty, Table } from "../shell/parts.js";
 import { Plot } from "./plot.js";
-import { JOBS, get } from "../data/api.js";
+import { get } from "../data/api.js";
 import { usePolled } from "../data/poll.js";
 import { href, setQuery } from "../shell/router.js";
 
 const AT_ONCE = 100;
-const MOST_TEXTS = 1000; // responses that tell the text of their task
 
 const inOrder = (history) => [...history.evaluations.values()].sort((a, b) => a.step - b.step);
 
@@ -120,14 +119,8 @@ function Results({ results, label }) {
 
 function Tasks({ job, results, query }) {
   const [limit, setLimit] = useState(AT_ONCE);
-  const asked = usePolled(
-    (signal) => get(`${JOBS}/${job.id}/samples`, { purpose: "eval", limit: MOST_TEXTS }, signal),
-    [job.id],
-  );
-  const texts = useMemo(
-    () => new Map(asked.value?.data.map((row) => [row.task_id, row.prompt])),
-    [asked.value],
-  );
+  const { value: prompts } = usePolled((signal) => get(`v1/page/jobs/${job.id}/held_out`, {}, signal), [job.id]);
+  const texts = useMemo(() => new Map(Object.entries(prompts?.data ?? {})), [prompts]);
   const told = results.filter((one) => one.per_task);
   if (!told.length) return null;
   const rows = useMemo(() => taskRows(told), [told.length]);

@@ -9,6 +9,15 @@ export function saveKey(key, remember) {
   if (remember) localStorage.setItem(NAME, key);
 }
 
+/** Take the key of a link such as `#key=…`, which a browser sends to no server. */
+export function takeLinkedKey() {
+  const key = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (!key) return false;
+  saveKey(key, false);
+  history.replaceState(null, "", location.pathname + location.search);
+  return true;
+}
+
 export function forgetKey() {
   sessionStorage.removeItem(NAME);
   localStorage.removeItem(NAME);

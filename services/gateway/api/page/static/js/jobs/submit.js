@@ -39,7 +39,7 @@ export function Submit({ query }) {
   );
   const [text, setText] = useState("");
   useEffect(() => {
-    if (like) open(toml({ ...like.weir.recipe, model: { ...like.weir.recipe.model, path: like.model } }));
+    if (like) open(toml(withFiles(like)));
   }, [like]);
   const [found, setFound] = useState(null);
   const checked = found?.text === text ? found : null;
@@ -141,9 +141,16 @@ export function Submit({ query }) {
   </div>`;
 }
 
+/** A job's recipe that names the job's own model and task files. */
+function withFiles({ model: path, training_file: train, validation_file: held_out, weir: { recipe } }) {
+  const tasks = { ...recipe.tasks, train, ...(held_out && { held_out }) };
+  return { ...recipe, model: { ...recipe.model, path }, tasks };
+}
+
 /** A file that the gateway has, or one to upload. */
 function TaskFile({ name, label, path, files = [] }) {
-  const found = files.find(({ id, filename }) => id === path || filename === path.split("/").at(-1));
+  // Files of different tasks have the same name, such as train.jsonl: only an id names one.
+  const found = files.find(({ id }) => id === path);
   const [id, setId] = useState(null);
   const chosen = id ?? found?.id ?? "";
   return html`<label class="field"
