@@ -489,10 +489,18 @@ def _load_recipe(path: Path) -> Recipe:
             read_tasks(tasks)
         except TaskFileError as error:
             # An OSError already names the file.
-            if isinstance(error.__cause__, OSError):
-                raise
-            raise TaskFileError([f"{tasks}: {problem}" for problem in error.problems]) from error
+            is_named = isinstance(error.__cause__, OSError)
+            where = f"{_find_field(recipe, name)}: " + f"{tasks}: " * (not is_named)
+            raise TaskFileError([where + problem for problem in error.problems]) from error
     return recipe
+
+
+def _find_field(recipe: Recipe, file: str) -> str:
+    """Return the field of a recipe that names a task file."""
+    for name, held_out in recipe.held_out_files.items():
+        if name and held_out == file:
+            return f"evaluation.others.{name}.held_out"
+    return "tasks.train" if file == recipe.tasks.train else "tasks.held_out"
 
 
 def _find_checkpoint(weir: WeirClient, job_id: str, step: int | None) -> str:

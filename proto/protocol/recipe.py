@@ -7,10 +7,13 @@ a machine on which it fits.
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -718,12 +721,25 @@ def explain(error: ValidationError, whole: str = "recipe") -> str:
                 "give all settings here, as `weir plan FILE` shows them"
             )
         elif problem["type"] == "extra_forbidden":
-            lines.append(f"{field}: unknown key; remove it or check its spelling")
+            lines.append(f"{field}: unknown key; {_suggest_key(field, whole)}")
         elif problem["type"] == "missing":
             lines.append(f"{field}: required, but missing")
         else:
             lines.append(f"{field}: {problem['msg'].removeprefix('Value error, ')}")
     return "\n".join(lines)
+
+
+def _suggest_key(field: str, whole: str) -> str:
+    names = _setting_names() if whole == "recipe" else ()
+    near = difflib.get_close_matches(field.rpartition(".")[2], names, n=1)
+    return f"did you mean {near[0]!r}?" if near else "remove it or check its spelling"
+
+
+@cache
+def _setting_names() -> list[str]:
+    schema = Recipe.model_json_schema()
+    tables = (schema, *schema["$defs"].values())
+    return [name for table in tables for name in table.get("properties", ())]
 
 
 def parse_recipe(data: object) -> Recipe:
@@ -762,13 +778,27 @@ def _apply_file(path: Path, tables: Tables, children: tuple[Path, ...]) -> Table
 
 def _read_toml(path: Path) -> Tables:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise RecipeError(f"{path}: no such file") from error
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # encoding, syntax, or a number of thousands of digits
-        raise RecipeError(f"{path}: not valid TOML: {error}") from error
+    except ValueError as error:
+        raise RecipeError(f"{path}: not UTF-8: {error}; save the file as UTF-8") from error
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # syntax, or a number of thousands of digits
+        raise RecipeError(f"{path}: not valid TOML: {error}{_show_place(text, error)}") from error
+
+
+def _show_place(text: str, error: ValueError) -> str:
+    """Return the character that a TOML error is about."""
+    place = re.search(r"at line (\d+), column (\d+)", str(error))
+    if place is None:
+        return ""
+    line = text.split("\n")[int(place[1]) - 1]
+    character = line[int(place[2]) - 1 :][:1]
+    return f": {character!r} in {line.strip()!r}" if character else ""
 
 
 def _pop_texts(tables: Tables, key: str, path: Path) -> list[str]:

@@ -29,6 +29,7 @@ _MAX_PROBLEMS = 20
 _MAX_PROBLEM_CHARS = 500
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TOOLS = ("tools", "functions")
+_QUOTES = tuple("'‘’‚“”„«»")
 
 
 class TaskFileError(ValueError):
@@ -158,6 +159,9 @@ def _parse_task(text: str) -> Task:
     if problems:
         raise ValueError("\n".join(problems))
     fields = _convert_openai(data) if "messages" in data else data
+    answer = fields.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        fields = {**fields, "answer": as_text(answer)}
     try:
         task = Task.model_validate({"id": _derived_id(text)} | fields)
     except ValidationError as error:
@@ -171,9 +175,31 @@ def _read_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
     except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON: {error}") from error
+        raise ValueError(_explain_json(text, error.pos, error.msg)) from error
     except RecursionError as error:
         raise ValueError("not valid JSON: nested too deeply") from error
+
+
+def _explain_json(text: str, position: int, message: str) -> str:
+    """Return where a line is no JSON object, and the remedy."""
+    if not text.lstrip().startswith("{"):
+        return (
+            "not a JSON object {...}; write one task a line, or convert a CSV file or a JSON array "
+            "with `weir data import FILE OUT`"
+        )
+    character = text[position : position + 1].strip()
+    before = text[:position].rstrip()
+    remedy = message
+    if not character:
+        remedy = "the line ends too early: write each task on one line, and close its quotes and {}"
+    elif character in _QUOTES or before[-1:] in _QUOTES:
+        remedy = 'write straight double quotes (")'
+    elif message == "Extra data":
+        remedy = "remove what follows the object"
+    elif before.endswith(",") and character in "}]":
+        remedy = f"remove the comma before {character!r}"
+    place = f" at column {position + 1}, {character!r}" if character else ""
+    return f"not valid JSON{place}: {remedy}"
 
 
 def _finite(text: str) -> float:
