@@ -158,10 +158,7 @@ def _parse_task(text: str) -> Task:
     problems = list(unencodable(data)) if "\\u" in text else []
     if problems:
         raise ValueError("\n".join(problems))
-    fields = _convert_openai(data) if "messages" in data else data
-    answer = fields.get("answer")
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
-        fields = {**fields, "answer": as_text(answer)}
+    fields = _convert_openai(data) if "messages" in data else _convert_plain(data)
     try:
         task = Task.model_validate({"id": _derived_id(text)} | fields)
     except ValidationError as error:
@@ -230,6 +227,13 @@ def _parts(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
+
+
+def _convert_plain(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a task, whose answer may be a number."""
+    answer = data.get("answer")
+    is_number = isinstance(answer, int | float) and not isinstance(answer, bool)
+    return data | {"answer": as_text(answer)} if is_number else data
 
 
 def _convert_openai(data: dict[str, Any]) -> dict[str, Any]:
