@@ -110,8 +110,8 @@ mutants: install ## break the formulas, one place at a time: do the tests notice
 	env -u PYTHONPATH WEIR_FORMULA_CASES=200 WEIR_HYPOTHESIS_PROFILE=mutants mutmut run --max-children 1
 	mutmut results
 
-demo: install ## train a tiny model with PAPO, end to end, on this machine
-	python -m examples.arithmetic.demo
+demo: install ## train a tiny model with PAPO, end to end, on this machine; KEEP=1 leaves the stack up
+	python -m examples.arithmetic.demo $(if $(KEEP),--keep)
 
 compare: install ## the demo twice, with PAPO and with GRPO, in one picture
 	python -m examples.arithmetic.demo --compare

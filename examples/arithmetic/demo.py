@@ -29,17 +29,19 @@ GRPO = Path("recipes/demo-grpo.toml")
 RUNS = Path("runs/demo")
 _START_TIMEOUT_S = 320.0  # longer than `weir up` waits, so that its error is shown
 _EVERY_STEPS = 10
+_EXAMPLES = {"purpose": "eval", "limit": 1000}
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One finished job: its result and the metrics of each of its steps."""
+    """One finished job: its result, the metrics of each of its steps, and an example as text."""
 
     name: str
     result: Json
     steps: list[Json]
+    example: str
 
 
 class DemoFailed(RuntimeError):
@@ -50,28 +52,40 @@ def main() -> int:
     """Run the demo, and return the exit status."""
     parser = argparse.ArgumentParser(description="Train a tiny model with PAPO on this machine.")
     parser.add_argument("--compare", action="store_true", help="train with GRPO, too")
-    recipes = [PAPO, GRPO] if parser.parse_args().compare else [PAPO]
+    parser.add_argument("--keep", action="store_true", help="leave the stack up until Ctrl-C")
+    options = parser.parse_args()
+    recipes = [PAPO, GRPO] if options.compare else [PAPO]
     RUNS.mkdir(parents=True, exist_ok=True)
     home = RUNS / "stack"
     os.environ["WEIR_HOME"] = str(home)
     try:
-        with running_stack(home):
+        with running_stack(home) as stack:
             runs = [train(recipe) for recipe in recipes]
+            report(runs)
+            if options.keep:
+                print(f"the stack stays up until Ctrl-C: WEIR_HOME={home} weir chat", flush=True)
+                stack.wait()
     except DemoFailed as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def report(runs: list[Run]) -> None:
+    """Write the summary and the picture, and print the table and the next commands."""
     summary = summarize(runs[0])
     if len(runs) > 1:
         summary["grpo"] = summarize(runs[1])
     (RUNS / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     draw({run.name: run.steps for run in runs}, RUNS / "curves.png")
     print_table(runs)
+    print(runs[0].example)
     print(f"\n{RUNS / 'summary.json'}  {RUNS / 'curves.png'}  model: {summary['model']}")
-    return 0
+    print("next: `make demo KEEP=1` to chat with it; `weir up`, then `weir run recipes/demo.toml`")
 
 
 @contextmanager
-def running_stack(home: Path) -> Iterator[None]:
+def running_stack(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A stack of the demo's own, for as long as the body runs."""
     stack = subprocess.Popen([sys.executable, "-m", "deploy.local", "up"])
     try:
@@ -80,7 +94,7 @@ def running_stack(home: Path) -> Iterator[None]:
             if stack.poll() is not None or time.monotonic() > deadline:
                 raise DemoFailed(f"the stack did not start; see {home / 'logs'}")
             time.sleep(0.2)
-        yield
+        yield stack
     finally:
         stack.terminate()
         stack.wait()
@@ -99,10 +113,26 @@ def train(recipe_path: Path) -> Run:
             if event["type"] == "metrics" and "reward" in event["data"]:
                 steps.append(event["data"])
         job = weir.job(job["id"])
+        example = describe_example(weir, job["id"])
     if job["status"] != "succeeded":
         reason = (job["error"] or {}).get("message", "no reason given")
         raise DemoFailed(f"{job['id']} {job['status']}: {reason}")
-    return Run(recipe.name, job["weir"]["result"], steps)
+    return Run(recipe.name, job["weir"]["result"], steps, example)
+
+
+def describe_example(weir: WeirClient, job_id: str) -> str:
+    """Return a held-out task with a response before training and one after it."""
+    responses = {
+        order: {row["task_id"]: row for row in weir.samples(job_id, **_EXAMPLES, order=order)}
+        for order in ("oldest", "newest")
+    }
+    for task_id, before in responses["oldest"].items():
+        after = responses["newest"].get(task_id)
+        if after and before["accuracy"] == 0 and after["accuracy"] == 1:
+            return (
+                f"\n{before['prompt']}\n  before: {before['text']!r}\n  after:  {after['text']!r}"
+            )
+    return ""
 
 
 def show(event: Json, steps: int) -> None:
