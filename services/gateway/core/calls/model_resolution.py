@@ -20,7 +20,7 @@ from services.gateway.core.jobs.service import JobService
 from services.gateway.core.models import folders
 from services.gateway.core.models.checkpoints import Checkpoint, parse_checkpoint_id
 from services.gateway.core.models.folders import JOB_ID
-from services.gateway.errors import Problem, await_exchange, not_found, wrong
+from services.gateway.errors import NO_RETRY, Problem, await_exchange, not_found, wrong
 
 DEFAULT_MAX_CONTEXT = 8192  # tokens, for a model without a recipe
 _DTYPES = get_args(Model.model_fields["dtype"].annotation)
@@ -50,10 +50,12 @@ async def resolve_model(name: str, jobs: JobService) -> Served:
         job_id = active.job_id
         raise Problem(
             503,
-            f"job {job_id} trains; its newest weights are served as {job_id}, others after it",
+            f"job {job_id} trains, and the engines have its weights: ask {job_id}, ask {name} "
+            f"after it, or serve {name} elsewhere; `weir serve` shows how",
             param="model",
             code="engine_busy",
-            headers={"Retry-After": "10"},
+            # It may take hours.
+            headers=NO_RETRY,
         )
     return served
 
