@@ -289,6 +289,7 @@ class Home:
         self._lock_path = self.path / "lock"
         self._supervisor_path = self.path / "supervisor"
         self._supervisor_file = -1
+        self._reservation: socket.socket | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Home:
@@ -340,9 +341,23 @@ class Home:
         path = self.path / "port"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         last = int(text) if text.isdecimal() else _FIRST_PORT
-        port = next(filter(is_free, (last, _FIRST_PORT)), 0) or next(ports)
+        port = next(filter(self._reserve, (last, _FIRST_PORT)), 0) or next(ports)
         _write(path, str(port))
         return port
+
+    def _reserve(self, port: int) -> bool:
+        """Reserve a free port among the stacks of this machine, for as long as this object lives.
+
+        Two stacks that start at the same time would both find it free.
+        """
+        reservation = socket.socket(socket.AF_UNIX)
+        with suppress(OSError):
+            reservation.bind(f"\0weir-port-{port}")
+            if is_free(port):
+                self._reservation = reservation
+                return True
+        reservation.close()
+        return False
 
     def is_published_by(self, process_id: int) -> bool:
         """Whether a supervisor has written stack.json."""

@@ -77,6 +77,9 @@ def test_a_wrong_key_is_refused_and_the_right_one_opens(
     page.evaluate("sessionStorage.setItem('weir.key', 'revoked')")
     page.get_by_role("link", name="Jobs").click()
     see(page.get_by_label("API key"))
+    page.goto(f"/#key={KEY}")
+    see(page.get_by_role("link", name="Submit"))
+    assert "key" not in page.url
 
 
 def test_a_pasted_recipe_shows_its_plan_and_becomes_a_job(

@@ -244,6 +244,13 @@ def test_a_port_in_use_is_refused_and_never_given_out(tmp_path: Path) -> None:
             make_stack(tmp_path, WEIR_GATEWAY_PORT=str(port))
 
 
+def test_a_stack_keeps_its_port(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        ports = [make_stack(tmp_path / name).services[0].port for _ in range(2)]
+        assert ports[0] == ports[1]
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path)
