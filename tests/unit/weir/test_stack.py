@@ -21,7 +21,7 @@ def test_the_environment_goes_before_the_local_stack(tmp_path: Path) -> None:
 def test_a_stack_that_was_killed_is_reported(tmp_path: Path) -> None:
     stack = {"url": "http://here", "api_key": "k", "pid": 2**22 + 1}
     (tmp_path / "stack.json").write_text(json.dumps(stack))
-    with pytest.raises(NoStack, match="process 4194305 is gone.*weir up"):
+    with pytest.raises(NoStack, match=r"process 4194305 is gone.*weir up"):
         find_stack({"WEIR_HOME": str(tmp_path)})
 
 
