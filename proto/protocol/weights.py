@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 MANIFEST = "manifest.json"
 UNFINISHED = ".unfinished-"
-_HASHING_THREADS = 8
+HASHING_THREADS = 8
 _DIGESTS = TypeAdapter(dict[str, str])
 
 
@@ -184,7 +184,7 @@ def sync_folder(path: Path) -> None:
 
 def _file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     names = list(names)
-    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
         paths = (folder / name for name in names)
         return dict(zip(names, threads.map(_file_digest, paths), strict=True))
 

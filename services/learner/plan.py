@@ -33,7 +33,7 @@ from services.learner.planning.plan import ModelFiles, Plan, make_plan
 from services.learner.planning.prompts import prompt_remarks
 from services.learner.planning.seconds import ASSUMED
 from services.learner.planning.shapes import ModelShape, UnknownModel
-from services.learner.planning.units import format_bytes, format_seconds
+from services.learner.planning.units import format_bytes, format_range
 
 BAD_INPUT = 2
 _MAX_GIB = 2**20  # a larger option is a mistake
@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         recipe = load_recipe(Path(options.recipe))
-        machine_options = Options(options.gpus, options.gpu_memory, options.host_memory)
+        machine_options = Options(
+            options.gpus, options.gpu_memory, options.host_memory, options.gpu_report
+        )
         machine = resolve_machine(machine_options, recipe.machine, os.environ, _local_machine())
         plan = make_plan(recipe, machine, _measure_model)
         remarks = (*plan.remarks, *_try_models(plan), *prompt_remarks(plan))
@@ -126,8 +128,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         fields["learner"] |= {"peak": plan.learner.peak, "fits": plan.learner_fits}
         fields["rollout"] |= {"fits": plan.engine_fits}
     seconds = None
-    if spans := fields.pop("seconds"):
-        *parts, step, run = spans
+    if fields.pop("seconds"):
+        *parts, step, run = (asdict(span) | {"range": span.range} for span in plan.seconds)
         seconds = {
             "gpu": machine.kind.name,
             "assumed": ASSUMED,
@@ -216,9 +218,10 @@ def _sections(plan: Plan) -> Iterator[tuple[str, Iterable[Row]]]:
         rows = [*_item_rows(plan.host), (verdict, format_bytes(total(plan.host)), formula)]
         yield f"Memory of a node ({usable})", rows
     if plan.seconds:
-        rows = [(span.what, format_seconds(span.seconds), span.formula) for span in plan.seconds]
+        rows = [(span.what, format_range(*span.range), span.formula) for span in plan.seconds]
         rows.append(("assumed", "", ASSUMED))
-        yield f"Time, by arithmetic ({machine.kind.name}; no GPU was measured)", rows
+        verdict = "was not" if machine.flops_used is None else "was"
+        yield f"Time, by arithmetic ({machine.kind.name}; its speed {verdict} measured)", rows
 
 
 def _file_rows(plan: Plan) -> Iterator[Row]:
@@ -328,6 +331,10 @@ def _parser() -> argparse.ArgumentParser:
     for option, device in (("--gpu-memory", "a GPU"), ("--host-memory", "a node")):
         text = f"of {device}; default: that of this machine, or of the recipe"
         parser.add_argument(option, type=_parse_gib, metavar="GIB", help=text)
+    text = (
+        "JSON of `make gpu-report`, whose flops_used replaces the assumed share of a GPU's FLOP/s"
+    )
+    parser.add_argument("--gpu-report", type=_read_flops_used, metavar="FILE", help=text)
     return parser
 
 
@@ -339,6 +346,16 @@ def _parse_gib(text: str) -> float:
     if not 0 < value <= _MAX_GIB:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {_MAX_GIB:,}")
     return value
+
+
+def _read_flops_used(path: str) -> float:
+    try:
+        share = float(json.loads(Path(path).read_bytes())["flops_used"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} has no flops_used: {error}") from error
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"flops_used of {path} is not above 0 and at most 1")
+    return share
 
 
 def _local_machine() -> LocalMachine:

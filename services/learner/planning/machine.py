@@ -64,6 +64,7 @@ class Options:
     gpus: str | None = None  # a number, or a line as in WEIR_GPUS
     gpu_gib: float | None = None
     host_gib: float | None = None  # memory of a node
+    flops_used: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Machine:
     model_hub: bool = False
     engine_cache_bytes: int = 0  # keys and values on each GPU; 0: the rest of the share
     host_bytes: int | None = None  # of a node; None: unknown
+    flops_used: float | None = None  # share of the peak while training; None: not measured
 
     @property
     def on_cpus(self) -> bool:
@@ -198,6 +200,7 @@ def resolve_machine(
         model_hub=model_hub,
         engine_cache_bytes=cache_bytes or (0 if placement.uses_gpus else _CPU_CACHE_BYTES),
         host_bytes=_memory(options.host_gib, local.host_bytes, host_gib),
+        flops_used=options.flops_used,
     )
 
 

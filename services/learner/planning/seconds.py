@@ -10,14 +10,19 @@ from functools import cached_property
 from protocol.capacity import count_tasks
 from protocol.recipe import Recipe, Rollout
 from protocol.rewards import JudgeCheck
+from protocol.weights import HASHING_THREADS
 
 from services.learner.planning.footprint import RolloutFootprint, TrainedModel
 from services.learner.planning.machine import Machine
 
 # Shares of the hardware's peak.
-FLOPS_USED = 0.25  # by training: RL trainers publish 0.14 to 0.27 of an H100's peak at 16k tokens
+# Training reaches `FLOPS_USED` with large models and long contexts, and half of it at `HALF_AT`
+# FLOPs of a forward pass per token, since the norms, the loss and the launches cost the same for
+# all. Both are fitted to the published runs of docs/performance.md.
+FLOPS_USED = 0.4
+HALF_AT = 3e9
 PREFILL_USED = 0.5  # of the FLOP/s, while an engine reads prompts: assumed
-BANDWIDTH_USED = 0.6  # while an engine decodes, which also waits for kernels: assumed
+BANDWIDTH_USED = 0.45  # while an engine decodes, which also waits for kernels: fitted likewise
 # Shares of the limits of a recipe.
 LENGTH_USED = 0.5  # of the longest response, by the mean one: assumed, since a limit leaves room
 PROMPT_USED = 0.25  # of the rest of the context, by prompts and an environment: assumed
@@ -26,15 +31,18 @@ CORRECT = 0.5  # of the responses, for a judge that reads only correct ones: ass
 # Speeds.
 LEARNER_COPIES = 4e9  # bytes/s that a rank copies into memory that is not pinned: estimated
 HOST_ADAMW = 1.6e9  # parameters/s of fused AdamW on a core of an AMD EPYC at 47 GB/s: measured
-LINK = 2e10  # bytes/s between a GPU and its host: assumed; PCIe 4.0 x16 has 3.2e10
+LINK = 2e10  # bytes/s between a GPU and pinned memory: assumed; PCIe 4.0 x16 has 3.2e10
 ROLLOUT_VERIFIES = 1.7e9  # bytes/s of sha256 in one thread: measured
-ROLLOUT_LOADS = 4.3e9  # bytes/s from files in the page cache: measured
+ROLLOUT_LOADS = 4.3e9  # bytes/s from files in the page cache to a GPU: measured
 # A judge such as gpt-oss-20b: estimated.
 JUDGE_TOKENS = {"low": 600, "medium": 1200, "high": 3600}  # tokens of an answer, by effort
 JUDGE_SPEED = 9e3  # tokens/s on an H100 with 128 concurrent calls: 8,000 to 10,000
+TOLERANCE = 0.3  # of a prediction, by which each published run misses it at most
 ASSUMED = (
-    f"{FLOPS_USED:.0%} of a GPU's FLOP/s, {PREFILL_USED:.0%} to read prompts, {BANDWIDTH_USED:.0%} "
-    f"of its memory bandwidth; the mean response has {LENGTH_USED:.0%} of the longest, "
+    f"ranges are ± {TOLERANCE:.0%}, and hold at the assumed lengths; unless measured "
+    f"(--gpu-report), at most {FLOPS_USED:.0%} of a GPU's FLOP/s, half of that at {HALF_AT:.0e} "
+    f"FLOPs a token; {PREFILL_USED:.0%} to read prompts, {BANDWIDTH_USED:.0%} of its memory "
+    f"bandwidth; the mean response has {LENGTH_USED:.0%} of the longest, "
     f"the mean prompt {PROMPT_USED:.0%} of the rest of the context; dynamic sampling keeps "
     f"{GROUPS_KEPT:.0%} of the groups; {CORRECT:.0%} of the responses are correct. Not counted: "
     "rules, the reading of judges, the judging of evaluations, checkpoints, communication between "
@@ -47,6 +55,10 @@ class Span:
     what: str
     seconds: float
     formula: str
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return self.seconds * (1 - TOLERANCE), self.seconds * (1 + TOLERANCE)
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,13 @@ class Estimate:
         fitting = int(self.rollout.room / (self.rollout.bytes_per_token * self._length))
         return max(1, min(responses, self.machine.engine_sequences, fitting))
 
+    def _flops(self, token_flops: float) -> float:
+        """Return the FLOP/s of a GPU with a model of so many FLOPs per token."""
+        share = self.machine.flops_used
+        if share is None:
+            share = FLOPS_USED * token_flops / (token_flops + HALF_AT)
+        return share * self.machine.kind.flops
+
     @property
     def _prefill_flops(self) -> float:
         return self.machine.kind.flops * PREFILL_USED * self.machine.gpus_per_engine
@@ -144,8 +163,9 @@ class Estimate:
         weight_bytes = shape.parameters * policy.size / machine.gpus_per_engine
         bandwidth = machine.kind.bandwidth * BANDWIDTH_USED
         reading = (rounds * weight_bytes + cache_bytes) / bandwidth
-        flops = machine.kind.flops * FLOPS_USED * machine.gpus_per_engine
-        computing = responses * self._response * shape.forward_flops(2 * context) / flops
+        token_flops = shape.forward_flops(2 * context)
+        flops = self._flops(token_flops) * machine.gpus_per_engine
+        computing = responses * self._response * token_flops / flops
         prefill = groups * prompt * shape.forward_flops(prompt) / self._prefill_flops
         return Span(
             "sampling",
@@ -186,8 +206,14 @@ class Estimate:
         formula = "while an engine pauses"
         if keeps_cache:
             formula += "; unfinished responses keep their KV, which costs nothing"
-        yield Span("verifying", published / ROLLOUT_VERIFIES, "sha256, while the rollout samples")
-        yield Span("loading", published / ROLLOUT_LOADS, formula)
+        yield Span(
+            "verifying",
+            2 * published / (HASHING_THREADS * ROLLOUT_VERIFIES),
+            f"sha256 by {HASHING_THREADS} threads, of the learner behind its step and of the "
+            "rollout while it samples",
+        )
+        loading = published / self.machine.gpus_per_engine / ROLLOUT_LOADS
+        yield Span("loading", loading, formula)
         if self.recipe.training.max_staleness and (takes_turns or not keeps_cache):
             length = self._prompt + self._response / 2
             flops = self.models[0].shape.forward_flops(length)
@@ -206,10 +232,15 @@ class Estimate:
         published = policy.parameters * policy.size
         yield self._training()
         yield from self._offloading()
+        writing = LINK * self.machine.ranks_of_node
+        memory = "pinned memory, side by side"
+        if self.recipe.model.lora is not None:
+            writing = LEARNER_COPIES
+            memory = "memory that is not pinned, by one rank"
         yield Span(
             "publishing",
-            published / self.machine.ranks_of_node / LEARNER_COPIES,
-            f"{published / 1e9:,.1f} GB into memory, side by side; the learner waits",
+            published / writing,
+            f"{published / 1e9:,.1f} GB into {memory}; the learner waits",
         )
         if self.machine.takes_turns:
             weights = policy.shape.parameters * policy.size / self.machine.gpus_per_engine
@@ -224,21 +255,24 @@ class Estimate:
         recomputed = training.recompute_activations is True
         passes = 1 + backward + recomputed
         passes += algorithm.old_logprobs == "recompute" and training.updates_per_batch > 1
-        passes += algorithm.divergence_weight > 0
-        flops = passes * self.models[0].shape.forward_flops(self._length)
-        critic_text = ""
+        references = algorithm.divergence_weight > 0
+        token_flops = self.models[0].shape.forward_flops(self._length)
+        flops = self._flops(token_flops)
+        token_seconds = (passes + references) * token_flops / flops
+        others = ", 1 of the reference" if references else ""
         for critic in self.models[1:]:
             critic_passes = 4 + recomputed  # first values, then training
-            flops += critic_passes * critic.shape.critic_flops(self._length)
-            critic_text = f", {critic_passes} of the critic"
+            critic_flops = critic.shape.critic_flops(self._length)
+            token_seconds += critic_passes * critic_flops / self._flops(critic_flops)
+            others += f", {critic_passes} of the critic"
         num_gpus = self.models[0].num_gpus
         peak = self.machine.kind.flops
         tokens = self._step_tokens
         return Span(
             "training",
-            tokens * flops / (num_gpus * peak * FLOPS_USED),
-            f"{tokens / 1e6:,.1f} M tokens, {passes} passes of the policy{critic_text}, a backward "
-            f"pass being {words}; {num_gpus} GPUs at {FLOPS_USED:.0%} of "
+            tokens * token_seconds / num_gpus,
+            f"{tokens / 1e6:,.1f} M tokens, {passes} passes of the policy{others}, a backward "
+            f"pass being {words}; {num_gpus} GPUs at {flops / peak:.0%} of "
             f"{peak / 1e12:,.0f} TFLOP/s",
         )
 

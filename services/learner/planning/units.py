@@ -25,3 +25,13 @@ def format_seconds(seconds: float) -> str:
         if seconds >= minimum:
             return f"{seconds / unit:,.{int(seconds < 10 * unit)}f} {name}"
     return f"{seconds:,.1f} s"
+
+
+def format_range(low: float, high: float) -> str:
+    """
+    >>> format_range(58.0, 95.0), format_range(5400.0, 9000.0)
+    ('58.0 to 95.0 s', '90 min to 2.5 h')
+    """
+    start, end = map(format_seconds, (low, high))
+    number, unit = start.split()
+    return f"{number if end.endswith(f' {unit}') else start} to {end}"
