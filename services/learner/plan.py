@@ -1,7 +1,7 @@
 """``weir plan RECIPE``: a recipe with all its defaults, and the memory and time that it takes.
 
 Nothing is downloaded or sent; a small copy of a local model is tried. Exit status: 0, or 2 if the
-recipe or an option is wrong.
+job has a problem, or the recipe or an option is wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.chassis.deployment import DeploymentError
-from services.learner.planning.advice import warnings
+from services.learner.planning.advice import find_problems, warnings
 from services.learner.planning.footprint import Item, LearnerFootprint, RolloutFootprint, total
 from services.learner.planning.machine import LocalMachine, Options, resolve_machine
 from services.learner.planning.plan import ModelFiles, Plan, make_plan
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         machine = resolve_machine(machine_options, recipe.machine, os.environ, _local_machine())
         plan = make_plan(recipe, machine, _measure_model)
-        remarks = (*plan.remarks, *_try_models(plan), *prompt_remarks(plan))
-        plan = replace(plan, remarks=remarks)
+        plan = _try_models(plan)
+        plan = replace(plan, remarks=(*plan.remarks, *prompt_remarks(plan)))
     except (RecipeError, PlacementError, DeploymentError) as error:
         print(f"weir: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(to_json(plan), indent=1, default=str))
     else:
         print_plan(plan)
-    return 0
+    return BAD_INPUT if find_problems(plan) else 0
 
 
 def _measure_model(folder: Path) -> ModelShape:
@@ -73,29 +73,33 @@ def _measure_model(folder: Path) -> ModelShape:
     return count_parameters(folder)
 
 
-def _try_models(plan: Plan) -> Iterator[str]:
-    """Try the models, if they and torch are on this machine."""
+def _try_models(plan: Plan) -> Plan:
+    """Add the problems and remarks of the models, if they and torch are on this machine."""
     policy, *critics = (model.folder for model in plan.models)
     if policy is None:
-        return
+        return plan
     # DeepSpeed would look for GPUs, and print which it finds.
     os.environ["DS_ACCELERATOR"] = "cpu"
     try:
         from services.learner.training.model_check import UnsupportedModel
         from services.learner.training.trial import try_models
     except ImportError as error:
-        yield f"the model was not tried: {error}; run weir plan where the learner is installed"
-        return
+        remark = f"the model was not tried: {error}; run weir plan where the learner is installed"
+        return replace(plan, remarks=(*plan.remarks, remark))
     try:
-        yield from try_models(policy, next(iter(critics), None), plan.recipe.model.max_context)
+        remarks = try_models(policy, next(iter(critics), None), plan.recipe.model.max_context)
     except UnsupportedModel as error:
-        yield f"the job would be refused: {error}"
+        return replace(plan, problems=(f"the job would be refused: {error}",))
+    return replace(plan, remarks=(*plan.remarks, *remarks))
 
 
 def print_plan(plan: Plan) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)
+    problems = find_problems(plan)
+    if problems:
+        _print_findings(console, "problem", problems, "red")
     for line in resolved_toml(plan.recipe):
         style = "dim" if line.endswith(_DEFAULT_MARK) else ""
         console.print(Text(line, style), soft_wrap=True)
@@ -108,11 +112,16 @@ def print_plan(plan: Plan) -> None:
         for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)
-    texts = warnings(plan)
+    _print_findings(console, "warning", warnings(plan), "yellow")
+    if problems:
+        console.print(Text("it has problems: see the beginning", style="red"))
+
+
+def _print_findings(console: Console, word: str, texts: Sequence[str], style: str) -> None:
     plural = "" if len(texts) == 1 else "s"
-    console.print(Text(f"\n{len(texts) or 'no'} warning{plural}", style="bold"))
+    console.print(Text(f"\n{len(texts) or 'no'} {word}{plural}", style="bold"))
     for text in texts:
-        console.print(Text(f"! {text}", style="yellow"))
+        console.print(Text(f"! {text}", style=style))
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -147,6 +156,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "redis": {"bytes": plan.redis_bytes},
         "in_flight": {"groups": recipe.groups_in_flight, "responses": responses_in_flight(recipe)},
         "tokens_per_step": _max_step_tokens(recipe),
+        "problems": find_problems(plan),
         "warnings": warnings(plan),
     }
 

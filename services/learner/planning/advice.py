@@ -1,4 +1,4 @@
-"""Warnings about a plan, each with the setting that helps."""
+"""Problems of a plan, and warnings about it, each with the setting that helps."""
 
 from __future__ import annotations
 
@@ -25,14 +25,20 @@ _SMALL_CHUNK_TOKENS = 256  # a chunk of log-probs whose memory hardly counts
 Settings = dict[str, Any]
 
 
+def find_problems(plan: Plan) -> list[str]:
+    """List the reasons why the job would not run."""
+    checks = (_check_limits, _check_files, _check_learner, _check_heads, _check_engine)
+    return [*plan.problems, *(text for check in checks for text in check(plan))]
+
+
 def warnings(plan: Plan) -> list[str]:
-    """List what will not work, or not as one may expect."""
-    checks = (_check_settings, _check_files, _check_learner, _check_heads, _check_engine)
+    """List what may not work as one expects."""
+    checks = (_warn_of_staleness, _warn_of_unknown_memory)
     texts = (text for check in checks for text in check(plan))
     return [*order_warnings(plan.recipe), *plan.remarks, *texts]
 
 
-def _check_settings(plan: Plan) -> Iterator[str]:
+def _warn_of_staleness(plan: Plan) -> Iterator[str]:
     algorithm = plan.recipe.algorithm
     staleness = plan.recipe.training.max_staleness
     if staleness and algorithm.old_logprobs == "recompute" and algorithm.correction == "none":
@@ -41,6 +47,15 @@ def _check_settings(plan: Plan) -> Iterator[str]:
             "= 'recompute' the ratio is taken against the policy as each step begins. Set "
             "algorithm.correction = 'token_tis', or old_logprobs = 'rollout'"
         )
+
+
+def _warn_of_unknown_memory(plan: Plan) -> Iterator[str]:
+    for model in plan.models:
+        if model.shape is None:
+            yield f"the memory of {model.path!r} ({model.role}) is unknown: {model.shape_source}"
+
+
+def _check_limits(plan: Plan) -> Iterator[str]:
     shape = plan.models[0].shape
     max_context = plan.recipe.model.max_context
     if shape is not None and max_context > shape.max_positions:
@@ -67,8 +82,6 @@ def _check_files(plan: Plan) -> Iterator[str]:
                 f"the model {model.path!r} ({model.role}) is not under {roots} (WEIR_MODEL_ROOTS); "
                 "to take it from a model hub set WEIR_MODEL_HUB=on"
             )
-        if model.shape is None:
-            yield f"the memory of {model.path!r} ({model.role}) is unknown: {model.shape_source}"
     for tasks in plan.tasks:
         if tasks.problem is not None:
             yield f"{tasks.field} = {tasks.path!r}: {tasks.problem}"

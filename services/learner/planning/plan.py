@@ -70,6 +70,7 @@ class Plan:
     learner: LearnerFootprint | None = None
     rollout: RolloutFootprint | None = None
     seconds: tuple[Span, ...] = ()  # the parts of a step, the step, the run
+    problems: tuple[str, ...] = ()  # of models that were tried
     remarks: tuple[str, ...] = ()  # on models, prompts and memory
 
     @property

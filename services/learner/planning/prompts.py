@@ -23,7 +23,7 @@ def prompt_remarks(plan: Plan) -> Iterator[str]:
     for name, evaluation in recipe.evaluations.items():
         files.append((recipe.held_out_files[name], recipe.evaluation_sampling(evaluation)))
     for path, sampling in files:
-        with suppress(TaskFileError):  # it has its own warning
+        with suppress(TaskFileError):  # it has a problem of its own
             tasks = read_tasks(Path(path))
             problem = asyncio.run(check_prompts(tasks, folder, recipe.model, sampling.max_tokens))
             if problem:

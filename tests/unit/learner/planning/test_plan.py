@@ -22,8 +22,8 @@ from deploy.compose import REDIS_MAXMEMORY
 from services.chassis.deployment import DeploymentError
 from services.data.__main__ import main as check_data
 from services.learner import plan as command
-from services.learner.plan import resolved_toml, to_json
-from services.learner.planning.advice import change_recipe, warnings
+from services.learner.plan import BAD_INPUT, resolved_toml, to_json
+from services.learner.planning.advice import change_recipe, find_problems, warnings
 from services.learner.planning.footprint import Item, RolloutFootprint, total, trained_models
 from services.learner.planning.machine import (
     LocalMachine,
@@ -163,8 +163,9 @@ def demo(**changes: Any) -> Recipe:
 
 
 def find_warnings(recipe: Recipe, *words: str, machine: Machine = MACHINE) -> list[str]:
-    """The warnings of a plan that have all these words."""
-    texts = warnings(make_plan(recipe, machine))
+    """The problems and warnings of a plan that have all these words."""
+    plan = make_plan(recipe, machine)
+    texts = [*find_problems(plan), *warnings(plan)]
     return [text for text in texts if all(word in text for word in words)]
 
 
@@ -536,8 +537,11 @@ def test_a_published_recipe_fits_on_its_machine_in_the_time_of_the_readme(path: 
 
 def print_page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The output, with one space instead of several."""
-    assert command.main(arguments) == 0
-    return re.sub(" +", " ", capsys.readouterr().out)
+    status = command.main(arguments)
+    output = capsys.readouterr().out
+    has_problems = "it has problems" in output or '"problems": [\n' in output
+    assert status == (BAD_INPUT if has_problems else 0)
+    return re.sub(" +", " ", output)
 
 
 def test_prompts_that_do_not_fit_are_counted_in_each_file(
@@ -628,6 +632,13 @@ def test_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     low, high = step["range"]
     assert low == pytest.approx(0.7 * step["seconds"])
     assert high == pytest.approx(1.3 * step["seconds"])
+
+
+def test_the_exit_status_says_whether_the_job_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["recipes/demo.toml"]) == 0
+    assert command.main(["recipes/papo/qwen2.5-7b.toml"]) == BAD_INPUT
+    output = capsys.readouterr().out
+    assert output.index("WEIR_MODEL_ROOTS") < output.rindex("max_context")
 
 
 def test_a_gpu_report_replaces_the_assumed_speed(
