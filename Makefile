@@ -23,10 +23,11 @@ help: ## list the targets
 install: $(STAMP) ## install everything into the active virtual environment, else into .venv
 
 $(STAMP): pyproject.toml packages/answers/pyproject.toml deploy/constraints.txt
+	@test $$(uname -s) != Darwin || { echo "macOS has no CPU build of vLLM: use the containers (docker compose up --build)" >&2; exit 2; }
 	$(if $(GPU),deploy/check-driver.sh)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(PIP) torch==2.13.0
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(PIP) wheel hatchling editables setuptools==78.1.1
 	$(PIP) --editable packages/answers --editable '.[gateway,grader,data,rollout,local,cluster,demo,trackers]' --group dev
 	$(PIP) $(VLLM)
