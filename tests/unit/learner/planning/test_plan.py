@@ -630,19 +630,10 @@ def test_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert high == pytest.approx(1.3 * step["seconds"])
 
 
-def test_a_gpu_report_replaces_the_assumed_speed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = tmp_path / "gpu-report.json"
-    report.write_text('{"flops_used": 0.31}')
-    page = print_page(capsys, "recipes/papo/qwen2.5-7b.toml", "--gpu-report", str(report))
+def test_a_measured_speed_replaces_the_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    page = print_page(capsys, "recipes/papo/qwen2.5-7b.toml", "--flops-used", "0.31")
     assert "GPUs at 31% of 989 TFLOP/s" in page
     assert "its speed was measured" in page
-    for wrong in ('{"flops_used": 31}', "{}", "[]", "?"):
-        report.write_text(wrong)
-        with pytest.raises(SystemExit, match="2"):
-            command.main(["recipes/demo.toml", "--gpu-report", str(report)])
-        assert "flops_used" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -652,6 +643,7 @@ def test_a_gpu_report_replaces_the_assumed_speed(
         (["README.md"], "weir: README.md: "),
         (["recipes/demo.toml", "--gpus", "learner=0"], "weir: --gpus: "),
         *((["recipes/demo.toml", "--gpu-memory", gib], gib) for gib in ("inf", "0", "nan")),
+        *((["recipes/demo.toml", "--flops-used", share], share) for share in ("31", "0", "all")),
     ],
 )
 def test_bad_input_is_named(
