@@ -592,7 +592,7 @@ LINE = "learner=0-3 rollout=4-6 rollout=7-8 rollout=9@0.5 judge=9@0.4 idle=10"
         ),
         (
             ["recipes/dapo/qwen2.5-32b.toml"],
-            [" x 46,740.3 s + 175,187 s of waiting for 64 evaluations"],
+            ["a step 12 to 22 h ", " x 62,298.1 s + 233,572 s of waiting for 64 evaluations"],
         ),
         (
             ["recipes/papo/qwen2.5-7b.toml", "--gpus", LINE],
