@@ -28,7 +28,7 @@ from rich.text import Text
 from services.chassis.deployment import DeploymentError
 from services.learner.planning.advice import find_problems, warnings
 from services.learner.planning.footprint import Item, LearnerFootprint, RolloutFootprint, total
-from services.learner.planning.machine import LocalMachine, Options, resolve_machine
+from services.learner.planning.machine import LocalMachine, Options, parse_part, resolve_machine
 from services.learner.planning.plan import ModelFiles, Plan, make_plan
 from services.learner.planning.prompts import prompt_remarks
 from services.learner.planning.seconds import ASSUMED
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         recipe = load_recipe(Path(options.recipe))
         machine_options = Options(
-            options.gpus, options.gpu_memory, options.host_memory, options.gpu_report
+            options.gpus, options.gpu_memory, options.host_memory, options.flops_used
         )
         machine = resolve_machine(machine_options, recipe.machine, os.environ, _local_machine())
         plan = make_plan(recipe, machine, _measure_model)
@@ -342,9 +342,9 @@ def _parser() -> argparse.ArgumentParser:
         text = f"of {device}; default: that of this machine, or of the recipe"
         parser.add_argument(option, type=_parse_gib, metavar="GIB", help=text)
     text = (
-        "JSON of `make gpu-report`, whose flops_used replaces the assumed share of a GPU's FLOP/s"
+        "of a GPU's peak FLOP/s in training, as `make gpu-report` measures it; default: an estimate"
     )
-    parser.add_argument("--gpu-report", type=_read_flops_used, metavar="FILE", help=text)
+    parser.add_argument("--flops-used", type=_parse_share, metavar="SHARE", help=text)
     return parser
 
 
@@ -358,14 +358,11 @@ def _parse_gib(text: str) -> float:
     return value
 
 
-def _read_flops_used(path: str) -> float:
+def _parse_share(text: str) -> float:
     try:
-        share = float(json.loads(Path(path).read_bytes())["flops_used"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f"{path} has no flops_used: {error}") from error
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"flops_used of {path} is not above 0 and at most 1")
-    return share
+        return parse_part(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
 
 def _local_machine() -> LocalMachine:

@@ -193,7 +193,7 @@ def resolve_machine(
         placement=placement,
         how=how,
         gpu_bytes=gpu_bytes,
-        engine_share=read("WEIR_ROLLOUT_GPU_MEMORY", _part, "0.9"),
+        engine_share=read("WEIR_ROLLOUT_GPU_MEMORY", parse_part, "0.9"),
         engine_sequences=read("WEIR_ROLLOUT_MAX_SEQUENCES", parse_whole, "0") or sequences,
         redis_bytes=read("WEIR_REDIS_MAXMEMORY", parse_redis_size, "1gb"),
         model_roots=model_roots,
@@ -242,7 +242,7 @@ def _memory(option: float | None, local: int | None, recipe_gib: float | None) -
     return None if gib is None else int(gib * GIB)
 
 
-def _part(text: str) -> float:
+def parse_part(text: str) -> float:
     share = parse_positive(text)
     if share > 1:
         raise ValueError("give a part of a GPU, at most 1")

@@ -40,9 +40,9 @@ JUDGE_SPEED = 9e3  # tokens/s on an H100 with 128 concurrent calls: 8,000 to 10,
 TOLERANCE = 0.3  # of a prediction, by which each published run misses it at most
 ASSUMED = (
     f"ranges are ± {TOLERANCE:.0%}, and hold at the assumed lengths; unless measured "
-    f"(--gpu-report), at most {FLOPS_USED:.0%} of a GPU's FLOP/s, half of that at {HALF_AT:.0e} "
-    f"FLOPs a token; {PREFILL_USED:.0%} to read prompts, {BANDWIDTH_USED:.0%} of its memory "
-    f"bandwidth; the mean response has {LENGTH_USED:.0%} of the longest, "
+    f"(--flops-used), at most {FLOPS_USED:.0%} of a GPU's FLOP/s, half of that at "
+    f"{HALF_AT / 1e9:.0f} GFLOP a token; {PREFILL_USED:.0%} to read prompts, {BANDWIDTH_USED:.0%} "
+    f"of its memory bandwidth; the mean response has {LENGTH_USED:.0%} of the longest, "
     f"the mean prompt {PROMPT_USED:.0%} of the rest of the context; dynamic sampling keeps "
     f"{GROUPS_KEPT:.0%} of the groups; {CORRECT:.0%} of the responses are correct. Not counted: "
     "rules, the reading of judges, the judging of evaluations, checkpoints, communication between "
