@@ -23,7 +23,7 @@ help: ## list the targets
 install: $(STAMP) ## install everything into the active virtual environment, else into .venv
 
 $(STAMP): pyproject.toml packages/answers/pyproject.toml deploy/constraints.txt
-	$(if $(GPU),deploy/check-driver.sh)
+	$(if $(GPU),$(PYTHON) deploy/preflight.py driver || { echo "or 'make install GPU=' to use CPUs" >&2; exit 1; })
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(PIP) torch==2.13.0
