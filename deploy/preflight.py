@@ -25,22 +25,6 @@ _MIN_SHARED_GIB = 8
 
 
 @dataclass(frozen=True)
-class Box:
-    """The facts about a machine that this process sees."""
-
-    driver: str
-    num_gpus: int
-    # The reason why nvidia-smi lists no GPU.
-    gpu_error: str
-    # Whether docker is there, and NVIDIA's toolkit for it is not.
-    lacks_toolkit: bool
-    disk_gib: float
-    memory_gib: float
-    shared_gib: float
-    overcommit: str
-
-
-@dataclass(frozen=True)
 class Check:
     name: str
     is_met: bool
@@ -50,106 +34,108 @@ class Check:
     is_required: bool = True
 
     @property
-    def is_fatal(self) -> bool:
-        return self.is_required and not self.is_met
+    def label(self) -> str:
+        return "ok" if self.is_met else "MISSING" if self.is_required else "advice"
 
     def __str__(self) -> str:
-        if self.is_met:
-            return f"ok       {self.name}: {self.fact}"
-        label = "MISSING " if self.is_required else "advice  "
-        return f"{label} {self.name}: {self.fact}; {self.remedy}"
+        line = f"{self.label:8} {self.name}: {self.fact}"
+        return line if self.is_met else f"{line}; {self.remedy}"
 
 
-def read_box(root: Path = Path("/")) -> Box:
-    drivers, gpu_error = _list_drivers()
-    # A container without the toolkit still sees the driver of the kernel.
-    module = re.search(r" (\d+\.[\d.]+) ", _read(root / "proc/driver/nvidia/version"))
-    memory = re.search(r"MemTotal: +(\d+)", _read(root / "proc/meminfo"))
-    limit = _read(root / "sys/fs/cgroup/memory.max")
-    sizes = [int(memory[1]) * 1024] if memory else []
-    sizes += [int(limit)] if limit.isdigit() else []
-    return Box(
-        driver=drivers[0] if drivers else module[1] if module else "",
-        num_gpus=len(drivers),
-        gpu_error=gpu_error,
-        lacks_toolkit=bool(shutil.which("docker")) and not shutil.which("nvidia-ctk"),
-        disk_gib=shutil.disk_usage(".").free / _GIB,
-        memory_gib=min(sizes, default=0) / _GIB,
-        shared_gib=shutil.disk_usage("/dev/shm").total / _GIB,
-        overcommit=_read(root / "proc/sys/vm/overcommit_memory"),
-    )
-
-
-def _read(path: Path) -> str:
-    return path.read_text().strip() if path.exists() else ""
-
-
-def _list_drivers() -> tuple[list[str], str]:
-    """Return the driver's version for each GPU, and the reason if there is none."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], str(error)
-    drivers = re.findall(r"^\d+\.[\d.]+$", done.stdout, re.MULTILINE)
-    return drivers, "" if drivers else (done.stdout + done.stderr).strip()
-
-
-def check_box(box: Box, num_gpus: int) -> Iterator[Check]:
+def check_machine(num_gpus: int, root: Path) -> Iterator[Check]:
     """Yield the checks of a machine on which the stack takes this many GPUs."""
-    yield Check(
-        "driver",
-        int(box.driver.partition(".")[0] or 0) >= _MIN_DRIVER,
-        box.driver or "none",
-        f"CUDA 13 needs NVIDIA's driver {_MIN_DRIVER} or later: install it, and reboot",
-    )
-    fewer = f"'weir compose {box.num_gpus}' writes a file for those that are there"
-    toolkit = (
-        "install the NVIDIA Container Toolkit, then 'sudo nvidia-ctk runtime configure "
-        "--runtime=docker' and 'sudo systemctl restart docker'"
-    )
-    yield Check(
-        "GPUs",
-        box.num_gpus >= num_gpus,
-        f"{box.num_gpus} of {num_gpus}" + (f" ({box.gpu_error})" if box.gpu_error else ""),
-        fewer if box.num_gpus else f"nvidia-smi must list them; in a container, {toolkit}",
-    )
-    if box.lacks_toolkit:
-        yield Check("toolkit", False, "containers would see no GPU", toolkit, is_required=False)
-    for name, size, minimum, remedy in (
-        ("disk", box.disk_gib, _MIN_DISK_GIB, "'docker system prune' removes unused images"),
-        ("memory", box.memory_gib, _MIN_MEMORY_GIB, "take a machine or a container with more"),
-        (
-            "/dev/shm",
-            box.shared_gib,
-            _MIN_SHARED_GIB,
-            "'sudo mount -o remount,size=16G /dev/shm', or start the container with --shm-size=16g",
-        ),
-    ):
-        fact = f"{size:.0f} GiB" if size >= minimum else f"{size:.1f} of {minimum} GiB"
-        yield Check(name, size >= minimum, fact, remedy)
+    yield from _check_gpus(num_gpus, root)
+    yield from _check_sizes(root)
+    overcommit = _read(root / "proc/sys/vm/overcommit_memory")
     yield Check(
         "vm.overcommit_memory",
-        box.overcommit == "1",
-        box.overcommit or "unknown",
+        overcommit == "1",
+        overcommit,
         "Redis may fail to rewrite its log when memory is short: "
         "'sudo sysctl vm.overcommit_memory=1'",
         is_required=False,
     )
 
 
-def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+def _check_gpus(num_gpus: int, root: Path) -> Iterator[Check]:
+    answer = _ask_nvidia_smi()
+    drivers = re.findall(r"^\d+\.[\d.]+$", answer, re.MULTILINE)
+    # A container without the toolkit still sees the driver of the kernel.
+    module = re.findall(r" (\d+\.[\d.]+) ", _read(root / "proc/driver/nvidia/version"))
+    driver = next(iter(drivers + module), "none")
+    yield Check(
+        "driver",
+        driver != "none" and int(driver.partition(".")[0]) >= _MIN_DRIVER,
+        driver,
+        f"CUDA 13 needs NVIDIA's driver {_MIN_DRIVER} or later: install it, and reboot",
+    )
+    fewer = f"'weir compose {len(drivers)}' writes a file for those that are there"
+    toolkit = (
+        "install the NVIDIA Container Toolkit, then 'sudo nvidia-ctk runtime configure "
+        "--runtime=docker' and 'sudo systemctl restart docker'"
+    )
+    yield Check(
+        "GPUs",
+        len(drivers) >= num_gpus,
+        f"{len(drivers)} of {num_gpus}" if drivers else f"none: {answer}",
+        fewer if drivers else f"nvidia-smi must list them; in a container, {toolkit}",
+    )
+    if shutil.which("docker") and not shutil.which("nvidia-ctk"):
+        yield Check("toolkit", False, "containers would see no GPU", toolkit, is_required=False)
+
+
+def _ask_nvidia_smi() -> str:
+    """Return the driver's version for each GPU, or an error."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (done.stdout + done.stderr).strip()
+
+
+def _check_sizes(root: Path) -> Iterator[Check]:
+    total = re.search(r"MemTotal: +(\d+)", _read(root / "proc/meminfo"))
+    memory = int(total[1]) * 1024 if total else 0
+    limit = _read(root / "sys/fs/cgroup/memory.max")
+    if limit.isdigit():
+        memory = min(memory, int(limit))
+    for name, size, minimum, remedy in (
+        (
+            "disk",
+            shutil.disk_usage(".").free,
+            _MIN_DISK_GIB,
+            "'docker system prune' removes unused images",
+        ),
+        ("memory", memory, _MIN_MEMORY_GIB, "take a machine or a container with more"),
+        (
+            "/dev/shm",
+            shutil.disk_usage("/dev/shm").total,
+            _MIN_SHARED_GIB,
+            "'sudo mount -o remount,size=16G /dev/shm', or start the container with --shm-size=16g",
+        ),
+    ):
+        fact = f"{size / _GIB:.1f} GiB, of at least {minimum}"
+        yield Check(name, size >= minimum * _GIB, fact, remedy)
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
+
+
+def main(
+    arguments: Sequence[str],
+    environment: Mapping[str, str] = os.environ,
+    root: Path = Path("/"),
+) -> int:
     """Print the checks, or those whose names are given; return 1 if the stack cannot run."""
-    checks = check_box(read_box(), int(environment.get("WEIR_NUM_GPUS") or 1))
+    checks = check_machine(int(environment.get("WEIR_NUM_GPUS") or 1), root)
     chosen = [check for check in checks if not arguments or check.name in arguments]
-    print(*chosen, sep="\n", flush=True)
-    if not any(check.is_fatal for check in chosen):
-        return 0
-    if environment.get("WEIR_PREFLIGHT") == "warn":
-        print("WEIR_PREFLIGHT=warn: going on all the same")
+    print(*chosen, sep="\n")
+    if all(check.label != "MISSING" for check in chosen):
         return 0
     print("WEIR_PREFLIGHT=warn goes on all the same")
-    return 1
+    return int(environment.get("WEIR_PREFLIGHT") != "warn")
 
 
 if __name__ == "__main__":

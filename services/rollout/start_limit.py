@@ -19,8 +19,9 @@ async def limit_start(limit_s: float) -> AsyncIterator[None]:
         EngineError: with the last line of vLLM's log.
     """
     bystanders = multiprocessing.active_children()
+    deadline = asyncio.timeout(limit_s)
     try:
-        async with asyncio.timeout(limit_s) as deadline:
+        async with deadline:
             yield
     except TimeoutError as error:
         if not deadline.expired():

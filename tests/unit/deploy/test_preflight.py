@@ -1,4 +1,4 @@
-"""The check of a machine with GPUs names what is missing, and the remedy."""
+"""The check of a machine with GPUs names each fault of it, and the remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,8 +41,6 @@ class Machine:
         self.install("nvidia-smi", LISTS)
         monkeypatch.setenv("PATH", str(self.programs))
         monkeypatch.setattr(shutil, "disk_usage", self.disk_usage)
-        read_box = partial(preflight.read_box, self.root)
-        monkeypatch.setattr(preflight, "read_box", read_box)
 
     def write(self, name: str, text: str) -> None:
         path = self.root / name
@@ -61,7 +58,7 @@ class Machine:
 
     def check(self, capsys: pytest.CaptureFixture[str], *names: str) -> tuple[int, dict[str, str]]:
         """Return the exit status, and the line of each check by its name."""
-        status = preflight.main(names, self.environment)
+        status = preflight.main(names, self.environment, self.root)
         lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
         checks = [(label, text) for label, text in lines if label in LABELS]
         return status, {text.partition(":")[0]: f"{label} {text}" for label, text in checks}
@@ -80,9 +77,9 @@ def test_a_machine_that_has_everything_is_ok(
         {
             "driver": "ok driver: 580.95.05",
             "GPUs": "ok GPUs: 2 of 2",
-            "disk": "ok disk: 100 GiB",
-            "memory": "ok memory: 64 GiB",
-            "/dev/shm": "ok /dev/shm: 16 GiB",
+            "disk": "ok disk: 100.0 GiB, of at least 30",
+            "memory": "ok memory: 64.0 GiB, of at least 30",
+            "/dev/shm": "ok /dev/shm: 16.0 GiB, of at least 8",
             "vm.overcommit_memory": "ok vm.overcommit_memory: 1",
         },
     )
@@ -101,13 +98,13 @@ def test_a_machine_that_has_everything_is_ok(
         (
             "echo No devices were found; exit 6",
             "GPUs",
-            "0 of 2 (No devices were found)",
+            "none: No devices were found",
             "nvidia-smi must list them",
         ),
         (
             "echo Driver/library version mismatch >&2; exit 18",
             "GPUs",
-            "0 of 2 (Driver/library version mismatch)",
+            "none: Driver/library version mismatch",
             "nvidia-smi must list them",
         ),
     ],
@@ -135,7 +132,7 @@ def test_a_container_without_the_toolkit_sees_the_driver_and_no_gpu(
     status, checks = machine.check(capsys)
     assert status == 1
     assert checks["driver"] == "ok driver: 580.65.06"
-    assert "0 of 2 ([Errno 2] No such file" in checks["GPUs"]
+    assert "none: [Errno 2] No such file" in checks["GPUs"]
     assert "install the NVIDIA Container Toolkit" in checks["GPUs"]
 
 
@@ -163,9 +160,9 @@ def test_docker_without_the_toolkit_is_named(
 
 @table(
     """
-    path     | name     | size | fact           | remedy
-    .        | disk     | 29   | 29.0 of 30 GiB | docker system prune
-    /dev/shm | /dev/shm | 7    | 7.0 of 8 GiB   | --shm-size=16g
+    path     | name     | size | fact                   | remedy
+    .        | disk     | 29   | 29.0 GiB, of at least 30 | docker system prune
+    /dev/shm | /dev/shm | 7    | 7.0 GiB, of at least 8   | --shm-size=16g
 """
 )
 def test_a_folder_that_is_too_small_is_named(
@@ -198,7 +195,7 @@ def test_little_memory_of_a_machine_or_a_container_is_named(
     machine.write(file, text)
     status, checks = machine.check(capsys)
     assert status == 1
-    assert "MISSING memory: 16.0 of 30 GiB; take a machine" in checks["memory"]
+    assert "MISSING memory: 16.0 GiB, of at least 30; take a machine" in checks["memory"]
 
 
 def test_overcommit_is_an_advice(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
