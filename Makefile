@@ -24,7 +24,7 @@ install: $(STAMP) ## install everything into the active virtual environment, els
 
 $(STAMP): pyproject.toml packages/answers/pyproject.toml deploy/constraints.txt
 	@test $$(uname -s) != Darwin || { echo "macOS has no CPU build of vLLM: use the containers (docker compose up --build)" >&2; exit 2; }
-	$(if $(GPU),deploy/check-driver.sh)
+	$(if $(GPU),$(PYTHON) deploy/preflight.py driver || { echo "or 'make install GPU=' to use CPUs" >&2; exit 1; })
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0

@@ -27,7 +27,24 @@ _HEAD = """\
 # {placement}
 # Made by `{command}`. On top of docker-compose.yml, or copied to docker-compose.override.yml.
 services:
-  redis: {{environment: {{WEIR_REDIS_MAXMEMORY: "{maxmemory}"}}}}
+  # All services wait for Redis, and so for this check; `weir doctor --box` is the same.
+  preflight:
+    image: {base}
+    entrypoint: [python3, /preflight.py]
+    user: nobody
+    environment: {{WEIR_NUM_GPUS: "{machine_gpus}", WEIR_PREFLIGHT: "${{WEIR_PREFLIGHT:-}}"}}
+    read_only: ${{WEIR_READ_ONLY:-true}}
+    cap_drop: [ALL]
+    security_opt: ["no-new-privileges:true"]
+    network_mode: none
+    volumes: ["./deploy/preflight.py:/preflight.py:ro"]
+    shm_size: 16gb
+    deploy:
+      resources:
+        reservations: {{devices: [{{driver: nvidia, count: all, capabilities: [gpu]}}]}}
+  redis:
+    environment: {{WEIR_REDIS_MAXMEMORY: "{maxmemory}"}}
+    depends_on: {{preflight: {{condition: service_completed_successfully}}}}
   learner:
     image: weir/learner-gpu
     build: {{args: {{BASE: "{base}"}}}}
@@ -54,6 +71,7 @@ _ENGINE = """\
 _JUDGE_SERVICE = """\
   judge:
     profiles: !reset null
+    depends_on: {{preflight: {{condition: service_completed_successfully}}}}
     command: {command}
 {gpus}
   grader: {{environment: {{WEIR_JUDGE_URL: "http://judge:8000/v1", WEIR_JUDGE_MODEL: "{model}"}}}}
@@ -104,6 +122,7 @@ def _parts(placement: Placement, command: str) -> Iterator[str]:
         base=BASE_IMAGE,
         ranks=learner.ranks,
         num_gpus=len(learner.gpus),
+        machine_gpus=1 + max(gpu.index for bundle in placement.bundles for gpu in bundle.gpus),
         turns=f'      WEIR_TURNS: "{turns}"\n' if turns else "",
         gpus=_gpus(learner),
     )

@@ -6,6 +6,13 @@ case "${1:-}" in
     echo "weir: \`weir $1\` is for the machine that the stack runs on; in a container there is nothing to start or stop" >&2
     exit 2
     ;;
+  doctor)
+    if [ "${2:-}" = --box ]; then
+      echo "weir: \`weir doctor --box\` is for the machine; in containers: docker compose run --rm preflight" >&2
+      exit 2
+    fi
+    owner=gateway module=weir.verbs
+    ;;
   compose) owner=gateway module=deploy.compose ;;
   plan) owner=learner module=services.learner.plan ;;
   sft) owner=learner module=services.learner.sft.__main__ ;;

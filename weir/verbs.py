@@ -191,14 +191,18 @@ def doctor(
     limit: Limit = 20,
     as_json: AsJson = False,
     security: Annotated[bool, typer.Option(help="Show access rights instead.")] = False,
+    box: Annotated[bool, typer.Option("--box", help="Check this machine instead.")] = False,
 ) -> int:
     """Compare the log-probs of rollouts with the learner's, for each weights version.
 
     With --security: show the requests of each role, and the rights that variables give to clients.
+    With --box: show the needs of a stack on GPUs; the status is 1 if this machine lacks one.
 
     The exit status is 0 if all rollouts at the newest version and the last sampled tokens agree; 1
     if one does not, or nothing was compared yet.
     """
+    if box:
+        _exec("deploy.preflight")
     if security:
         for rows in (access_rows(), allowance_rows(Reader(os.environ))):
             show(views.plain_table(rows))

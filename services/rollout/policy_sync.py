@@ -38,6 +38,7 @@ from services.rollout.samples import (
     version_label,
 )
 from services.rollout.settings import EngineSettings
+from services.rollout.start_limit import limit_start
 
 if TYPE_CHECKING:
     from services.rollout.engine import Engine
@@ -443,13 +444,15 @@ class PolicyFollower:
 
     async def _start(self, folder: Path, serving: Serving, base: Path | None) -> None:
         self.service.readiness.set(False, "the engine is starting")
+        settings = serving.settings
         with self.service.activity.during(Doing.STARTS_ENGINE):
             try:
-                self.engine = await self.start_engine(folder, serving.label, serving.settings, base)
+                async with limit_start(settings.start_timeout_s):
+                    self.engine = await self.start_engine(folder, serving.label, settings, base)
             except EngineError as error:
                 raise StartupFailed(str(error), serving.policy.job_id) from error
         self._started_with = serving
-        DEVICES.set(serving.settings.num_gpus)
+        DEVICES.set(settings.num_gpus)
 
     async def _load(
         self, folder: Path | None, serving: Serving, *, keep_kv: bool

@@ -28,6 +28,8 @@ class EngineSettings:
     gpu_memory: float = 0.9
     # The number of GPUs that share the model.
     num_gpus: int = 1
+    # The deadline of the engine's start, with its compilation.
+    start_timeout_s: float = 1800.0
     # The deadline of each phase of a weight sync.
     sync_timeout_s: float = 120.0
     # Whether the engine sleeps while the learner computes on its GPU.
@@ -51,6 +53,7 @@ class EngineSettings:
             kv_cache_bytes=read("WEIR_ROLLOUT_KV_CACHE_MIB", parse_whole, "0") * 2**20 or None,
             gpu_memory=read("WEIR_ROLLOUT_GPU_MEMORY", parse_positive, "0.9"),
             num_gpus=read("WEIR_ROLLOUT_TENSOR_PARALLEL_SIZE", parse_count, "1"),
+            start_timeout_s=read("WEIR_ROLLOUT_START_TIMEOUT_S", parse_positive, "1800"),
             sync_timeout_s=read("WEIR_ROLLOUT_SYNC_TIMEOUT_S", parse_positive, "120"),
             takes_turns=bool(read("WEIR_TURNS", split_list, "")),
         )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import multiprocessing
 import shutil
+import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +21,7 @@ from protocol.messages import PolicyVersion
 from services.chassis.faults import StartupFailed
 from services.chassis.service import StatusReporter
 from services.chassis.turns import Turns
+from services.rollout import engine_errors
 from services.rollout.policy_sync import PolicyFollower
 from services.rollout.samples import EngineError, LoadError
 from tests.contract.exchange_steps import an_active_job, until
@@ -85,6 +90,42 @@ async def test_an_engine_that_does_not_start_is_told_of_with_the_job_that_it_was
     with pytest.raises(StartupFailed, match="whatever vLLM says") as failure:
         await asyncio.wait_for(another.follow_policy_forever(), 60)
     assert failure.value.job_id == "job"
+
+
+def hang() -> None:
+    engine_errors.record()
+    vllm = logging.getLogger("vllm")
+    vllm.setLevel(logging.INFO)
+    vllm.info("Profiling the memory\nCapturing CUDA graphs")
+    time.sleep(600)
+
+
+async def test_an_engine_that_hangs_while_it_starts_is_ended_at_the_limit(
+    serving: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = multiprocessing.get_context("fork").Process(target=hang, daemon=True)
+    bystander = multiprocessing.get_context("fork").Process(target=hang, daemon=True)
+    bystander.start()
+
+    async def start(*_: object) -> NoReturn:
+        engine_errors.reset()
+        process.start()
+        await asyncio.to_thread(process.join)  # as vLLM waits for its processes
+        raise EngineError("a process of vLLM has ended")
+
+    monkeypatch.setenv("WEIR_ROLLOUT_START_TIMEOUT_S", "1.5")
+    another = PolicyFollower(serving.service, start)
+    with pytest.raises(StartupFailed) as failure:
+        await asyncio.wait_for(another.follow_policy_forever(), 60)
+    assert str(failure.value) == (
+        "the engine did not start within 1.5 s (WEIR_ROLLOUT_START_TIMEOUT_S); the last line of "
+        "vLLM's log: Capturing CUDA graphs"
+    )
+    assert failure.value.job_id == "job"
+    await until(lambda: process.exitcode == -signal.SIGKILL)
+    assert bystander.is_alive()
+    bystander.kill()
+    bystander.join()
 
 
 async def test_weights_that_are_taken_away_while_they_are_loaded_are_no_failure(

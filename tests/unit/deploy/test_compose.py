@@ -17,6 +17,7 @@ from protocol.placement import parse
 from protocol.recipe import Model
 
 from deploy import compose
+from deploy import preflight as preflight_module
 from deploy.local import USERS, render_users
 from services.chassis.deployment import Deployment
 from services.chassis.secret_variables import is_secret
@@ -328,6 +329,37 @@ def test_containers_see_the_gpus_that_the_placement_gives_them(name: str) -> Non
         assert "judge" not in services["judge"]["profiles"]
     redis = services["redis"]["environment"]["WEIR_REDIS_MAXMEMORY"]
     assert variables["WEIR_REDIS_MAXMEMORY"] == redis == compose.REDIS_MAXMEMORY
+
+
+@pytest.mark.parametrize("name", GPU_TEXTS)
+def test_nothing_starts_before_the_machine_is_checked(name: str) -> None:
+    services = ON_GPUS[name]
+    preflight = services["preflight"]
+    finished = {"preflight": {"condition": "service_completed_successfully"}}
+    assert services["redis"]["depends_on"] == finished
+    others = services.keys() - {"preflight", "redis", "dcgm-exporter", "judge", "grader"}
+    assert all("redis" in CONTAINERS[key.split("-")[0]]["depends_on"] for key in others)
+    if services["judge"].get("command"):
+        assert services["judge"]["depends_on"] == finished
+    placement = parse(GPU_TEXTS[name].splitlines()[0].removeprefix("# "))
+    indices = [gpu.index for bundle in placement.bundles for gpu in bundle.gpus]
+    assert preflight["environment"]["WEIR_NUM_GPUS"] == str(max(indices) + 1)
+    assert preflight["image"] == compose.BASE_IMAGE, "which the others have anyway"
+    (volume,) = preflight["volumes"]
+    assert (ROOT / volume.split(":")[0]).samefile(preflight_module.__file__)
+    assert volume.split(":")[1] == preflight["entrypoint"][1]
+    locked = (preflight["user"], preflight["read_only"], preflight["cap_drop"])
+    assert locked == ("nobody", True, ["ALL"])
+    assert preflight["network_mode"] == "none"
+
+
+def test_a_variable_makes_the_root_of_containers_with_gpus_writable() -> None:
+    text = BASE_TEXT.replace("${WEIR_READ_ONLY:-true}", "false")
+    services = read(text)["services"]
+    writable = {name for name in services if services[name].get("read_only") is False}
+    assert writable == {"rollout", "learner"}
+    for text in GPU_TEXTS.values():
+        assert text.count("read_only: ${WEIR_READ_ONLY:-true}") == text.count("read_only") == 1
 
 
 def test_a_judge_of_the_placement_has_its_gpu_and_the_graders_know_it() -> None:
