@@ -308,8 +308,9 @@ class Trainer:
         for part in parts:
             if self._recomputes and len(mini_batches) > 1:
                 with self.models.policy.frozen():
-                    part.old_logprobs, _ = self.models.policy(part.batch, self.temperature)
-                metrics.note_tokens(part.batch.places, logprobs=part.old_logprobs)
+                    logprobs, _ = self.models.policy(part.batch, self.temperature)
+                metrics.note_tokens(part.batch.places, logprobs=logprobs)
+                part.old_logprobs = logprobs
             if self.models.reference is not None:
                 part.reference_logprobs, _ = self.models.reference(part.batch, self.temperature)
         if self.models.critic is not None:

@@ -111,6 +111,7 @@ def test_notes_of_a_micro_batch_copy_nothing_between_host_and_device() -> None:
             metrics.note_explained(values, values)
             metrics.note_missing([replace(blank_sample(3, 2), first_token=4)])
             metrics.note_tokens(places, logprobs=values)
+    assert {total.device.type for total in metrics._counts.values()} == {"cpu"}
 
 
 def test_explained_variance_is_that_of_the_whole_step_if_it_is_defined(
