@@ -426,8 +426,8 @@ class Training(Table):
     )
     compile_layers: bool = Field(
         default=False,
-        description="compile layers and log-probs with torch.compile: faster steps on a GPU, "
-        "but a start that takes minutes longer",
+        description="compile layers with torch.compile: faster steps on a GPU, but a start that "
+        "takes minutes longer; what follows the head is always compiled on a GPU",
     )
     flash_attention: Literal[2, 3] = Field(
         default=2,

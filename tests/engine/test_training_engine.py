@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
+from services.learner.training.engine import use_cores
 from services.learner.training.models import read_model
 from services.learner.training.samples import Sample
 from services.learner.training.sequence import ALONE
@@ -99,6 +101,28 @@ def note_tokens(model: PreTrainedModel, samples: list[Sample]) -> dict[str, np.n
             strict=True,
         )
     )
+
+
+def test_an_optimizer_on_the_host_uses_a_ranks_share_of_the_cores_and_computes_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def update() -> list[Tensor]:
+        torch.manual_seed(0)
+        weight = torch.randn(300_000, requires_grad=True)
+        weight.grad = torch.randn(300_000)
+        optimizer = torch.optim.AdamW([weight], fused=True)
+        optimizer.step()
+        return [weight.detach(), *optimizer.state[weight].values()]
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(9))
+    before, alone = torch.get_num_threads(), update()
+    try:
+        use_cores()
+        assert torch.get_num_threads() == 2
+        assert all(map(torch.equal, update(), alone))
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("zero_stage", "micro_batch_tokens"), [(2, 120), (3, 1)])

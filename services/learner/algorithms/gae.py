@@ -143,10 +143,7 @@ class Moments:
     @classmethod
     def of(cls, returns: Tensor, values: Tensor) -> Moments:
         """The moments of some tokens' returns and values, both [token]."""
-        returns = returns.double()
-        errors = returns - values.double()
-        sums = [returns.sum(), returns.square().sum(), errors.sum(), errors.square().sum()]
-        return cls(float(returns.numel()), *(value.item() for value in sums))
+        return cls(**{name: float(value) for name, value in moment_sums(returns, values).items()})
 
     def explained_variance(self) -> float:
         """1 - Var(return - value) / Var(return); NaN if all returns are the same.
@@ -157,6 +154,19 @@ class Moments:
         if variance <= 1e-12:
             return math.nan
         return 1 - _variance(self.count, self.errors, self.errors_squared) / variance
+
+
+def moment_sums(returns: Tensor, values: Tensor) -> dict[str, Tensor | float]:
+    """Return the fields of `Moments` without waiting for the device of the tensors."""
+    returns = returns.double()
+    errors = returns - values.double()
+    return {
+        "count": float(returns.numel()),
+        "returns": returns.sum(),
+        "returns_squared": returns.square().sum(),
+        "errors": errors.sum(),
+        "errors_squared": errors.square().sum(),
+    }
 
 
 def _variance(count: float, total: float, squared: float) -> float:

@@ -42,15 +42,17 @@ class MicroBatch:
     places: Tensor  # [token] int64, its place among the own tokens of the step
     behavior_logprobs: Tensor  # [token] float32
     advantages: Tensor  # [token] float32
-    on_version: Tensor  # [token] bool
+    on_version: Tensor  # int64, the own tokens that the learner's current version sampled
     rewards: Tensor  # [sample] float32
     correct: Tensor  # [sample] bool
     layout: Tensor | None = None  # [place] int64, the position of each token of each sample
     first_places: Tensor | None = None  # [position] int64, its first place in the layout
 
     def to(self, device: torch.device) -> MicroBatch:
+        """Copy to a device; to a GPU without waiting for its earlier work."""
+        is_gpu = device.type == "cuda"
         tensors = {
-            name: value.to(device)
+            name: (value.pin_memory() if is_gpu else value).to(device, non_blocking=is_gpu)
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
@@ -198,7 +200,7 @@ def collate(samples: Sequence[Sample], *, shares_prompts: bool = True) -> MicroB
         ),
         behavior_logprobs=_tensor([s.behavior_logprobs for s in samples], torch.float32),
         advantages=_tensor([np.full(s.num_own, s.advantage) for s in samples], torch.float32),
-        on_version=_tensor([s.on_version for s in samples], torch.bool),
+        on_version=_tensor([s.on_version for s in samples], torch.bool).nonzero()[:, 0],
         rewards=_tensor([[s.reward for s in samples] or [0.0]], torch.float32),
         correct=_tensor([[s.correct for s in samples] or [False]], torch.bool),
     )

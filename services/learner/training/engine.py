@@ -50,6 +50,8 @@ class Engine:
         self.updates = 0
         self._rehearses = False
         self.last_update: int | None = None  # the learning rate decays linearly to 0 at this update
+        if settings.offload != "none" and torch.cuda.is_available():
+            use_cores()
         self._engine = _init_deepspeed(module, settings, model)
         self.device = device_of_rank()
 
@@ -299,6 +301,12 @@ def device_of_rank() -> torch.device:
 def name_of_device() -> str:
     """Return the driver's name of this rank's GPU; empty without one."""
     return torch.cuda.get_device_name(device_of_rank()) if torch.cuda.is_available() else ""
+
+
+def use_cores() -> None:
+    """Use this rank's share of the cores for AdamW on the host; deployments set one thread."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
 def ulysses_attention(

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from services.learner.algorithms.gae import Moments
+from services.learner.algorithms.gae import Moments, moment_sums
 from services.learner.training.samples import Sample
 
 
 class StepMetrics:
     """Sums on this rank, without a synchronization per micro-batch; reduced over ranks once.
 
-    All ranks note the same names in the same order.
+    Until then sums of tensors stay on their device, and sums of numbers on the host. All ranks note
+    the same names in the same order.
     """
 
     def __init__(self, device: torch.device, num_tokens: int = 0, copies: int = 1) -> None:
@@ -79,7 +80,7 @@ class StepMetrics:
 
     def note_explained(self, returns: Tensor, values: Tensor) -> None:
         """Note returns and the values that the critic gave, both [token]."""
-        for name, value in vars(Moments.of(returns, values.detach())).items():
+        for name, value in moment_sums(returns, values.detach()).items():
             self._add(self._moments, name, value)
 
     def note_update(self, **values: float | None) -> None:
@@ -88,7 +89,7 @@ class StepMetrics:
             if value is not None:
                 self._update_values.setdefault(name, []).append(value)
 
-    def note_tokens(self, places: Tensor, **values: Tensor) -> None:
+    def note_tokens(self, places: Tensor | slice, **values: Tensor) -> None:
         """Note a value for each place, both [token]; a later value replaces it."""
         for name, value in values.items():
             if name not in self._token_values:
@@ -98,7 +99,7 @@ class StepMetrics:
     def note_missing(self, samples: Sequence[Sample]) -> None:
         """Note that the model does not compute the tokens of samples; all ranks note the same."""
         for sample in samples:
-            places = torch.arange(sample.first_token, sample.first_token + sample.num_own)
+            places = slice(sample.first_token, sample.first_token + sample.num_own)
             missing = torch.full((sample.num_own,), math.nan, device=self._device)
             self.note_tokens(places, logprobs=missing, entropies=missing)
 
@@ -121,7 +122,7 @@ class StepMetrics:
         for name, total in self._add_ranks(self._sums).items():
             if counts.get(name) != 0:
                 metrics[name] = total / counts.get(name, 1.0)
-        maxima = _reduce(self._maxima, ReduceOp.MAX)
+        maxima = self._reduce(self._maxima, ReduceOp.MAX)
         for name, share in self._add_ranks(self._shares).items():
             metrics[name] = share / max(1, num_updates)
         for name, values in self._update_values.items():
@@ -133,19 +134,20 @@ class StepMetrics:
         return metrics
 
     def _add_ranks(self, values: Mapping[str, Tensor]) -> dict[str, float]:
-        return {name: value / self._copies for name, value in _reduce(values).items()}
+        return {name: value / self._copies for name, value in self._reduce(values).items()}
+
+    def _reduce(
+        self, values: Mapping[str, Tensor], operation: Any = ReduceOp.SUM
+    ) -> dict[str, float]:
+        if not values:
+            return {}
+        stacked = torch.stack([value.to(self._device) for value in values.values()])
+        torch.distributed.all_reduce(stacked, op=operation)
+        return dict(zip(values, stacked.tolist(), strict=True))
 
     def _add(self, sums: dict[str, Tensor], name: str, value: Tensor | float) -> None:
-        value = torch.as_tensor(value, device=self._device).detach().double()
+        value = torch.as_tensor(value).detach().double()
         sums[name] = sums[name] + value if name in sums else value
-
-
-def _reduce(values: Mapping[str, Tensor], operation: Any = ReduceOp.SUM) -> dict[str, float]:
-    if not values:
-        return {}
-    stacked = torch.stack(list(values.values()))
-    torch.distributed.all_reduce(stacked, op=operation)
-    return dict(zip(values, stacked.tolist(), strict=True))
 
 
 def _seconds(span: tuple[Any, Any]) -> float:

@@ -78,7 +78,7 @@ class Policy(nn.Module):
         """Return log-probs and entropies of the batch's targets, both [token], in nats."""
         part = Slice(self.group, batch)
         hidden = part.hidden(cast(nn.Module, self.model.base_model))
-        logprobs, entropies = self.logprobs(hidden, batch.targets[part.is_own], temperature)
+        logprobs, entropies = self.logprobs(hidden, batch.targets[part.own], temperature)
         return part.whole(logprobs), part.whole(entropies)
 
 
@@ -266,7 +266,7 @@ class Models:
             training.logprob_chunk_tokens,
             self.group,
             num_ids=self.num_ids,
-            compiles=training.compile_layers,
+            compiles=training.compile_layers or bool(name_of_device()),
         )
 
     def _load_reference(self) -> FrozenModel | BaseModel | None:

@@ -123,7 +123,7 @@ def collate_data(data: Data, indexes: list[int]) -> MicroBatch:
         places=torch.from_numpy(places),
         behavior_logprobs=take(data.behavior_logprobs, torch.float32),
         advantages=take(data.weights, torch.float32),
-        on_version=torch.zeros(len(places), dtype=torch.bool),
+        on_version=torch.zeros(0, dtype=torch.int64),
         rewards=torch.zeros(count),
         correct=torch.zeros(count, dtype=torch.bool),
     )

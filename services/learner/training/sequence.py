@@ -114,11 +114,17 @@ class Slice:
             max_length_k=longest,
             layout=layout,
         ).last_hidden_state  # [1, position of the slice, hidden]
-        return states[0, batch.predictors[self.is_own] - begin]
+        return states[0, batch.predictors[self.own] - begin]
 
     @property
-    def is_own(self) -> Tensor:
-        """Whether a position of this rank predicts the token, [token] bool."""
+    def own(self) -> Tensor | slice:
+        """The tokens that a position of this rank predicts, as an index of [token]."""
+        if self.group.size == 1:
+            return slice(None)  # a mask would wait for the GPU
+        return self._is_own
+
+    @property
+    def _is_own(self) -> Tensor:
         return self.batch.predictors // self._width == self.group.rank
 
     def whole(self, local: Tensor) -> Tensor:
@@ -129,6 +135,6 @@ class Slice:
         if self.group.size == 1:
             return local
         values = local.new_zeros(len(self.batch.predictors))
-        values[self.is_own] = local.detach()
+        values[self._is_own] = local.detach()
         self.group.add_up(values)
-        return values.masked_scatter(self.is_own, local)
+        return values.masked_scatter(self._is_own, local)

@@ -12,9 +12,10 @@ its tokens count for all that were left out. The denominators of the loss count 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from protocol.recipe import Recipe
@@ -50,6 +51,7 @@ from services.learner.training.engine import Engine
 from services.learner.training.flops import estimate_work
 from services.learner.training.metrics import StepMetrics
 from services.learner.training.models import Models
+from services.learner.training.prefetch import Prefetcher
 from services.learner.training.samples import Measured, Sample
 
 SPOT_CHECK_EVERY = 8
@@ -59,13 +61,20 @@ SPOT_CHECK_EVERY = 8
 class Part:
     """A micro-batch with the constants of its step. All tensors are [token] float32."""
 
-    batch: MicroBatch
-    advantages: Tensor
+    read_batch: Callable[[], MicroBatch]
     weight: float = 1.0  # of each token in the means of metrics
-    old_logprobs: Tensor | None = None  # None: those of the current policy
+    old_logprobs: Tensor | None = None  # None: those of the sampler or the current policy
     reference_logprobs: Tensor | None = None
     old_values: Tensor | None = None  # None while only the critic learns
     returns: Tensor | None = None
+
+    @property
+    def batch(self) -> MicroBatch:
+        return self.read_batch()
+
+    @cached_property
+    def advantages(self) -> Tensor:
+        return self.batch.advantages
 
 
 @dataclass(frozen=True)
@@ -109,12 +118,16 @@ class Trainer:
         """
         metrics = self._new_metrics(samples)
         updates_before = self.models.policy.updates
-        mini_batches = self._mini_batches(samples, metrics)
-        self._prepare(mini_batches, metrics)
-        for mini_batch in mini_batches:
-            if self.models.critic is not None:
-                self._improve_critic(self.models.critic, mini_batch, metrics)
-            self._improve_policy(mini_batch, metrics)
+        with Prefetcher() as prefetcher:
+            mini_batches = self._mini_batches(samples, metrics, prefetcher)
+            self._prepare(mini_batches, metrics)
+            for mini_batch in mini_batches:
+                if self.models.critic is not None:
+                    self._improve_critic(self.models.critic, mini_batch, metrics)
+                self._improve_policy(mini_batch, metrics)
+            for part in _all_parts(mini_batches):
+                _note_advantages(metrics, part)
+            _note_trained_share(metrics, mini_batches, samples)
         updates = {"updates": float(self.models.policy.updates - updates_before)}
         return Measured(metrics.reduced(len(mini_batches)) | updates, metrics.tokens())
 
@@ -131,10 +144,12 @@ class Trainer:
         """
         assert self.models.critic is not None, "the recipe has no critic"
         metrics = self._new_metrics(samples)
-        mini_batches = self._mini_batches(samples, metrics)
-        self._set_monte_carlo_returns(_all_parts(mini_batches))
-        for mini_batch in mini_batches:
-            self._improve_critic(self.models.critic, mini_batch, metrics)
+        with Prefetcher() as prefetcher:
+            mini_batches = self._mini_batches(samples, metrics, prefetcher)
+            self._set_monte_carlo_returns(_all_parts(mini_batches))
+            for mini_batch in mini_batches:
+                self._improve_critic(self.models.critic, mini_batch, metrics)
+            _note_trained_share(metrics, mini_batches, samples)
         return Measured(metrics.reduced(len(mini_batches)))
 
     def score(
@@ -143,8 +158,10 @@ class Trainer:
         """Compare log-probs of the policy, or of its snapshot, with those of the sampler."""
         metrics = self._new_metrics(samples)
         policy = self.models.policy
-        with self.models.snapshot.swapped_in() if use_snapshot else nullcontext(), policy.frozen():
-            for batch in self._select_share(samples):
+        snapshot = self.models.snapshot.swapped_in() if use_snapshot else nullcontext()
+        with snapshot, policy.frozen(), Prefetcher() as prefetcher:
+            for read_batch in self._select_share(samples, prefetcher):
+                batch = read_batch()
                 logprobs, entropies = self.models.policy(batch, temperature)
                 _note_parity(metrics, batch, logprobs)
                 metrics.note_tokens(batch.places, entropies=entropies)
@@ -169,7 +186,9 @@ class Trainer:
         batch = part.batch
         with metrics.own_time():
             logprobs, entropies = self.models.policy(batch, self.temperature)  # both [token]
-        old = logprobs.detach() if part.old_logprobs is None else part.old_logprobs
+        old = part.old_logprobs
+        if old is None:
+            old = logprobs.detach() if self._recomputes else batch.behavior_logprobs
         tokens = TokenBatch(logprobs, old, part.advantages, batch.sample_of)
         losses, bound = self.objective(tokens)
         corrections = self.correction(old, batch.behavior_logprobs, batch.sample_of)
@@ -187,6 +206,8 @@ class Trainer:
         metrics.note_tokens(batch.places, entropies=entropies)
         if mini_batch.is_first:
             _note_parity(metrics, batch, logprobs, part.weight)
+        elif part.old_logprobs is None:  # those of before the first update are unknown
+            metrics.note_tokens(batch.places, logprobs=torch.full_like(old, math.nan))
         # The second term keeps every parameter in the graph of an empty micro-batch.
         return loss + 0.0 * logprobs.sum()
 
@@ -223,28 +244,34 @@ class Trainer:
 
         metrics.note_update(critic_grad_norm=critic.update(mini_batch.parts, compute_loss))
 
-    def _mini_batches(self, samples: Sequence[Sample], metrics: StepMetrics) -> list[MiniBatch]:
+    def _mini_batches(
+        self, samples: Sequence[Sample], metrics: StepMetrics, prefetcher: Prefetcher
+    ) -> list[MiniBatch]:
         """Return this rank's share of a step, one mini-batch per update."""
         split = mini_batches(samples, self.recipe.training.updates_per_batch)
-        num_tokens = sum(len(s.prompt_ids) + len(s.token_ids) for s in samples)
-        batches = [
-            self._mini_batch(part, metrics, is_first=index == 0) for index, part in enumerate(split)
+        return [
+            self._mini_batch(part, metrics, prefetcher, is_first=index == 0)
+            for index, part in enumerate(split)
         ]
-        for part in (part for batch in batches for part in batch.parts):
-            metrics.note_count(trained_share=len(part.batch.input_ids) / num_tokens)
-        return batches
 
     def _mini_batch(
-        self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool
+        self,
+        samples: Sequence[Sample],
+        metrics: StepMetrics,
+        prefetcher: Prefetcher,
+        *,
+        is_first: bool,
     ) -> MiniBatch:
         learned = [sample for sample in samples if self._has_signal(sample)]
         idle = [sample for sample in samples if not self._has_signal(sample)]
         checked = idle[::SPOT_CHECK_EVERY]
         weight = count_totals(idle).tokens / max(1, count_totals(checked).tokens)
         metrics.note_missing([s for n, s in enumerate(idle) if n % SPOT_CHECK_EVERY])
+        # Spot checks are computed first, so they are collated first.
+        spot_checks = self._parts(checked, prefetcher, weight) if checked else []
         return MiniBatch(
-            parts=self._parts(learned),
-            spot_checks=self._parts(checked, weight) if checked else [],
+            parts=self._parts(learned, prefetcher),
+            spot_checks=spot_checks,
             totals=count_totals(samples),
             is_first=is_first,
         )
@@ -253,39 +280,43 @@ class Trainer:
         learns_text = sample.correct and self.recipe.algorithm.positive_lm_weight > 0
         return self.needs_all or sample.advantage != 0 or learns_text
 
-    def _parts(self, samples: Sequence[Sample], weight: float = 1.0) -> list[Part]:
-        return [Part(batch, batch.advantages, weight) for batch in self._select_share(samples)]
+    def _parts(
+        self, samples: Sequence[Sample], prefetcher: Prefetcher, weight: float = 1.0
+    ) -> list[Part]:
+        return [Part(batch, weight) for batch in self._select_share(samples, prefetcher)]
 
-    def _select_share(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+    def _select_share(
+        self, samples: Sequence[Sample], prefetcher: Prefetcher
+    ) -> list[Callable[[], MicroBatch]]:
         size = self.models.group.size
         group = torch.distributed.get_rank() // size
         num_groups = torch.distributed.get_world_size() // size
         max_tokens = self.recipe.training.micro_batch_tokens * size
         parts = micro_batches(samples, max_tokens, num_groups, self.estimate_work)
         parts = parts or [[]] * num_groups
-        shares_prompts = self.models.shares_prompts
-        return [
-            collate(part, shares_prompts=shares_prompts).to(self.device)
-            for part in parts[group::num_groups]
-        ]
+        return [prefetcher.add(partial(self._collate, part)) for part in parts[group::num_groups]]
+
+    def _collate(self, samples: Sequence[Sample]) -> MicroBatch:
+        return collate(samples, shares_prompts=self.models.shares_prompts).to(self.device)
+
+    @property
+    def _recomputes(self) -> bool:
+        return self.recipe.algorithm.old_logprobs == "recompute"
 
     def _prepare(self, mini_batches: Sequence[MiniBatch], metrics: StepMetrics) -> None:
         parts = _all_parts(mini_batches)
-        recompute = self.recipe.algorithm.old_logprobs == "recompute"
         for part in parts:
-            if not recompute:
-                part.old_logprobs = part.batch.behavior_logprobs
-            elif len(mini_batches) > 1:
+            if self._recomputes and len(mini_batches) > 1:
                 with self.models.policy.frozen():
-                    part.old_logprobs, _ = self.models.policy(part.batch, self.temperature)
+                    logprobs, _ = self.models.policy(part.batch, self.temperature)
+                metrics.note_tokens(part.batch.places, logprobs=logprobs)
+                part.old_logprobs = logprobs
             if self.models.reference is not None:
                 part.reference_logprobs, _ = self.models.reference(part.batch, self.temperature)
         if self.models.critic is not None:
             self._estimate_advantages(self.models.critic, parts)
         if self.recipe.algorithm.whiten:
             _whiten(parts, copies=self.models.group.size)
-        for part in parts:
-            _note_prepared(metrics, part, part.old_logprobs if recompute else None)
 
     def _estimate_advantages(self, critic: Engine, parts: Sequence[Part]) -> None:
         """Estimate all responses together, since the estimate loops over tokens."""
@@ -352,12 +383,18 @@ def _whiten(parts: Sequence[Part], copies: int) -> None:
             part.advantages = advantages
 
 
-def _note_prepared(metrics: StepMetrics, part: Part, logprobs: Tensor | None) -> None:
+def _note_advantages(metrics: StepMetrics, part: Part) -> None:
     advantages = part.advantages
-    if logprobs is None:  # a mini-batch computes them, the later ones after an update
-        logprobs = torch.full_like(advantages, math.nan)
     metrics.note_mean(part.weight, advantage_mean=advantages, advantage_abs_mean=advantages.abs())
-    metrics.note_tokens(part.batch.places, logprobs=logprobs, token_advantages=advantages)
+    metrics.note_tokens(part.batch.places, token_advantages=advantages)
+
+
+def _note_trained_share(
+    metrics: StepMetrics, mini_batches: Sequence[MiniBatch], samples: Sequence[Sample]
+) -> None:
+    num_tokens = sum(len(s.prompt_ids) + len(s.token_ids) for s in samples)
+    for part in (part for mini_batch in mini_batches for part in mini_batch.parts):
+        metrics.note_count(trained_share=len(part.batch.input_ids) / num_tokens)
 
 
 def _note_policy(

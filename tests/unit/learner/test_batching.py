@@ -139,6 +139,7 @@ def test_a_token_that_is_not_the_policys_is_a_position_and_nothing_else() -> Non
     assert batch.predictors.tolist() == [0, 3, 4, 7, 10]
     assert batch.places.tolist() == [0, 1, 2, 3, 4]
     assert batch.behavior_logprobs.tolist() == [-1, 0, -1, -4, -1]
+    assert batch.on_version.tolist() == [0, 2, 3, 4]
     assert batch.last_tokens.tolist() == [True, False, False, True, True]
     assert count_totals([turns]).tokens == 3
     assert [len(part) for part in micro_batches([turns, turns], 15, 1)] == [1, 1]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from protocol.recipe import Recipe
 from safetensors.torch import load_file
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from services.learner.planning.footprint import (
     limit_micro_batches,
@@ -18,7 +23,12 @@ from services.learner.planning.footprint import (
     smaller_token_budget,
 )
 from services.learner.training import host_copies, shares
-from services.learner.training.batching import collate, largest_micro_batches, micro_batches
+from services.learner.training.batching import (
+    blank_sample,
+    collate,
+    largest_micro_batches,
+    micro_batches,
+)
 from services.learner.training.flops import Flops, estimate_work
 from services.learner.training.metrics import StepMetrics
 from services.learner.training.samples import Sample
@@ -72,6 +82,36 @@ def test_means_shares_counts_and_maxima_are_of_the_whole_step(metrics: StepMetri
         "parity_tokens": 7.0,
         "gap": 2.0,
     }
+
+
+class OneDevice(TorchDispatchMode):
+    """No operation has tensors of two devices, as a copy between them has."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs, result))
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, Tensor)}
+        assert len(devices) <= 1, func
+        return result
+
+
+def test_notes_of_a_micro_batch_copy_nothing_between_host_and_device() -> None:
+    """A tensor without data has no value to wait for."""
+    metrics = StepMetrics(torch.device("meta"), num_tokens=6)
+    values = torch.ones(3, device="meta")
+    places = torch.arange(3, device="meta")
+    with OneDevice():
+        for _ in range(2):
+            metrics.note_mean(2.5, entropy=values)
+            metrics.note_count(parity_tokens=3)
+            metrics.note_share(loss=values.sum())
+            metrics.note_maximum(gap=values)
+            metrics.note_explained(values, values)
+            metrics.note_missing([replace(blank_sample(3, 2), first_token=4)])
+            metrics.note_tokens(places, logprobs=values)
+    assert {total.device.type for total in metrics._counts.values()} == {"cpu"}
 
 
 def test_explained_variance_is_that_of_the_whole_step_if_it_is_defined(

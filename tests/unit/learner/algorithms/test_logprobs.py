@@ -1,6 +1,7 @@
 """Log-probs in chunks are those of the dense path; what compares log-probs, at its edges."""
 
 import math
+from functools import cache, partial
 
 import pytest
 import torch
@@ -136,6 +137,26 @@ def test_only_a_chunk_of_logits_exists_and_the_backward_pass_computes_it_again_i
     assert [len(tensor) for tensor in values] == [length, length]
     with torch.no_grad():
         assert not any(tensor.requires_grad for tensor in chunked_token_logprobs(*part))
+
+
+@pytest.mark.parametrize("head_learns", [True, False])
+def test_compiled_log_probs_are_one_graph_each_and_the_same(
+    monkeypatch: pytest.MonkeyPatch, *, head_learns: bool
+) -> None:
+    """As on a GPU, but without its code: chunks of two lengths."""
+    compile_graph = partial(torch.compile, dynamic=True, fullgraph=True, backend="aot_eager")
+    monkeypatch.setattr(logprobs, "_compiled", cache(compile_graph))
+    head, hidden, targets = model()
+    head.requires_grad_(head_learns)
+    learned = [hidden, *(head.parameters() if head_learns else ())]
+    for of in ("logprobs", "both"):
+        results = []
+        for compiles in (False, True):
+            values = chunked_token_logprobs(
+                hidden, head.weight, head.bias, targets, TEMPERATURE, 5, compiles=compiles
+            )
+            results.append((*values, *torch.autograd.grad(loss(*values, of=of), learned)))
+        torch.testing.assert_close(*results, atol=1e-6, rtol=1e-6)
 
 
 def test_half_precision_logits_are_normalized_in_float32() -> None:
