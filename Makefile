@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml packages/answers/pyproject.toml deploy/constraints.txt
 	$(if $(GPU),$(PYTHON) deploy/preflight.py driver || { echo "or 'make install GPU=' to use CPUs" >&2; exit 1; })
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(PIP) $(if $(TORCH_INDEX),-i $(TORCH_INDEX)) torch==2.13.0
 	$(PIP) wheel hatchling editables setuptools==78.1.1
 	$(PIP) --editable packages/answers --editable '.[gateway,grader,data,rollout,local,cluster,demo,trackers]' --group dev
 	$(PIP) $(VLLM)

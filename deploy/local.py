@@ -303,7 +303,7 @@ def _detach(home: Home) -> int:
         )
     with log.open("rb") as output:
         output.seek(start)
-        while supervisor.poll() is None and not home.is_published_by(supervisor.pid):
+        while supervisor.poll() is None and not home.names_supervisor(supervisor.pid):
             _copy_messages(output)
             time.sleep(_POLL_S)
         _copy_messages(output)

@@ -359,7 +359,7 @@ class Home:
         reservation.close()
         return False
 
-    def is_published_by(self, process_id: int) -> bool:
+    def names_supervisor(self, process_id: int) -> bool:
         """Whether a supervisor has written stack.json."""
         path = self.path / "stack.json"
         return path.exists() and json.loads(path.read_bytes())["pid"] == process_id

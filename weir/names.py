@@ -24,28 +24,41 @@ def find_job(weir: WeirClient, name: str | None) -> str:
         return _find_current(weir)
     if _FULL_ID.fullmatch(name):
         return name
-    jobs = [job for job in weir.all_jobs(find=name) if _is_named(job, name)] if name else []
+    jobs: list[dict[str, Any]] = []
+    for job in weir.all_jobs(find=name):
+        if _is_named(job, name):
+            jobs.append(job)
     if len(jobs) > 1:
-        candidates = [f"{job['id']} ({job['status']})" for job in jobs[:_MAX_CANDIDATES]]
-        more = f" and {len(jobs) - len(candidates)} more" if len(jobs) > _MAX_CANDIDATES else ""
-        raise WeirError(f"{name!r} is the name of {', '.join(candidates)}{more}; give one id")
+        raise WeirError(f"{name!r} is the name of {_describe(jobs)}; give one id")
     return jobs[0]["id"] if jobs else name
 
 
 def find_model(weir: WeirClient, name: str | None) -> str:
     """Return the name of a job's model, ``JOB`` or ``JOB@STEP``, as `find_job` does for ``JOB``."""
-    job, at, step = (name or "").partition("@")
-    return find_job(weir, job or None) + at + step
+    if name is None:
+        return find_job(weir, None)
+    job, at, step = name.partition("@")
+    return find_job(weir, job) + at + step
+
+
+def _describe(jobs: list[dict[str, Any]]) -> str:
+    texts: list[str] = []
+    for job in jobs[:_MAX_CANDIDATES]:
+        texts.append(f"{job['id']} ({job['status']})")
+    if len(jobs) > len(texts):
+        texts.append(f"{len(jobs) - len(texts)} others")
+    return ", ".join(texts)
 
 
 def _find_current(weir: WeirClient) -> str:
-    jobs = weir.jobs(1, status="running") or weir.jobs(1)
-    if not jobs:
-        raise WeirError("there is no job yet; `weir run RECIPE` submits one")
-    return jobs[0]["id"]
+    for query in ({"status": "running"}, {}):
+        for job in weir.jobs(1, **query):
+            return job["id"]
+    raise WeirError("there is no job yet; `weir run RECIPE` submits one")
 
 
 def _is_named(job: dict[str, Any], name: str) -> bool:
     job_id: str = job["id"]
-    is_beginning = job_id.startswith(name) or job_id.removeprefix(_PREFIX).startswith(name)
-    return is_beginning or job["weir"]["recipe"]["name"] == name
+    digits = job_id.removeprefix(_PREFIX)
+    recipe_name = job["weir"]["recipe"]["name"]
+    return job_id.startswith(name) or digits.startswith(name) or recipe_name == name

@@ -396,14 +396,19 @@ def samples_table(samples: Iterable[Json]) -> Table:
             cell(sample["failure"] or sample["fate"]),
             *(number(sample[name], form) for name, form in _SAMPLE_FORMATS.items()),
             "truncated" if sample["truncated"] else "",
-            *(cell(_cut(sample[name] or "")) for name in ("prompt", "text")),
+            cell(_cut(sample["prompt"])),
+            cell(_cut(sample["text"])),
         )
     return rows
 
 
-def _cut(text: str) -> str:
+def _cut(text: str | None) -> str:
     """Return the beginning of a text that a table shows."""
-    return text if len(text) <= _EXCERPT_CHARS else f"{text[: _EXCERPT_CHARS - 1]}…"
+    if text is None:
+        return ""
+    if len(text) <= _EXCERPT_CHARS:
+        return text
+    return f"{text[: _EXCERPT_CHARS - 1]}…"
 
 
 def group_view(group: Json) -> Iterator[RenderableType]:
@@ -467,8 +472,10 @@ def _episode_view(episode: Json) -> Iterator[Text]:
 def _score_remarks(name: str, score: Json, text: str) -> Iterator[Text]:
     """Yield the verifier's reasons for a score."""
     marks = score.get("marks", ())
-    if score["reason"] and score["reason"] not in [mark["verdict"] for mark in marks]:
-        yield _text(f"{name}: {score['reason']}", "italic")
+    reason = score["reason"]
+    verdicts = [mark["verdict"] for mark in marks]
+    if reason and reason not in verdicts:
+        yield _text(f"{name}: {reason}", "italic")
     for mark in marks:
         note = f" ({mark['note']})" if mark["note"] not in ("", mark["verdict"]) else ""
         excerpt = text[mark["start"] : mark["end"]]

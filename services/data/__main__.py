@@ -68,7 +68,11 @@ def _build_parser() -> argparse.ArgumentParser:
     verb.add_argument(
         "--model", metavar="NAME", default="", help=f"of {NAMED_JUDGES}; default: {URL}'s"
     )
-    verb.add_argument("--force", action="store_true", help=_FORCE)
+    verb.add_argument(
+        "--force",
+        action="store_true",
+        help=_FORCE,
+    )
     verb.set_defaults(run=_integers)
     return parser
 
@@ -92,7 +96,11 @@ def _add_import_options(verb: argparse.ArgumentParser) -> None:
     text = "move this many tasks, or a share below 1, to a second file, OUT with -held-out"
     add("--held-out", metavar="N", type=float, help=text)
     add("--seed", metavar="N", type=int, default=0, help="of the held-out tasks; default: 0")
-    add("--force", action="store_true", help=_FORCE)
+    add(
+        "--force",
+        action="store_true",
+        help=_FORCE,
+    )
     verb.set_defaults(run=_import)
 
 
@@ -136,12 +144,18 @@ def _import(options: argparse.Namespace) -> int:
     if source in PRESETS and not path.exists():
         source = preset.hub
     target = options.target
-    held_out_target = target.with_stem(f"{target.stem}-held-out")
-    target_file = _resolve_target(target, path, may_replace=options.force)
+    may_replace = options.force
+    target_file = _resolve_target(target, path, may_replace=may_replace)
     size = options.held_out
-    held_out_file = None
+    held_out_name = f"{target.stem}-held-out"
+    held_out_target = target.with_stem(held_out_name)
+    held_out_file: Path | None = None
     if size is not None:
-        held_out_file = _resolve_target(held_out_target, path, may_replace=options.force)
+        held_out_file = _resolve_target(
+            held_out_target,
+            path,
+            may_replace=may_replace,
+        )
     rows = read_rows(source, preset.configs, options.split or preset.split)
     imported = asyncio.run(import_tasks(rows, preset, options.limit))
     for line in imported.report():
