@@ -144,18 +144,18 @@ def _import(options: argparse.Namespace) -> int:
     if source in PRESETS and not path.exists():
         source = preset.hub
     target = options.target
-    may_replace = options.force
-    target_file = _resolve_target(target, path, may_replace=may_replace)
+    target_file = _resolve_target(target, path, may_replace=options.force)
+    held_out_target = target.with_stem(f"{target.stem}-held-out")
     size = options.held_out
-    held_out_name = f"{target.stem}-held-out"
-    held_out_target = target.with_stem(held_out_name)
-    held_out_file: Path | None = None
-    if size is not None:
-        held_out_file = _resolve_target(
+    held_out_file = (
+        None
+        if size is None
+        else _resolve_target(
             held_out_target,
             path,
-            may_replace=may_replace,
+            may_replace=options.force,
         )
+    )
     rows = read_rows(source, preset.configs, options.split or preset.split)
     imported = asyncio.run(import_tasks(rows, preset, options.limit))
     for line in imported.report():

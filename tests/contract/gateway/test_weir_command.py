@@ -279,7 +279,6 @@ def test_jobs_are_listed_cancelled_and_deleted_by_what_they_have_in_common(
         ("jobs --limit 0", "--limit"),
         ("cancel", "options that select jobs"),
         ("delete ftjob-none --name x", "options that select jobs"),
-        ("track --to tensorboard:runs", "--all"),
         ("track j --all --to tensorboard:runs", "--all"),
         ("track j --to comet:maths", "tensorboard:…"),
         ("track j --to tensorboard:runs --to mlflow:maths", "mlflow-skinny"),
