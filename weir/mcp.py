@@ -1,6 +1,6 @@
 """An MCP server over standard input and output, by which coding agents use a stack.
 
-The tools call routes of the gateway, so they may do what the key may do.
+The tools call routes of the gateway, with the rights of the client's key.
 """
 
 from __future__ import annotations
@@ -90,9 +90,10 @@ def samples(
 
 
 def evaluations(job: JobName = None) -> list[Json]:
-    """Return a job's results on held-out tasks, oldest first."""
+    """Return a job's results on held-out tasks, oldest first, without those of each task."""
     with connected() as weir:
-        return find_evaluations(weir.past_events(find_job(weir, job)))
+        results = find_evaluations(weir.past_events(find_job(weir, job)))
+    return [{**result, "per_task": None} for result in results]
 
 
 def run_server() -> None:

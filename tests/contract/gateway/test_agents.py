@@ -24,6 +24,7 @@ from tests.contract.gateway.stack import (
     know,
     record_events,
     tell,
+    wait_until,
 )
 from weir.__main__ import main
 
@@ -47,6 +48,11 @@ process = "equation_steps"
 steps = 2
 groups_per_step = 4
 """
+EVALUATION = {
+    "kind": "evaluation",
+    "step": 3,
+    "evaluation": {"step": 3, "accuracy": 0.5, "per_task": {"t0": [1, 2]}},
+}
 Call = tuple[str, dict[str, Any]]
 
 
@@ -90,8 +96,8 @@ def test_an_agent_submits_a_job_and_reads_what_came_of_it(stack: Stack, folder: 
     with a_learner(stack) as learned:
         (job,) = read_tools(folder, ("submit", {"recipe": "recipe.toml"}))
         with stack.http() as http:
-            while http.read(f"{JOBS}/{job['id']}")["status"] != "succeeded":
-                pass
+            url = f"{JOBS}/{job['id']}"
+            wait_until(lambda: http.read(url)["status"] == "succeeded")
     assert learned == [job["id"]]
     named = {"job": job["id"]}
     news, wrong, reasons = read_tools(
@@ -106,7 +112,7 @@ def test_an_agent_submits_a_job_and_reads_what_came_of_it(stack: Stack, folder: 
 def test_a_job_is_watched_in_parts_and_its_evaluations_are_read(stack: Stack, folder: Path) -> None:
     job_id = a_job_in(stack, "running")
     record_events(stack, job_id, range(1, 6))
-    tell(stack, an_event(job_id, 6, data={"evaluation": {"step": 3, "score": 0.5}}))
+    tell(stack, an_event(job_id, 6, data=EVALUATION))
     all_events = read_tools(folder, ("watch", {"job": job_id}))[0]["events"]
     part, last, results = read_tools(
         folder,
@@ -116,7 +122,7 @@ def test_a_job_is_watched_in_parts_and_its_evaluations_are_read(stack: Stack, fo
     )
     assert part["events"] == all_events[1:3]
     assert last == {"id": job_id, "status": "running", "events": []}
-    assert results == [{"step": 3, "score": 0.5}]
+    assert [(result["accuracy"], result["per_task"]) for result in results] == [(0.5, None)]
 
 
 def test_a_plan_has_problems_and_a_wrong_recipe_is_refused(folder: Path) -> None:
