@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml packages/answers/pyproject.toml deploy/constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(PIP) $(if $(TORCH_INDEX),-i $(TORCH_INDEX)) torch==2.13.0
 	$(PIP) wheel hatchling editables setuptools==78.1.1
-	$(PIP) --editable packages/answers --editable '.[gateway,grader,data,rollout,local,cluster,demo,trackers]' --group dev
+	$(PIP) --editable packages/answers --editable '.[gateway,grader,data,rollout,local,cluster,demo,trackers,mcp]' --group dev
 	$(PIP) $(VLLM)
 	$(PIP) --no-build-isolation --editable '.[learner]'
 	touch $(STAMP)

@@ -26,6 +26,7 @@ from services.chassis.security import access_rows, allowance_rows
 from weir import chat as chats
 from weir import views
 from weir.client import WeirClient, WeirError
+from weir.mcp import run_server
 from weir.names import find_job, find_model
 from weir.serving import serve_command
 from weir.stack import NoStack, connected, find_stack, model_name
@@ -450,6 +451,12 @@ for name, (module, text) in OF_OTHER_SERVICES.items():
 def _exec(module: str, *arguments: str) -> NoReturn:
     command = (sys.executable, "-m", "services.chassis.command", module, *arguments)
     os.execve(sys.executable, command, all_variables())
+
+
+@verbs.command()
+def mcp() -> None:
+    """Serve tools to a coding agent over standard input and output, by MCP."""
+    run_server()
 
 
 @verbs.command()

@@ -1,6 +1,7 @@
 """A running gateway, builders of its requests, and the ``weir`` command."""
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from tests.sample_stores import a_sample, write_samples
 
 T = TypeVar("T")
 KEY = "test-key"
+READ_KEY = "read-key"
 ENVIRONMENT_KEY = "environments-key"
 JOBS = "/v1/fine_tuning/jobs"
 TASKS = "".join(
@@ -191,12 +193,13 @@ def start_gateway(
 ) -> tuple[subprocess.Popen[bytes], str]:
     """The process, and where it will answer."""
     port = next(free_ports())
+    digest = hashlib.sha256(READ_KEY.encode()).hexdigest()
     environment = os.environ | {
         "WEIR_REDIS_URL": server.url,
         "WEIR_DATA_DIR": str(folder / "data"),
         "WEIR_MODEL_ROOTS": str(folder / "models"),
         "WEIR_PORT": str(port),
-        "WEIR_API_KEYS": f"other-key,{KEY}",
+        "WEIR_API_KEYS": f"other-key,{KEY},reader:read:sha256:{digest}",
         "WEIR_ENVIRONMENT_KEY": ENVIRONMENT_KEY,
         "PYTHONPATH": python_path({}),
         **variables,
