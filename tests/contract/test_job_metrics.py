@@ -51,6 +51,8 @@ async def test_a_job_is_told_of_after_its_learner_has_gone_its_last_evaluation_t
     assert metric("step") == metric("steps") == metric("checkpoint_step") == 4
     states = {state for state in JobState if metric("state", state=state)}
     assert states == {JobState.SUCCEEDED}
+    requests = {request for request in Requested if metric("requested", request=request)}
+    assert requests == {Requested.RUN}
     assert metric("evaluation", name="step") == metric("metric", name="step") == 4
     assert metric("evaluation", name="accuracy") == record.result["accuracy_after"]
     assert metric("tokens_total") == record.result["trained_tokens"]

@@ -20,10 +20,17 @@ from services.chassis.faults import StartupFailed, WorkerFault
 from services.chassis.service import Service, StatusReporter, run_with_status
 from services.gateway.core.watch.stalls import Edge
 from services.gateway.core.watch.watchdog import Watchdog
-from tests.builders import a_group, a_request, a_status, as_dict
+from tests.builders import a_group, a_job_record, a_request, a_status, as_dict
 from tests.contract.attempts import Learner, until
 from tests.contract.conftest import OpenExchange
-from tests.contract.exchange_steps import DEPLOYMENT, activate, claim_one, record_of, running
+from tests.contract.exchange_steps import (
+    DEPLOYMENT,
+    activate,
+    an_active_job,
+    claim_one,
+    record_of,
+    running,
+)
 from tests.contract.valkey_server import Server
 
 LOOK_S = 0.1
@@ -115,6 +122,23 @@ async def test_a_grader_that_claims_and_releases_and_fails_each_time_is_a_stall_
             await stalled(exchange, Edge.GRADING)
     because = dog.progress_object(await record_of(exchange))["because"]
     assert "grader-host fails at every group: no process" in because
+
+
+async def test_a_job_has_its_place_in_the_queue_until_it_is_active(exchange: Exchange) -> None:
+    def list_places() -> list[float | None]:
+        job_ids = ("job", "second", "third")
+        return [
+            REGISTRY.get_sample_value("weir_job_queue_place", {"job": job_id}) for job_id in job_ids
+        ]
+
+    dog = Watchdog(exchange, 2.0, LOOK_S)
+    for job_id in ("job", "second", "third"):
+        await exchange.submit(a_job_record(job_id))
+    await dog.look(time.monotonic())
+    assert list_places() == [1, 2, 3]
+    await exchange.activate(an_active_job("job", await exchange.begin_attempt("job")))
+    await dog.look(time.monotonic())
+    assert list_places() == [None, 1, 2]
 
 
 async def test_lives_that_were_never_ready_are_counted_and_told_now_and_then(

@@ -45,8 +45,11 @@ SILENT = {  # words of the expressions that have nothing to say here, and why
     "weir_episode": "the recipe has no environment",
     "ALERTS{": "nothing is wrong",
     'weir_job_stalled{job=~"$job"} == 1': "nothing stands still",
+    "weir_job_queue_place": "no job waits",
+    "- weir_job_step{": "the job has made its steps",
 }
-MAY_BE_EMPTY = ("DCGM_", "redis_", "weir_judge_", "weir_episode", 'name="mfu"')  # whole panels
+# Whole panels:
+MAY_BE_EMPTY = ("DCGM_", "redis_", "weir_judge_", "weir_episode", 'name="mfu"', "ALERTS{")
 
 
 @dataclass

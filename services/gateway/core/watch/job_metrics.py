@@ -27,6 +27,7 @@ from protocol.messages import (
     Notice,
     OtherEvaluation,
     PretrainMetrics,
+    Requested,
     StepMetrics,
 )
 from protocol.recipe import Purpose
@@ -50,6 +51,7 @@ _TOTALS = ("tokens", "samples", "empty_steps", "groups_without_signal", "exposed
 _JOB = ("job", "recipe")
 _FAMILIES = (
     Gauge("weir_job_state", "1 for the state that a job is in", labels=[*_JOB, "state"]),
+    Gauge("weir_job_requested", "1 for a user's last request", labels=[*_JOB, "request"]),
     Gauge("weir_job_step", "Training steps made", labels=_JOB),
     Gauge("weir_job_steps", "Training steps wanted", labels=_JOB),
     Counter("weir_job_attempts_total", "Attempts of the learner", labels=_JOB),
@@ -187,6 +189,7 @@ class JobHistory:
         training = record.recipe.training
         values: dict[str, Values] = {
             "weir_job_state": {state: record.state is state for state in JobState},
+            "weir_job_requested": {request: record.requested is request for request in Requested},
             "weir_job_steps": None if record.recipe.client else training.steps,
             "weir_job_checkpoint_every_steps": training.checkpoint_every,
             "weir_job_attempts_total": record.attempt,

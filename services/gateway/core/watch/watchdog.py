@@ -34,6 +34,9 @@ STALLED = Gauge(
     "1 for the edge that blocks while nothing moves",
     ["job", "recipe", "edge"],
 )
+QUEUE_PLACE = Gauge(
+    "weir_job_queue_place", "Place in the queue of a job that can run; 1: the next one", ["job"]
+)
 BACKLOG = Gauge("weir_backlog_entries", "Entries of the active job, by stream", ["stream", "part"])
 OLDEST = Gauge(
     "weir_backlog_oldest_seconds", "Age of the oldest entry of the active job", ["stream"]
@@ -105,6 +108,7 @@ class Watchdog:
         job = self.snapshot.job
         self._progress = active_progress(self.snapshot, now - self._moved_at) if job else _MOVING
         _export(job, self._progress.edge, self.snapshot.streams)
+        _export_queue(self.queue_places)
         for event in self._report(job, self._progress, now):
             await self.exchange.record_event(event)
 
@@ -252,6 +256,12 @@ def _export(job: JobRecord | None, stalled: Edge | None, streams: Mapping[str, B
         BACKLOG.labels(name, "waiting").set(backlog.waiting)
         BACKLOG.labels(name, "claimed").set(backlog.claimed)
         OLDEST.labels(name).set(backlog.oldest_s)
+
+
+def _export_queue(places: Mapping[str, int]) -> None:
+    QUEUE_PLACE.clear()
+    for job_id, place in places.items():
+        QUEUE_PLACE.labels(job_id).set(place)
 
 
 def _stream_object(name: str, backlog: Backlog) -> dict[str, Any]:
