@@ -100,7 +100,9 @@ class Stack:
     def up(self) -> None:
         """Start all processes, and keep them running until a signal to stop."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._stop)
+            # `nohup` ignores SIGHUP.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._stop)
         _make_memory_dir(self.memory_dir)
         try:
             self._start([self.valkey])
@@ -135,9 +137,11 @@ class Stack:
 
     def _say_address(self) -> None:
         url = self.description["url"]
-        say(f"Weir is up at {url}; logs in {self.home.path / 'logs'}")
-        # A browser sends no fragment to the server.
-        say(f"open the page: {url}/#key={quote(self.description['api_key'])}")
+        say(
+            f"Weir is up at {url} (key in {self.home.path / 'stack.json'}); logs in "
+            f"{self.home.path / 'logs'}"
+        )
+        _say_link(self.description)
 
     def _publish(self) -> None:
         """Write stack.json if a process has another id than there."""
@@ -303,18 +307,30 @@ def _detach(home: Home) -> int:
         )
     with log.open("rb") as output:
         output.seek(start)
-        while supervisor.poll() is None and not home.names_supervisor(supervisor.pid):
-            _copy_messages(output)
-            time.sleep(_POLL_S)
+        try:
+            while supervisor.poll() is None and not home.names_supervisor(supervisor.pid):
+                _copy_messages(output)
+                time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            say("it goes on starting in the background; `weir down` stops it")
+            raise
         _copy_messages(output)
     if supervisor.returncode is None:
+        _say_link(home.read_stack())
         say("it runs in the background; `weir down` stops it, `weir logs -f` shows its messages")
     return supervisor.returncode or 0
 
 
 def _copy_messages(log: BinaryIO) -> None:
-    sys.stderr.write(log.read().decode(errors="replace"))
-    sys.stderr.flush()
+    for line in log.read().decode(errors="replace").splitlines():
+        say(line.removeprefix("weir: "))
+
+
+def _say_link(description: Mapping[str, str]) -> None:
+    """Show the link that opens the page with its key to a person, but write it into no log."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        # A browser sends no fragment to the server.
+        say(f"open the page: {description['url']}/#key={quote(description['api_key'])}")
 
 
 def _describe_failure(process: Process) -> str:

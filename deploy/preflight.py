@@ -129,13 +129,19 @@ def main(
     root: Path = Path("/"),
 ) -> int:
     """Print the checks, or those whose names are given; return 1 if the stack cannot run."""
-    checks = check_machine(int(environment.get("WEIR_NUM_GPUS") or 1), root)
+    num_gpus = environment.get("WEIR_NUM_GPUS") or "1"
+    if not num_gpus.isdecimal():
+        print(f"WEIR_NUM_GPUS={num_gpus}: give the number of GPUs")
+        return 1
+    checks = check_machine(int(num_gpus), root)
     chosen = [check for check in checks if not arguments or check.name in arguments]
     print(*chosen, sep="\n")
     if all(check.label != "MISSING" for check in chosen):
         return 0
-    print("WEIR_PREFLIGHT=warn goes on all the same")
-    return int(environment.get("WEIR_PREFLIGHT") != "warn")
+    if environment.get("WEIR_PREFLIGHT") == "warn":
+        return 0
+    print("in containers, WEIR_PREFLIGHT=warn starts the stack all the same")
+    return 1
 
 
 if __name__ == "__main__":

@@ -315,7 +315,10 @@ class Home:
 
     def stop_stack(self) -> bool:
         """Stop the stack that runs here, and wait for its processes; False if there is none."""
-        if not self._lock_path.exists() or self._try_to_lock():
+        if not self._lock_path.exists():
+            return False
+        if self._try_to_lock():
+            self.withdraw()
             return False
         notified: set[int] = set()
         start = self._clock()
@@ -326,6 +329,7 @@ class Home:
                     os.kill(process_id, signal.SIGTERM)
             # The services stop first, then their server.
             self._wait(start, stop_timeout_s(self.path / "data") + 2 * STOP_TIMEOUT_S)
+        self.withdraw()
         return True
 
     def publish(self, stack: Mapping[str, Any]) -> None:
@@ -361,8 +365,12 @@ class Home:
 
     def names_supervisor(self, process_id: int) -> bool:
         """Whether a supervisor has written stack.json."""
+        return self.read_stack().get("pid") == process_id
+
+    def read_stack(self) -> dict[str, Any]:
+        """Return what stack.json has; nothing if there is none."""
         path = self.path / "stack.json"
-        return path.exists() and json.loads(path.read_bytes())["pid"] == process_id
+        return json.loads(path.read_bytes()) if path.exists() else {}
 
     def withdraw(self) -> None:
         """Remove stack.json."""

@@ -455,7 +455,7 @@ def _claim_folder(folder: Path, name: str) -> None:
         owner = note.read_text(encoding="utf-8").strip()
         if owner != name:
             raise WeirError(f"{folder} holds the model of {owner}; name another folder")
-    elif any(file.suffix == ".safetensors" for file in folder.iterdir()):
+    elif (folder / "config.json").exists() or any(folder.glob("*.safetensors")):
         raise WeirError(f"{folder} holds a model already; name another folder")
     note.write_text(f"{name}\n", encoding="utf-8")
 

@@ -9,6 +9,7 @@ from weir.client import WeirClient, WeirError
 
 _FULL_ID = re.compile(r"ftjob-[0-9a-f]{24}")
 _PREFIX = "ftjob-"
+_MIN_DIGITS = 4  # of an id, so that a mistake matches no job
 _MAX_CANDIDATES = 5
 
 
@@ -24,12 +25,14 @@ def find_job(weir: WeirClient, name: str | None) -> str:
         return _find_current(weir)
     if _FULL_ID.fullmatch(name):
         return name
+    if not name:
+        raise WeirError("the name of the job is empty; `weir jobs` lists them")
     jobs: list[dict[str, Any]] = []
     for job in weir.all_jobs(find=name):
         if _is_named(job, name):
             jobs.append(job)
     if len(jobs) > 1:
-        raise WeirError(f"{name!r} is the name of {_describe(jobs)}; give one id")
+        raise WeirError(f"several jobs match {name!r}: {_describe(jobs)}; give one id")
     return jobs[0]["id"] if jobs else name
 
 
@@ -37,8 +40,10 @@ def find_model(weir: WeirClient, name: str | None) -> str:
     """Return the name of a job's model, ``JOB`` or ``JOB@STEP``, as `find_job` does for ``JOB``."""
     if name is None:
         return find_job(weir, None)
-    job, at, step = name.partition("@")
-    return find_job(weir, job) + at + step
+    job, at, step = name.rpartition("@")
+    if not step.isdecimal():
+        return find_job(weir, name)
+    return find_job(weir, job) + at + step if at else find_job(weir, name)
 
 
 def _describe(jobs: list[dict[str, Any]]) -> str:
@@ -61,4 +66,6 @@ def _is_named(job: dict[str, Any], name: str) -> bool:
     job_id: str = job["id"]
     digits = job_id.removeprefix(_PREFIX)
     recipe_name = job["weir"]["recipe"]["name"]
-    return job_id.startswith(name) or digits.startswith(name) or recipe_name == name
+    beginning = name.removeprefix(_PREFIX)
+    is_beginning = len(beginning) >= _MIN_DIGITS and digits.startswith(beginning)
+    return is_beginning or recipe_name == name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         stack = Stack(_check_url(fields["url"]), fields["api_key"], is_local=True)
-        is_stale = "pid" in fields and _has_ended(fields["pid"])
+        is_stale = "pid" in fields and _has_ended(fields["pid"], path.with_name("supervisor"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NoStack(f"{path} is damaged ({error!r}); run `weir down` and `weir up`") from error
     if is_stale:
@@ -73,14 +73,20 @@ def find_stack(environment: Mapping[str, str] = os.environ) -> Stack:
     return stack
 
 
-def _has_ended(process_id: int) -> bool:
+def _has_ended(process_id: int, supervisor: Path) -> bool:
+    """Whether a process does not have the supervisor's file open. Another may have its id."""
+    files = Path(f"/proc/{process_id}/fd")
     try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return True
+        links = list(files.iterdir())
     except PermissionError:
-        pass
-    return False
+        return False
+    except FileNotFoundError:
+        return True
+    targets: list[str] = []
+    for link in links:
+        with suppress(OSError):
+            targets.append(os.readlink(link))
+    return str(supervisor.resolve()) not in targets
 
 
 def _first_key(environment: Mapping[str, str], name: str) -> str | None:

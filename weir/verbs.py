@@ -118,6 +118,8 @@ def fork(
     as_json: AsJson = False,
 ) -> int:
     """Submit a job that starts from a checkpoint of another, and follow it."""
+    if recipe is None and job is not None and job.endswith(".toml"):
+        job, recipe = None, Path(job)
     checked = _load_recipe(recipe) if recipe else None
     with connected() as weir:
         job_id = find_job(weir, job)
@@ -360,6 +362,9 @@ def fetch(
     folder: Annotated[Path | None, typer.Argument(metavar="DIR")] = None,
 ) -> int:
     """Download the model of a job."""
+    is_job = model.startswith("ftjob-") or "@" in model
+    if folder is None and is_job:
+        raise typer.BadParameter(f"name a DIR for the model of {model}")
     try:
         with connected() as weir, views.download_bar(Console()) as on_progress:
             name = find_model(weir, model if folder else None)
@@ -433,7 +438,11 @@ def logs(
     names = sorted(path.stem for path in folder.glob("*.log"))
     chosen = [name for name in names if name == service or name.startswith(f"{service}-")]
     if not chosen:
-        raise typer.BadParameter(f"{folder} has no log of {service}; it has: {', '.join(names)}")
+        known = ", ".join(names) or "none; `weir up` starts a stack here"
+        raise typer.BadParameter(
+            f"{folder} has no log of {service} (that of the supervisor is made by `weir up "
+            f"--detach`); it has: {known}"
+        )
     paths = [str(folder / f"{name}.log") for name in chosen]
     os.execvp("tail", ["tail", "-n", str(lines), *["-F"] * follow, "--", *paths])
 

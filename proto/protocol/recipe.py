@@ -11,13 +11,12 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 
 from protocol.names import (
     CORRECTIONS,
@@ -730,16 +729,23 @@ def explain(error: ValidationError, whole: str = "recipe") -> str:
 
 
 def _suggest_key(field: str, whole: str) -> str:
-    names = _setting_names() if whole == "recipe" else ()
-    near = difflib.get_close_matches(field.rpartition(".")[2], names, n=1)
+    if whole != "recipe":
+        return "remove it or check its spelling"
+    settings = list(_walk_settings(Recipe))
+    elsewhere = [path for path in settings if path.endswith("." + field.rpartition(".")[2])]
+    depth = field.count(".")
+    similar = [path for path in settings if path.count(".") >= depth]
+    near = difflib.get_close_matches(field, similar, n=1, cutoff=0.8) or elsewhere
     return f"did you mean {near[0]!r}?" if near else "remove it or check its spelling"
 
 
-@cache
-def _setting_names() -> list[str]:
-    schema = Recipe.model_json_schema()
-    tables = (schema, *schema["$defs"].values())
-    return [name for table in tables for name in table.get("properties", ())]
+def _walk_settings(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all settings below a table."""
+    for name, setting in table.model_fields.items():
+        yield prefix + name
+        for kind in (setting.annotation, *get_args(setting.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _walk_settings(kind, f"{prefix}{name}.")
 
 
 def parse_recipe(data: object) -> Recipe:

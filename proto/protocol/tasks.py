@@ -29,6 +29,10 @@ _MAX_PROBLEMS = 20
 _MAX_PROBLEM_CHARS = 500
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TOOLS = ("tools", "functions")
+_NO_OBJECT = (
+    "a task must be a JSON object {...}: write one a line, or convert a CSV file or a JSON array "
+    "with `weir data import FILE OUT --problem COLUMN --answer COLUMN`"
+)
 _QUOTES = tuple("'‘’‚“”„«»")
 
 
@@ -148,7 +152,7 @@ def _derived_id(text: str) -> str:
 def _parse_task(text: str) -> Task:
     data = _read_json(text)
     if not isinstance(data, dict):
-        raise ValueError("a task must be a JSON object: {...}")
+        raise ValueError(_NO_OBJECT)
     for name, entries in (("task", data), ("messages", data.get("messages"))):
         if isinstance(entries, dict | list) and len(entries) > _MAX_ENTRIES:
             raise ValueError(f"{name}: more than {_MAX_ENTRIES:,} entries; leave some out")
@@ -180,14 +184,13 @@ def _read_json(text: str) -> Any:
 def _explain_json(text: str, position: int, message: str) -> str:
     """Return where a line is no JSON object, and the remedy."""
     if not text.lstrip().startswith("{"):
-        return (
-            "not a JSON object {...}; write one task a line, or convert a CSV file or a JSON array "
-            "with `weir data import FILE OUT`"
-        )
-    character = text[position : position + 1].strip()
+        return _NO_OBJECT
+    character = text[position : position + 1]
+    place = f" at column {position + 1}, {character!r}"
     before = text[:position].rstrip()
-    remedy = message
-    if not character:
+    remedy = message.removesuffix(" at")
+    if position >= len(text.rstrip()):
+        place = ""
         remedy = "the line ends too early: write each task on one line, and close its quotes and {}"
     elif character in _QUOTES or before[-1:] in _QUOTES:
         remedy = 'write straight double quotes (")'
@@ -195,7 +198,6 @@ def _explain_json(text: str, position: int, message: str) -> str:
         remedy = "remove what follows the object"
     elif before.endswith(",") and character in "}]":
         remedy = f"remove the comma before {character!r}"
-    place = f" at column {position + 1}, {character!r}" if character else ""
     return f"not valid JSON{place}: {remedy}"
 
 
@@ -230,10 +232,12 @@ def _parts(value: object) -> Iterable[object]:
 
 
 def _convert_plain(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a task, whose answer may be a number."""
+    """Return the fields of a task, whose answer may be an integer."""
     answer = data.get("answer")
-    is_number = isinstance(answer, int | float) and not isinstance(answer, bool)
-    return data | {"answer": as_text(answer)} if is_number else data
+    if isinstance(answer, float):
+        raise ValueError("answer: a number with a point or an exponent; write it in quotes")
+    is_integer = isinstance(answer, int) and not isinstance(answer, bool)
+    return data | {"answer": str(answer)} if is_integer else data
 
 
 def _convert_openai(data: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,12 @@ _LINE = "line"
 
 class _Recorder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._record(record)
+        except Exception:
+            self.handleError(record)
+
+    def _record(self, record: logging.LogRecord) -> None:
         _write(_LINE, record.getMessage().strip().rpartition("\n")[2])
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and record.levelno >= logging.ERROR:

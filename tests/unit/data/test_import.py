@@ -86,7 +86,7 @@ def read_written(path: Path) -> Rows:
 
 
 def import_checked(source: Path | str, out: Path, *options: str) -> Rows:
-    assert main(["import", str(source), str(out), *options]) == 0
+    assert main(["import", "--force", str(source), str(out), *options]) == 0
     assert main(["check", str(out)]) == 0
     return read_written(out)
 
@@ -137,7 +137,7 @@ def test_a_folder_that_the_library_has_saved_has_splits(
     saved.save_to_disk(tmp_path / "saved")
     assert len(import_checked(tmp_path / "saved", out, *COLUMNS)) == 2
     assert len(import_checked(tmp_path / "saved", out, *COLUMNS, "--split", "test")) == 1
-    assert main(["import", str(tmp_path / "saved"), str(out), "--split", "dev"]) == 2
+    assert main(["import", "--force", str(tmp_path / "saved"), str(out), "--split", "dev"]) == 2
     assert "no split 'dev'; there are: train, test" in capsys.readouterr().err
 
 
@@ -210,7 +210,7 @@ def test_a_refused_import_leaves_the_old_file(
 ) -> None:
     (tmp_path / name).write_text(CONTENTS.get(content, content))
     out.write_text("old")
-    assert main(["import", str(tmp_path / name), str(out), *options.split()]) == 2
+    assert main(["import", "--force", str(tmp_path / name), str(out), *options.split()]) == 2
     assert problem in capsys.readouterr().err
     assert out.read_text() == "old"
 
@@ -221,7 +221,7 @@ def test_a_disk_that_is_full_leaves_the_old_file(
     out.write_text("old")
     source = a_file(tmp_path, "jsonl")
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError("no space left")))
-    assert main(["import", str(source), str(out), *COLUMNS]) == 2
+    assert main(["import", "--force", str(source), str(out), *COLUMNS]) == 2
     assert out.read_text() == "old"
     assert set(tmp_path.iterdir()) == {source, out}
 
@@ -236,6 +236,11 @@ def test_the_source_is_not_overwritten_and_a_folder_must_be_there(
         assert main(["import", str(source), str(target)]) == 2
         assert "is the file to read" in capsys.readouterr().err
     assert source.read_text() == ROW
+    other = tmp_path / "other.jsonl"
+    other.write_text("old")
+    assert main(["import", str(source), str(other)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert other.read_text() == "old"
     assert main(["import", str(tmp_path / "rows.txt"), str(tmp_path / "no/such/out")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
@@ -251,5 +256,5 @@ def test_a_preset_alone_is_looked_for_on_the_hub(
     assert (task["prompt"], task["answer"]) == ("openai/gsm8k train?", "2")
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert main(["import", "gsm8k", str(out)]) == 2
+    assert main(["import", "--force", "gsm8k", str(out)]) == 2
     assert "weir[data]" in capsys.readouterr().err

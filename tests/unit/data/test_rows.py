@@ -25,7 +25,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def import_rows(source: Path, out: Path, *options: str) -> list[dict[str, Any]]:
-    assert main(["import", str(source), str(out), *options]) == 0
+    assert main(["import", "--force", str(source), str(out), *options]) == 0
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 

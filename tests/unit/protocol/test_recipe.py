@@ -9,6 +9,7 @@ import pytest
 from protocol.capacity import worst_case_bytes, worst_case_in_words
 from protocol.recipe import RecipeError, load_recipe, load_tables, parse_recipe
 
+from tests.architecture.project import ROOT
 from tests.builders import a_recipe
 from tests.tables import table
 
@@ -239,3 +240,17 @@ def test_every_response_counts_at_full_length_as_the_words_say(
     words = worst_case_in_words(recipe, {"": 50})
     arithmetic = re.sub(r"[a-z][a-z_.]*", "", words.replace(" x ", " * "))
     assert eval(arithmetic) == num_bytes * 64
+
+
+def test_the_recipe_of_the_readme_is_one(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (text,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    path = tmp_path / "my.toml"
+    path.write_text(text)
+    recipe = load_recipe(path)
+    assert recipe.algorithm.advantage == "papo"
+    source = recipe.reward.outcome[0].source
+    assert source is not None
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    assert scope["grade"]({"output_text": "It is 42.\n42\n"}, {"answer": "42"}) == 1

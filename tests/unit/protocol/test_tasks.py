@@ -47,7 +47,7 @@ def test_each_wrong_line_is_reported_and_blank_ones_are_counted() -> None:
     assert [problem.split(": ")[:2] for problem in list_problems(*lines)] == [
         ["line 1", "not valid JSON"],
         ["line 4", "answer"],
-        ["line 5", "a task must be a JSON object"],
+        ["line 5", "a task must be a JSON object {...}"],
         ["line 6", "id"],
         ["line 8", "id"],
         ["line 9", "not valid JSON"],
@@ -150,3 +150,24 @@ def test_long_lines_and_many_problems_take_bounded_memory_and_time(tmp_path: Pat
     long_id = LINE.replace('"1"', f'"{"i" * 10_000}"')
     for problem in list_problems(LINE.replace("id", "k" * 10_000), long_id, long_id):
         assert len(problem) < 600
+
+
+@table("""
+    line                                | remedy
+    {"prompt": "a", "answer": "b"},     | remove what follows the object
+    {"prompt": "a", "answer": "b",}     | column 31, '}': remove the comma
+    {“prompt”: "a", "answer": "b"}      | column 2, '“': write straight
+    {'prompt': 'a', 'answer': 'b'}      | write straight double quotes
+    {"prompt": "a", "answer": "b"       | the line ends too early
+    prompt,answer                       | weir data import
+    [{"prompt": "a", "answer": "b"}]    | weir data import
+    {"prompt": "a", "answer": 1e3}      | in quotes
+""")
+def test_a_line_that_is_no_task_says_where_and_the_remedy(line: str, remedy: str) -> None:
+    (problem,) = list_problems(line)
+    assert remedy in problem
+
+
+def test_an_integer_is_an_answer() -> None:
+    (task,) = parse_tasks('{"prompt": "a", "answer": 12}')
+    assert task.answer == "12"

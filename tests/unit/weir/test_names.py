@@ -41,11 +41,11 @@ def client(jobs: Sequence[Any] = JOBS) -> WeirClient:
 
 
 @table("""
-    name        | place
-    None        | 1
-    "once"      | 1
-    "ftjob-ccc" | 2
-    "aa"        | 0
+    name         | place
+    None         | 1
+    "once"       | 1
+    "ftjob-cccc" | 2
+    "aaaa"       | 0
 """)
 def test_a_job_is_found(name: str | None, place: int) -> None:
     assert find_job(client(), name) == IDS[place]

@@ -11,8 +11,8 @@ export function saveKey(key, remember) {
 
 /** Take the key of a link such as `#key=…`, which a browser sends to no server. */
 export function takeLinkedKey() {
+  if (!location.hash.startsWith("#key=")) return false;
   const key = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (!key) return false;
   saveKey(key, false);
   history.replaceState(null, "", location.pathname + location.search);
   return true;
