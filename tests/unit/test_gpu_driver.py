@@ -1,0 +1,110 @@
+"""What measures a GPU, rehearsed on a CPU: the learner's parts, faults, and an early end."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.architecture.project import ROOT
+from tests.gpu import driver
+
+EXPECTED = {
+    "MFU": {"least": 0.25, "reason": "others reach it"},
+    "gap": {"most": 0.02, "reason": ""},
+}
+
+
+def start_driver(table: str, out: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    settings = {"WEIR_REHEARSE": "1", "OUT": str(out), "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.gpu.driver", table, *words],
+        cwd=ROOT,
+        env=os.environ | settings | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def find_programs(out: Path) -> list[str]:
+    """Return the command lines of the processes that a driver with this $OUT has started."""
+    programs = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended
+            if process.environ().get("OUT") == str(out) and process.status() != "zombie":
+                programs.append(" ".join(process.cmdline()))
+    return programs
+
+
+def wait_for_programs(out: Path, word: str, *, present: bool) -> None:
+    deadline = time.monotonic() + 60
+    while present != any(word in program for program in find_programs(out)):
+        assert time.monotonic() < deadline, find_programs(out)
+        time.sleep(0.1)
+
+
+def test_the_parts_of_the_learner_give_figures_as_expected(tmp_path: Path) -> None:
+    words = ("machine", "updates", "kept", "publish", "LoRA", "padded", "host", "head")
+    with start_driver("learner", tmp_path, *words) as process:
+        assert process.stdout is not None
+        lines = process.stdout.read().splitlines()
+    results = json.loads((tmp_path / "gpu-learner.json").read_text())
+    assert process.returncode == 0, lines
+    assert len(lines) == len(results) > len(words)
+    assert all(result["figures"] for result in results.values())
+
+
+def test_a_part_that_fails_or_is_late_is_a_fault_among_others(tmp_path: Path) -> None:
+    with start_driver("learner", tmp_path, "FlashAttention", "machine", LIMIT_S="30") as process:
+        pass
+    results = json.loads((tmp_path / "gpu-learner.json").read_text())
+    assert process.returncode == 1
+    assert results["machine"]["faults"] == []
+    assert "needs a Hopper GPU" in results["1.5B, FlashAttention 3"]["faults"][0]
+
+
+@pytest.mark.parametrize(
+    ("figures", "faults"),
+    [
+        ({"MFU": 0.3, "gap": 0.01}, []),
+        ({"MFU": 0.2, "gap": 0.01}, ["MFU is 0.2, not 0.25 to inf: others reach it"]),
+        ({"MFU": float("nan"), "gap": 0.01}, ["MFU is nan, not 0.25 to inf: others reach it"]),
+        ({"MFU": 0.3}, ["gap is nan, not -inf to 0.02: "]),
+        ({"error": "OutOfMemoryError"}, ["OutOfMemoryError"]),
+    ],
+)
+def test_a_bound_that_does_not_hold_gives_its_reason(
+    figures: dict[str, Any], faults: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "REHEARSES", False)
+    assert driver._find_faults(EXPECTED, figures) == faults
+
+
+def test_parts_call_functions_that_exist_within_the_limit_of_a_command() -> None:
+    for name, limit_s in (("learner", 470), ("rollout", 240)):
+        table, module = driver.read_table(name), import_module(f"tests.gpu.{name}")
+        assert table["limit_s"] == limit_s
+        for part in table["part"]:
+            inspect.signature(getattr(module, part["measure"])).bind(**part.get("options", {}))
+            assert all(bound["reason"] for bound in part.get("expected", {}).values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("word", ["tests.gpu.driver", "train_some_steps"])
+def test_nothing_is_left_of_a_driver_that_ends_early(
+    word: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    with start_driver("learner", tmp_path, "updates") as process:
+        wait_for_programs(tmp_path, word, present=True)
+        process.send_signal(number)
+        process.wait(60)
+        wait_for_programs(tmp_path, "", present=False)
