@@ -64,7 +64,7 @@ def run(name: str, words: Sequence[str]) -> int:
             for part, result in _follow(start, name, session, end):
                 results[part] = result
                 page.write_text(json.dumps(results, indent=1))
-                line = f"[{time.monotonic() - began:4.0f} s] {part}: {_describe(result)}"
+                line = f"[{time.monotonic() - began:4.0f} s] {part}: {result}"
                 print(line[:_LINE_CHARS], flush=True)
     return sum(bool(result["faults"]) for result in results.values())
 
@@ -115,14 +115,6 @@ def _find_faults(expected: Json, figures: Json) -> list[str]:
     return faults
 
 
-def _describe(result: Json) -> str:
-    words = [f"FAULT: {fault}" for fault in result["faults"]]
-    words += [
-        f"{what} {value:,.4g}" for what, value in result["figures"].items() if what != "error"
-    ]
-    return "; ".join([f"{result['seconds']:.1f} s", *words])
-
-
 def _measure(name: str, session: Sequence[Json], writer: Connection, parent: int) -> None:
     os.setpgid(0, 0)  # what it starts is in its group
     die_with_parent(parent)
@@ -130,7 +122,8 @@ def _measure(name: str, session: Sequence[Json], writer: Connection, parent: int
     module = import_module(f"tests.gpu.{name}")
     for part in session:
         try:
-            figures = getattr(module, part["measure"])(**part.get("options", {}))
+            measured = getattr(module, part["measure"])(**part.get("options", {}))
+            figures = {what: float(f"{value:.4g}") for what, value in measured.items()}
         except Exception as error:
             traceback.print_exc()
             figures = {"error": f"{type(error).__name__}: {error}"}

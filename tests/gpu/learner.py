@@ -15,7 +15,7 @@ from pathlib import Path
 from shutil import copytree
 from tempfile import gettempdir
 from time import perf_counter
-from unittest.mock import patch
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,7 +96,7 @@ def measure_machine() -> Json:
 
 
 def compare_updates(dtype: str) -> Json:
-    """Compare three steps of the demo's model with those on a CPU."""
+    """Compare log-probs of the demo's model after two steps with those of a CPU."""
     settings = {"zero_stage": 1, "micro_batch_tokens": 4096, "dtype": dtype}
     here, cpu = (f"{gettempdir()}/{dtype}-{name}" for name in ("here", "cpu"))
     subprocess.run(
@@ -105,12 +105,8 @@ def compare_updates(dtype: str) -> Json:
         check=True,
     )
     train_some_steps.train(str(DEMO), here, **settings)
-    own, theirs = (load_file(f"{out}/model.safetensors") for out in (here, cpu))
     first, second = (np.load(f"{out}/2 logprobs.npy") for out in (here, cpu))
-    return {
-        "gap of parameters": max((own[n] - theirs[n]).abs().max().item() for n in theirs),
-        "gap of log-probs": float(np.nanmean(np.abs(first - second))),
-    }
+    return {"gap of log-probs": np.nanmean(np.abs(first - second)).item()}
 
 
 def measure_step(
@@ -118,7 +114,6 @@ def measure_step(
     tokens: int,
     batches: int = 4,
     *,
-    pads: bool = False,
     profiles: bool = False,
     **tables: Json,
 ) -> Json:
@@ -126,13 +121,10 @@ def measure_step(
     folder = write_model(policy)
     tokens //= _SMALL
     trainer = make_trainer(folder, tokens, **tables)
-    flops = Flops.from_models(trainer.recipe, folder, None, 1, name_of_device())
-    assert flops.policy is not None
+    flops: Any = Flops.from_models(trainer.recipe, folder, None, 1, name_of_device())
     drawn = np.random.default_rng(0).lognormal(math.log(tokens / 8), 0.8, 16 * batches)
     whole = drawn.clip(16, tokens // 2).astype(int)
     lengths = whole[whole.cumsum() < 0.95 * tokens * batches].tolist()
-    if pads:
-        lengths = [max(lengths)] * len(lengths)
     train = partial(trainer.train, make_samples(lengths, flops.policy.vocabulary))
     first, *others = (measure_time(train) for _ in range(3))
     seconds = min(others)
@@ -141,9 +133,7 @@ def measure_step(
     return {
         "MFU": flops.of(lengths, seconds).get("mfu", math.nan),
         "tokens/s": sum(lengths) / seconds,
-        "responses/s": len(lengths) / seconds,
         "first step, s": first,
-        "peak, GB": peak / 1e9,
         "peak / plan": peak / planned,
         "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
     } | (_profile(train, batches) if profiles else {})
@@ -156,18 +146,16 @@ def _profile(train: Callable[[], object], batches: int) -> Json:
         train()
         torch.cuda.set_sync_debug_mode("default")
     waits = sum("synchroniz" in str(warning.message) for warning in caught)
-    with torch.profiler.profile() as profiler:
+    activity = getattr(torch.profiler.ProfilerActivity, _DEVICE.upper())
+    with torch.profiler.profile(activities=[activity]) as profiler:
         seconds = measure_time(train)
-    spent = {
-        event.key[:40]: event.self_device_time_total or event.self_cpu_time_total * (not ON_GPU)
-        for event in profiler.key_averages()
-    }
-    total = sum(spent.values())
-    most = sorted(spent, key=spent.__getitem__, reverse=True)[:15]
+    time = "self_device_time_total" if ON_GPU else "self_cpu_time_total"
+    spent = {event.key: getattr(event, time) / 1e6 for event in profiler.key_averages()}
+    most = sorted(spent, key=spent.__getitem__, reverse=True)[:20]
     return {
-        "busy": total / 1e6 / seconds,
+        "busy": sum(spent.values()) / seconds,
         "waits of a micro-batch": waits / batches,
-        **{f"of it {name}": spent[name] / total for name in most},
+        **{f"s of {name}": spent[name] for name in most},
     }
 
 
@@ -177,10 +165,9 @@ def measure_publish(policy: str, *, registers: bool) -> Json:
     folder = Path(gettempdir(), f"slot-{registers}")
     folder.mkdir()
     if not registers:
-        patch.object(shares, "_register").start()
+        shares._register = lambda _: None
     models.publish(folder, 0)  # it finds its memory
     gigabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e9
-
     works: dict[str, Callable[[], object]] = {
         "published": partial(models.publish, folder, 0),
         "sealed": partial(weights.seal, folder),

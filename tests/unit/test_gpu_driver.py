@@ -53,7 +53,7 @@ def wait_for_programs(out: Path, word: str, *, present: bool) -> None:
 
 
 def test_the_parts_of_the_learner_give_figures_as_expected(tmp_path: Path) -> None:
-    words = ("machine", "updates", "kept", "publish", "LoRA", "padded", "host", "head")
+    words = ("machine", "updates", "kept", "publish", "LoRA", "host", "head")
     with start_driver("learner", tmp_path, *words) as process:
         assert process.stdout is not None
         lines = process.stdout.read().splitlines()
