@@ -81,7 +81,7 @@ def _follow(
     try:
         for part in session:
             began = time.monotonic()
-            figures = _receive(reader, min(part["limit_s"] * _PATIENCE, end - began))
+            figures = _receive(reader, max(0, min(part["limit_s"] * _PATIENCE, end - began)))
             faults = _find_faults(part.get("expected", {}), figures)
             seconds = time.monotonic() - began
             yield part["name"], {"seconds": seconds, "faults": faults, "figures": figures}
@@ -96,7 +96,7 @@ def _follow(
 
 def _receive(reader: Connection, limit_s: float) -> Json:
     with suppress(EOFError):
-        if reader.poll(max(0, limit_s)):
+        if reader.poll(limit_s):
             return reader.recv()
     reader.close()
     return {"error": f"no result within {limit_s:.0f} s, or its process has died"}

@@ -56,7 +56,7 @@ def write_model(name: str) -> Path:
     return folder
 
 
-def make_trainer(folder: Path, context: int, num_ids: int | None = None, **tables: Json) -> Trainer:
+def make_trainer(folder: Path, context: int, num_ids: int | None = None, **tables: Any) -> Trainer:
     """Return a trainer with micro-batches of the whole context; tables change the recipe."""
     changes: Json = {
         "model": {"path": str(folder), "dtype": "bfloat16", "max_context": context},
@@ -115,7 +115,7 @@ def measure_step(
     batches: int = 4,
     *,
     profiles: bool = False,
-    **tables: Json,
+    **tables: Any,
 ) -> Json:
     """Measure the faster of two steps on log-normal lengths, after one that is slower."""
     folder = write_model(policy)
@@ -142,9 +142,10 @@ def measure_step(
 def _profile(train: Callable[[], object], batches: int) -> Json:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn" if ON_GPU else "default")
+        set_mode: Any = torch.cuda.set_sync_debug_mode if ON_GPU else str
+        set_mode("warn")
         train()
-        torch.cuda.set_sync_debug_mode("default")
+        set_mode("default")
     waits = sum("synchroniz" in str(warning.message) for warning in caught)
     activity = getattr(torch.profiler.ProfilerActivity, _DEVICE.upper())
     with torch.profiler.profile(activities=[activity]) as profiler:

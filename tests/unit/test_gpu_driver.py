@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import psutil
 import pytest
 
 from tests.architecture.project import ROOT
-from tests.gpu import driver
+from tests.gpu import driver, learner
 
 EXPECTED = {
     "MFU": {"least": 0.25, "reason": "others reach it"},
@@ -52,24 +51,32 @@ def wait_for_programs(out: Path, word: str, *, present: bool) -> None:
         time.sleep(0.1)
 
 
-def test_the_parts_of_the_learner_give_figures_as_expected(tmp_path: Path) -> None:
-    words = ("machine", "updates", "kept", "publish", "LoRA", "host", "head")
-    with start_driver("learner", tmp_path, *words) as process:
+def test_parts_give_figures_as_expected_and_one_that_fails_is_a_fault(tmp_path: Path) -> None:
+    names = [
+        "machine",
+        "updates, bfloat16",
+        "1.5B, profiled",
+        "publish 3B, pageable",
+        "head, chunks of 4,096",
+        "1.5B, FlashAttention 3",
+    ]
+    with start_driver("learner", tmp_path, *names) as process:
         assert process.stdout is not None
         lines = process.stdout.read().splitlines()
     results = json.loads((tmp_path / "gpu-learner.json").read_text())
-    assert process.returncode == 0, lines
-    assert len(lines) == len(results) > len(words)
-    assert all(result["figures"] for result in results.values())
+    assert list(results) == names
+    assert len(lines) == len(names)
+    assert process.returncode == 1
+    assert "needs a Hopper GPU" in results.pop(names[-1])["faults"][0]
+    assert not any(result["faults"] for result in results.values()), lines
 
 
-def test_a_part_that_fails_or_is_late_is_a_fault_among_others(tmp_path: Path) -> None:
-    with start_driver("learner", tmp_path, "FlashAttention", "machine", LIMIT_S="30") as process:
+def test_a_part_that_is_late_is_a_fault(tmp_path: Path) -> None:
+    with start_driver("learner", tmp_path, "machine", LIMIT_S="0.1", START="spawn") as process:
         pass
     results = json.loads((tmp_path / "gpu-learner.json").read_text())
     assert process.returncode == 1
-    assert results["machine"]["faults"] == []
-    assert "needs a Hopper GPU" in results["1.5B, FlashAttention 3"]["faults"][0]
+    assert results["machine"]["faults"] == ["no result within 0 s, or its process has died"]
 
 
 @pytest.mark.parametrize(
@@ -89,17 +96,21 @@ def test_a_bound_that_does_not_hold_gives_its_reason(
     assert driver._find_faults(EXPECTED, figures) == faults
 
 
-def test_parts_call_functions_that_exist_within_the_limit_of_a_command() -> None:
-    for name, limit_s in (("learner", 470), ("rollout", 240)):
-        table, module = driver.read_table(name), import_module(f"tests.gpu.{name}")
-        assert table["limit_s"] == limit_s
-        for part in table["part"]:
-            inspect.signature(getattr(module, part["measure"])).bind(**part.get("options", {}))
-            assert all(bound["reason"] for bound in part.get("expected", {}).values())
+def test_parts_call_functions_that_exist_and_bounds_have_reasons() -> None:
+    for part in driver.read_table("learner")["part"]:
+        function = getattr(learner, part["measure"])
+        inspect.signature(function).bind(**part.get("options", {}))
+        assert all(bound["reason"] for bound in part.get("expected", {}).values())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("word", ["tests.gpu.driver", "train_some_steps"])
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [
+        ("tests.gpu.driver", signal.SIGKILL),
+        ("train_some_steps", signal.SIGKILL),
+        ("train_some_steps", signal.SIGTERM),
+    ],
+)
 def test_nothing_is_left_of_a_driver_that_ends_early(
     word: str, number: signal.Signals, tmp_path: Path
 ) -> None:
