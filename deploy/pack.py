@@ -1,9 +1,9 @@
-"""``python -m deploy.pack [site|stack]``: what a machine with a GPU and no registry lacks.
+"""``python -m deploy.pack [site|stack]``: packages for a machine with a GPU and no registry.
 
-It writes dist/gpu/NAME.tar.xz with the packages of pack.toml, and checks that they import. From
-vLLM's libraries everything goes that a dense model in bfloat16 never runs on a Hopper GPU: machine
-code for other GPUs, and attention in other dtypes. Its code loads in an older torch than vLLM pins,
-since it uses torch's stable ABI.
+It writes dist/gpu/NAME.tar.xz with the packages of pack.toml, and checks that they import. vLLM's
+libraries lose the code that a dense model in bfloat16 never runs on a Hopper GPU: machine code for
+other GPUs, and attention in other dtypes. They load in an older torch than vLLM pins, since they
+use torch's stable ABI.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from typing import Any
 
 _ROOT = Path(__file__).parents[1]
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-_PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+_PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
 _MOST_MIB = 50  # a machine that is lent may take 64 with the project
 _HOPPER = 90
 _MACHINE_CODE = 2  # the kind of such entries; others are PTX
 _FAT_BINARY = struct.Struct("<IHHQ")  # its magic number, version, header and size
 _ENTRY = struct.Struct("<HHIQ12xI")  # its kind, version, header, size, and GPU
+_SECTION = struct.Struct("<I20xQQ")  # its name, place and size
 _MAGIC = 0xBA55ED50
 _ATTENTION = re.compile(rb"CollectiveMainloopFwdSm90\w{0,400}")
 _OTHER_DTYPES = re.compile(rb"float_e4m3|half_t")
 
 
-def pack(name: str) -> Path:
+def write_archive(name: str) -> Path:
     """Write an archive of packages."""
     packages = _TABLE[name]
     archive = _ROOT / f"dist/gpu/{name}.tar.xz"
@@ -58,15 +59,21 @@ def _download(packages: Mapping[str, Any], wheels: Path) -> None:
     constraints = ["--constraint", str(_ROOT / "deploy/constraints.txt"), "--no-deps"]
     target = ["--implementation", "cp", "--python-version", _TABLE["python"]]
     target += [f"--platform={platform}" for platform in _TABLE["platforms"]]
-    download = [*_PIP, "download", *constraints, "--only-binary=:all:", *target, "--dest", wheels]
-    subprocess.run([*download, *packages["wheels"]], check=True)
+    target += ["--only-binary=:all:", "--dest", str(wheels)]
+    subprocess.run(
+        [*_PIP, "download", *constraints, *target, *packages["wheels"]],
+        check=True,
+    )
     if packages["source"]:
-        build = [*_PIP, "wheel", *constraints, "--no-build-isolation", "--wheel-dir", wheels]
-        subprocess.run([*build, *packages["source"]], check=True)
+        target = ["--no-build-isolation", "--wheel-dir", str(wheels)]
+        subprocess.run(
+            [*_PIP, "wheel", *constraints, *target, *packages["source"]],
+            check=True,
+        )
 
 
 def unpack_wheel(wheel: Path, site: Path, packages: Mapping[str, Any]) -> None:
-    """Unpack what is needed of a wheel, and shrink its libraries of vLLM."""
+    """Unpack the files of a wheel that are needed, and shrink vLLM's libraries."""
     with zipfile.ZipFile(wheel) as files:
         for name in files.namelist():
             is_library = name.startswith("vllm/") and ".so" in name
@@ -91,12 +98,7 @@ def drop_unused_code(library: bytes) -> bytes:
             if magic != _MAGIC:
                 place += 8
                 continue
-            entries = list(_read_entries(data, place + header, place + header + size))
-            has_own = any(kind == _MACHINE_CODE and gpu == _HOPPER for kind, gpu, *_ in entries)
-            for kind, gpu, begin, length in entries:
-                runs = gpu == _HOPPER if kind == _MACHINE_CODE else gpu <= _HOPPER and not has_own
-                if not runs or _attends_in_other_dtype(data[begin : begin + length]):
-                    data[begin : begin + length] = bytes(length)
+            _clear_entries(data, place + header, place + header + size)
             place += header + size
     return bytes(data)
 
@@ -105,18 +107,26 @@ def _code_sections(data: bytearray) -> Iterator[tuple[int, int]]:
     """Yield the bounds of the sections .nv_fatbin of a file in ELF."""
     (table,) = struct.unpack_from("<Q", data, 40)
     size, count, names = struct.unpack_from("<HHH", data, 58)
-    headers = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
-    for label, _, _, _, offset, length in headers:
-        if data.startswith(b".nv_fatbin\0", headers[names][4] + label):
+    headers = [_SECTION.unpack_from(data, table + i * size) for i in range(count)]
+    for label, offset, length in headers:
+        if data.startswith(b".nv_fatbin\0", headers[names][1] + label):
             yield offset, offset + length
 
 
-def _read_entries(data: bytearray, place: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the kind, the GPU, the place and the size of each entry of a fat binary."""
+def _clear_entries(data: bytearray, place: int, end: int) -> None:
+    """Clear the entries of a fat binary that are not run."""
+    entries = []
     while place < end:
         kind, _, header, size, gpu = _ENTRY.unpack_from(data, place)
-        yield kind, gpu, place + header, size
-        place += header + size
+        code = slice(place + header, place + header + size)
+        entries.append((kind == _MACHINE_CODE, gpu, code))
+        place = code.stop
+    has_own = (True, _HOPPER) in [entry[:2] for entry in entries]
+    for is_machine_code, gpu, code in entries:
+        # The driver compiles PTX if there is no machine code for the GPU.
+        fits = gpu == _HOPPER if is_machine_code else gpu <= _HOPPER and not has_own
+        if not fits or _attends_in_other_dtype(data[code]):
+            data[code] = bytes(code.stop - code.start)
 
 
 def _attends_in_other_dtype(code: bytearray) -> bool:
@@ -133,13 +143,17 @@ def check_imports(archive: Path, name: str) -> None:
     with tempfile.TemporaryDirectory() as site:
         with tarfile.open(archive) as files:
             files.extractall(site, filter="data")
-        paths = (site, _ROOT / "proto", _ROOT, _ROOT / "packages/answers/src")
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-        command = [python, "-c", f"import {', '.join(_TABLE[name]['imports'])}"]
-        subprocess.run(command, env=environment, check=True)
+        folders = (site, _ROOT / "proto", _ROOT, _ROOT / "packages/answers/src")
+        paths = os.pathsep.join(map(str, folders))
+        modules = ", ".join(_TABLE[name]["imports"])
+        subprocess.run(
+            [python, "-c", f"import {modules}"],
+            env={**os.environ, "PYTHONPATH": paths},
+            check=True,
+        )
     print(f"{python} imports it")
 
 
 if __name__ == "__main__":
     chosen = sys.argv[1] if sys.argv[1:] else "site"
-    check_imports(pack(chosen), chosen)
+    check_imports(write_archive(chosen), chosen)
