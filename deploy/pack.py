@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[1]
+_ARCHIVES = _ROOT / "dist/gpu"
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 _PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
 _MOST_MIB = 50  # a machine that is lent may take 64 with the project
@@ -36,11 +37,11 @@ _ATTENTION = re.compile(rb"CollectiveMainloopFwdSm90\w{0,400}")
 _OTHER_DTYPES = re.compile(rb"float_e4m3|half_t")
 
 
-def write_archive(name: str) -> Path:
-    """Write an archive of packages."""
+def write_archive(name: str) -> None:
+    """Write an archive of packages; it may not be too large to be carried along."""
     packages = _TABLE[name]
-    archive = _ROOT / f"dist/gpu/{name}.tar.xz"
-    archive.parent.mkdir(parents=True, exist_ok=True)
+    archive = _ARCHIVES / f"{name}.tar.xz"
+    _ARCHIVES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder, "site")
         _download(packages, Path(folder, "wheels"))
@@ -52,7 +53,6 @@ def write_archive(name: str) -> Path:
     print(f"{archive}: {mib:.1f} MiB")
     if mib > _MOST_MIB:
         raise SystemExit(f"this is more than {_MOST_MIB} MiB; leave more out in deploy/pack.toml")
-    return archive
 
 
 def _download(packages: Mapping[str, Any], wheels: Path) -> None:
@@ -134,15 +134,16 @@ def _attends_in_other_dtype(code: bytearray) -> bool:
     return kernel is not None and _OTHER_DTYPES.search(kernel[0]) is not None
 
 
-def check_imports(archive: Path, name: str) -> None:
-    """Import the packages from a new folder, with a Python that has torch and transformers."""
+def check_imports(name: str) -> None:
+    """Import the packages of all archives in a Python that has torch and transformers."""
     python = os.environ.get("GPU_PYTHON")
     if not python:
         print(f"not imported: set GPU_PYTHON to a Python {_TABLE['python']} with torch 2.11")
         return
     with tempfile.TemporaryDirectory() as site:
-        with tarfile.open(archive) as files:
-            files.extractall(site, filter="data")
+        for archive in _ARCHIVES.glob("*.tar.xz"):
+            with tarfile.open(archive) as files:
+                files.extractall(site, filter="data")
         folders = (site, _ROOT / "proto", _ROOT, _ROOT / "packages/answers/src")
         paths = os.pathsep.join(map(str, folders))
         modules = ", ".join(_TABLE[name]["imports"])
@@ -156,4 +157,5 @@ def check_imports(archive: Path, name: str) -> None:
 
 if __name__ == "__main__":
     chosen = sys.argv[1] if sys.argv[1:] else "site"
-    check_imports(write_archive(chosen), chosen)
+    write_archive(chosen)
+    check_imports(chosen)
