@@ -119,7 +119,8 @@ def fork(
 ) -> int:
     """Submit a job that starts from a checkpoint of another, and follow it."""
     if recipe is None and job is not None and job.endswith(".toml"):
-        job, recipe = None, Path(job)
+        recipe = Path(job)
+        job = None
     checked = _load_recipe(recipe) if recipe else None
     with connected() as weir:
         job_id = find_job(weir, job)
@@ -438,10 +439,10 @@ def logs(
     names = sorted(path.stem for path in folder.glob("*.log"))
     chosen = [name for name in names if name == service or name.startswith(f"{service}-")]
     if not chosen:
-        known = ", ".join(names) or "none; `weir up` starts a stack here"
+        listed = ", ".join(names) or "none; `weir up` starts a stack here"
         raise typer.BadParameter(
             f"{folder} has no log of {service} (that of the supervisor is made by `weir up "
-            f"--detach`); it has: {known}"
+            f"--detach`); it has: {listed}"
         )
     paths = [str(folder / f"{name}.log") for name in chosen]
     os.execvp("tail", ["tail", "-n", str(lines), *["-F"] * follow, "--", *paths])
