@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import driver
-from tests.unit.test_gpu_driver import start_driver, wait_for_programs
+from tests.engine.test_gpu_driver import start_driver, wait_for_programs
 
 pytestmark = pytest.mark.engine
 
