@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import driver
 from tests.engine.test_gpu_driver import start_driver, wait_for_programs
+from tests.gpu import driver
 
 pytestmark = pytest.mark.engine
 
