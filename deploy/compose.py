@@ -149,6 +149,9 @@ def _gpus(bundle: Bundle, tag: str = "") -> str:
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(_USAGE)
+        return 0
     line = environment.get("WEIR_GPUS")
     match = re.fullmatch(r"([1-9]\d{0,2})( judge)?", " ".join(arguments))
     try:

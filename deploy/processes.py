@@ -139,7 +139,7 @@ class Process:
         self.running = None
         run_s = time.monotonic() - self.started_at
         if status == 0:
-            say(f"{self.name} starts again")
+            say(f"{self.name} has ended as intended, such as after a job, and starts again")
             self._back_off(is_steady=run_s > _STEADY_IF_DONE_S)
             return
         log = f"; see {self.log_path}" if self.log_path else ""

@@ -528,8 +528,8 @@ def job_summary(job: Json, why: Json) -> str:
     reason = why["because"]
     if job["status"] in {"running", "queued"} and why["edge"] is not None:
         summary += f", and nothing has moved for {duration(why['still_s'])}"
-    has_ended = job["status"] in {"succeeded", "failed", "cancelled"}
-    return f"{summary}: {reason}" if reason and not has_ended else summary
+    says_more = job["status"] not in {"succeeded", "cancelled"}
+    return f"{summary}: {reason}" if reason and says_more else summary
 
 
 def process_tables(why: Json) -> Iterator[Table]:

@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -708,8 +708,15 @@ class RecipeError(ValueError):
     """An invalid recipe; the message names each wrong field with its problem."""
 
 
-def explain(error: ValidationError, whole: str = "recipe") -> str:
-    """Return one line per problem: the field's dotted name, or ``whole``, and the message."""
+def explain(
+    error: ValidationError,
+    whole: str = "recipe",
+    suggest: Callable[[str], str] = lambda _: "remove it or check its spelling",
+) -> str:
+    """Return one line per problem: the field's dotted name, or ``whole``, and the message.
+
+    ``suggest`` returns the remedy for an unknown key.
+    """
     lines: list[str] = []
     for problem in error.errors():
         parts = map(str, problem["loc"])
@@ -720,7 +727,7 @@ def explain(error: ValidationError, whole: str = "recipe") -> str:
                 "give all settings here, as `weir plan FILE` shows them"
             )
         elif problem["type"] == "extra_forbidden":
-            lines.append(f"{field}: unknown key; {_suggest_key(field, whole)}")
+            lines.append(f"{field}: unknown key; {suggest(field)}")
         elif problem["type"] == "missing":
             lines.append(f"{field}: required, but missing")
         else:
@@ -728,9 +735,7 @@ def explain(error: ValidationError, whole: str = "recipe") -> str:
     return "\n".join(lines)
 
 
-def _suggest_key(field: str, whole: str) -> str:
-    if whole != "recipe":
-        return "remove it or check its spelling"
+def _suggest_setting(field: str) -> str:
     settings = list(_walk_settings(Recipe))
     elsewhere = [path for path in settings if path.endswith("." + field.rpartition(".")[2])]
     depth = field.count(".")
@@ -753,7 +758,7 @@ def parse_recipe(data: object) -> Recipe:
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(explain(error)) from error
+        raise RecipeError(explain(error, suggest=_suggest_setting)) from error
 
 
 def load_tables(path: Path) -> Tables:

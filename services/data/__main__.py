@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import difflib
 import json
 import os
 import sys
@@ -143,6 +144,7 @@ def _import(options: argparse.Namespace) -> int:
         raise RefusedError(f"{source} is one file: it has no --config and no --split")
     if source in PRESETS and not path.exists():
         source = preset.hub
+    _check_preset(source)
     target = options.target
     target_file = _resolve_target(target, path, may_replace=options.force)
     held_out_target = target.with_stem(f"{target.stem}-held-out")
@@ -173,6 +175,13 @@ def _import(options: argparse.Namespace) -> int:
     if held_out:
         print(f"held out: {len(held_out)} tasks in {held_out_target}")
     return DONE
+
+
+def _check_preset(source: str) -> None:
+    """Refuse a misspelled preset, before the hub is asked for it."""
+    near = difflib.get_close_matches(source, PRESETS, n=1, cutoff=0.8)
+    if near and not Path(source).exists():
+        raise RefusedError(f"there is no {source!r} here; did you mean the preset {near[0]!r}?")
 
 
 def _integers(options: argparse.Namespace) -> int:

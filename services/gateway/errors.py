@@ -28,6 +28,15 @@ RETRY_AFTER_S = 2
 MAX_DETAIL_CHARS = 10_000  # a message may quote the request
 NO_RETRY = {"x-should-retry": "false"}  # the OpenAI SDK would retry a 409 by itself
 _LOCATIONS = ("body.", "query.", "header.", "path.")
+# Fields of OpenAI's calls.
+_UNSUPPORTED = {
+    "frequency_penalty",
+    "logit_bias",
+    "presence_penalty",
+    "reasoning_effort",
+    "response_format",
+    "tool_choice",
+}
 # Parts of OpenAI's API that Weir lacks, and the remedies.
 _UNSUPPORTED = {
     "chat/completions": "completions are not stored; use POST /v1/chat/completions",
@@ -210,7 +219,11 @@ def explain_body(error: ValidationError | RequestValidationError) -> list[str]:
     lines = []
     for line in explain(error).splitlines():  # type: ignore[arg-type]  (both have .errors())
         location = next((prefix for prefix in _LOCATIONS if line.startswith(prefix)), "")
-        lines.append(line.removeprefix(location))
+        text = line.removeprefix(location)
+        field, _, problem = text.partition(": ")
+        if field in _UNSUPPORTED and problem.startswith("unknown key"):
+            text = f"{field}: not supported here; remove it"
+        lines.append(text)
     if lines[0].startswith("body: Input should be"):
         return ["body: must be a JSON object, sent with Content-Type: application/json"]
     return lines

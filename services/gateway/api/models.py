@@ -112,7 +112,7 @@ async def _trained_folder(model: str, jobs: JobService) -> Path:
         if not await asyncio.to_thread(checkpoint.model.is_dir):
             raise no_model(
                 f"checkpoint {checkpoint.id} has no model: a newer checkpoint has replaced it; "
-                f"list the checkpoints of {checkpoint.job_id}"
+                f"{checkpoint.job_id} has those of {_list_steps(checkpoint.folder.parent)}"
             )
         return checkpoint.model
     if await jobs.is_forgotten(model):
@@ -123,11 +123,21 @@ async def _trained_folder(model: str, jobs: JobService) -> Path:
     return _job_model_folder(await jobs.get(model), deployment.job_dir(model))
 
 
+def _list_steps(checkpoints: Path) -> str:
+    """Return the steps of a job's checkpoints in words."""
+    names = sorted(folder.parent.name for folder in checkpoints.glob("step-*/model"))
+    steps = [str(int(name.removeprefix("step-"))) for name in names]
+    return f"the steps {', '.join(steps)}" if steps else "no step"
+
+
 def _job_model_folder(record: JobRecord, job_dir: Path) -> Path:
     if not record.state.is_final:
         total = "" if record.recipe.client else f" of {record.recipe.training.steps}"
         progress = f"{job_status(record)} at step {record.step}{total}"
-        message = f"job {record.id} is {progress}; it has a model once it has succeeded"
+        message = (
+            f"job {record.id} is {progress}; it has a model once it has succeeded, and now "
+            f"{record.id}@STEP of {_list_steps(job_dir / 'checkpoints')}"
+        )
         raise conflict(message, param="id")
     if record.state is not JobState.SUCCEEDED:
         reason = f": {record.error}" if record.error else ""
