@@ -50,7 +50,7 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy to a device; to a GPU without waiting for its earlier work."""
-        is_gpu = device.type == "cuda"
+        is_gpu = torch.cuda.is_available() and device.type != "cpu"
         tensors = {
             name: (value.pin_memory() if is_gpu else value).to(device, non_blocking=is_gpu)
             for name, value in vars(self).items()
