@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PRODUCT_FOLDERS = ("packages", "proto", "services", "weir", "deploy", "examples")
-FOLDERS = (*PRODUCT_FOLDERS, "benchmarks", "docs", "recipes", "tests")
+FOLDERS = (*PRODUCT_FOLDERS, "benchmarks", "docs", "recipes", "skills", "tests")
 MODULES = [path for folder in PRODUCT_FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 DOCUMENTS = [*sorted(ROOT.glob("*.md"))] + [
     path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))
