@@ -241,6 +241,16 @@ class WeirClient:
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 
+    def has_model(self, name: str) -> bool:
+        """Whether the gateway lists a model of this name, from which jobs can start."""
+        try:
+            self._request("GET", f"/v1/models/{quote(name)}")
+        except WeirError as error:
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
+            return False
+        return True
+
     def model_files(self, name: str) -> list[Json]:
         """Return the files of the model of ``JOB`` or ``JOB@STEP``."""
         return self._request("GET", _job_url(name, "model"))["data"]

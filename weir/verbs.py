@@ -342,7 +342,10 @@ def chat(
     sampling = _drop_unset(temperature=temperature, max_tokens=max_tokens, seed=seed)
     messages = [{"role": "system", "content": system}] if system else []
     with connected() as weir:
-        body = {"model": find_model(weir, model), **sampling}
+        # A job may have the name of a model.
+        is_model = model is not None and weir.has_model(model)
+        name = model if is_model else find_model(weir, model)
+        body = {"model": name, **sampling}
         conversation = chats.Conversation(weir, body, messages)
         if sys.stdin.isatty():
             chats.talk(conversation)
