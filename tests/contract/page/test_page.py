@@ -78,7 +78,7 @@ def test_a_wrong_key_is_refused_and_the_right_one_opens(
     page.get_by_role("link", name="Jobs").click()
     see(page.get_by_label("API key"))
     page.goto(f"/#key={KEY}")
-    see(page.get_by_role("link", name="Submit"))
+    see(page.get_by_role("link", name="Submit a job"))
     assert "key" not in page.url
 
 
