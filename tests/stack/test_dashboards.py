@@ -70,7 +70,7 @@ class Prometheus:
         """The series that Grafana would draw of a query, each with its ``values``."""
         seconds = int(self.until - self.since)
         variables = VARIABLES | {"__range": f"{seconds}s"}
-        expression = re.sub(r"\$(\w+)", lambda match: variables[match[1]], query["expr"])
+        expression = re.sub(r"\$([a-z_]\w*)", lambda match: variables[match[1]], query["expr"])
         if query.get("instant"):
             series = self.ask("query", query=expression, time=self.until)
             return [{**each, "values": [each["value"]]} for each in series]
