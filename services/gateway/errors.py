@@ -29,7 +29,7 @@ MAX_DETAIL_CHARS = 10_000  # a message may quote the request
 NO_RETRY = {"x-should-retry": "false"}  # the OpenAI SDK would retry a 409 by itself
 _LOCATIONS = ("body.", "query.", "header.", "path.")
 # Fields of OpenAI's calls.
-_UNSUPPORTED = {
+_UNSUPPORTED_FIELDS = {
     "frequency_penalty",
     "logit_bias",
     "presence_penalty",
@@ -221,7 +221,7 @@ def explain_body(error: ValidationError | RequestValidationError) -> list[str]:
         location = next((prefix for prefix in _LOCATIONS if line.startswith(prefix)), "")
         text = line.removeprefix(location)
         field, _, problem = text.partition(": ")
-        if field in _UNSUPPORTED and problem.startswith("unknown key"):
+        if field in _UNSUPPORTED_FIELDS and problem.startswith("unknown key"):
             text = f"{field}: not supported here; remove it"
         lines.append(text)
     if lines[0].startswith("body: Input should be"):

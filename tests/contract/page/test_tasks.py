@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from protocol import streams
 
+from tests.architecture.project import ROOT
 from tests.contract.gateway.stack import TASKS, Client, a_checkpoint, a_gateway, a_job, a_model
 from tests.contract.page import story
 from tests.contract.page.conftest import Site
@@ -18,6 +19,7 @@ from tests.contract.valkey_server import Server
 pytestmark = pytest.mark.redis
 JOBS = 2000
 MAX_CLICKS = 4
+ARITHMETIC = ROOT / "examples/arithmetic"
 JOB_INDEX = f"{streams.PREFIX}job_index"
 
 
@@ -37,8 +39,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         with up.http() as http:
             fill(http, server, JOBS)
             for name in ("train.jsonl", "held_out.jsonl"):
-                files = {"file": (name, TASKS)}
-                http.post("/v1/files", files=files, data={"purpose": "fine-tune"})
+                # A newer file has the same name.
+                for tasks in ((ARITHMETIC / name).read_bytes(), TASKS):
+                    files = {"file": (name, tasks)}
+                    http.post("/v1/files", files=files, data={"purpose": "fine-tune"})
         site.end(site.a_run("trained"))
         a_checkpoint(
             up,

@@ -23,6 +23,7 @@ from starlette.types import Scope
 from services.gateway.api.dependencies import Jobs
 from services.gateway.api.openai.body import Body
 from services.gateway.api.page.recipe_text import RecipeTextError, plan_rows, read_recipe
+from services.gateway.core.files.store import content_id
 from services.gateway.core.jobs.service import JobService
 from services.gateway.errors import await_exchange, from_lines
 
@@ -89,19 +90,23 @@ def example_recipes() -> dict[str, Any]:
 
 
 def _load_examples(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the text of each recipe, or its tables if it extends others: a text cannot do that."""
+    """Yield the text of each recipe, or its tables if it extends others: a text cannot do that.
+
+    ``files`` has the ids of its task files that are here, as they would be after an upload.
+    """
     for path in files:
         try:
             tables = load_tables(path)
-            parse_recipe(tables)
+            recipe = parse_recipe(tables)
         except RecipeError:  # such as a file that only others extend
             continue
         name = path.relative_to(_RECIPES).as_posix()
         text = path.read_text("utf-8")
+        files = {file: content_id(Path(file)) for file in recipe.task_files if Path(file).is_file()}
         if tables == tomllib.loads(text):
-            yield {"name": name, "text": text}
+            yield {"name": name, "text": text, "files": files}
         else:
-            yield {"name": name, "recipe": tables}
+            yield {"name": name, "recipe": tables, "files": files}
 
 
 @page.get("/v1/page/jobs/{job_id}/latest")

@@ -198,6 +198,12 @@ def copy_with_id(file: BinaryIO, filename: str, target: Path) -> str:
     return f"file-{digest.hexdigest()[:24]}"
 
 
+def content_id(path: Path) -> str:
+    """Return the id that a file has once it is uploaded under its own name."""
+    with path.open("rb") as file:
+        return copy_with_id(file, clean_filename(path.name), Path(os.devnull))
+
+
 def clean_filename(path: str) -> str:
     """Return the printable characters of a path's last part, at most 255 bytes."""
     name = path.replace("\\", "/").split("/")[-1]

@@ -3,7 +3,7 @@ import { html, useMemo, useState } from "../shell/dom.js";
 import { number, percent } from "../shell/format.js";
 import { Empty, Table } from "../shell/parts.js";
 import { Plot } from "./plot.js";
-import { get } from "../data/api.js";
+import { JOBS, get } from "../data/api.js";
 import { usePolled } from "../data/poll.js";
 import { href, setQuery } from "../shell/router.js";
 
@@ -119,8 +119,8 @@ function Results({ results, label }) {
 
 function Tasks({ job, results, query }) {
   const [limit, setLimit] = useState(AT_ONCE);
-  const { value: prompts } = usePolled((signal) => get(`v1/page/jobs/${job.id}/held_out`, {}, signal), [job.id]);
-  const texts = useMemo(() => new Map(Object.entries(prompts?.data ?? {})), [prompts]);
+  const { value: prompts } = usePolled((signal) => readPrompts(job.id, signal), [job.id]);
+  const texts = useMemo(() => new Map(prompts), [prompts]);
   const told = results.filter((one) => one.per_task);
   if (!told.length) return null;
   const rows = useMemo(() => taskRows(told), [told.length]);
@@ -157,6 +157,14 @@ function Tasks({ job, results, query }) {
       html`<p><button onClick=${() => setLimit(limit + AT_ONCE)}>More of ${shown.length} tasks</button></p>`
     }
   </section>`;
+}
+
+/** Pairs of a held-out task and its prompt: of the file, or if that is gone, of kept samples. */
+async function readPrompts(id, signal) {
+  const pairs = Object.entries((await get(`v1/page/jobs/${id}/held_out`, {}, signal)).data);
+  if (pairs.length) return pairs;
+  const samples = await get(`${JOBS}/${id}/samples`, { purpose: "eval", limit: 1000 }, signal);
+  return samples.data.map((row) => [row.task_id, row.prompt]);
 }
 
 function taskRows(results) {

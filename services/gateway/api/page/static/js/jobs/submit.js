@@ -57,6 +57,7 @@ export function Submit({ query }) {
     "my first": example(models?.data[0]?.id ?? "MODEL"),
     ...Object.fromEntries(recipes?.data.map(({ name, text, recipe }) => [name, text ?? toml(recipe)]) ?? []),
   };
+  const ids = recipes?.data.find(({ name }) => examples[name] === text)?.files ?? {};
   const submit = (event) => {
     event.preventDefault();
     const form = new FormData(event.target);
@@ -123,13 +124,20 @@ export function Submit({ query }) {
             >${models?.data.map(({ id }) => html`<option value=${id}></option>`)}</datalist
           ></label
         >
-        <${TaskFile} name="train" label="Tasks to train on" path=${checked.recipe.tasks.train} files=${files?.data} />
+        <${TaskFile}
+          name="train"
+          label="Tasks to train on"
+          path=${checked.recipe.tasks.train}
+          ids=${ids}
+          files=${files?.data}
+        />
         ${
           checked.recipe.tasks.held_out &&
           html`<${TaskFile}
             name="held_out"
             label="Held-out tasks"
             path=${checked.recipe.tasks.held_out}
+            ids=${ids}
             files=${files?.data}
           />`
         }
@@ -148,9 +156,9 @@ function withFiles({ model: path, training_file: train, validation_file: held_ou
 }
 
 /** A file that the gateway has, or one to upload. */
-function TaskFile({ name, label, path, files = [] }) {
-  // Files of different tasks have the same name, such as train.jsonl: only an id names one.
-  const found = files.find(({ id }) => id === path);
+function TaskFile({ name, label, path, ids, files = [] }) {
+  // Files of different tasks have the same name, such as train.jsonl. An id is made of the content.
+  const found = files.find(({ id }) => id === path || id === ids[path]);
   const [id, setId] = useState(null);
   const chosen = id ?? found?.id ?? "";
   return html`<label class="field"
