@@ -249,8 +249,8 @@ def test_the_recipe_of_the_readme_is_one(tmp_path: Path) -> None:
     path.write_text(text)
     recipe = load_recipe(path)
     assert recipe.algorithm.advantage == "papo"
-    source = recipe.reward.outcome[0].source
-    assert source is not None
+    (outcome,) = recipe.reward.outcome
+    source = outcome.model_dump()["source"]
     scope: dict[str, Any] = {}
     exec(source, scope)
     assert scope["grade"]({"output_text": "It is 42.\n42\n"}, {"answer": "42"}) == 1
