@@ -102,11 +102,11 @@ def _load_examples(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
             continue
         name = path.relative_to(_RECIPES).as_posix()
         text = path.read_text("utf-8")
-        files = {file: content_id(Path(file)) for file in recipe.task_files if Path(file).is_file()}
+        ids = {file: content_id(Path(file)) for file in recipe.task_files if Path(file).is_file()}
         if tables == tomllib.loads(text):
-            yield {"name": name, "text": text, "files": files}
+            yield {"name": name, "text": text, "files": ids}
         else:
-            yield {"name": name, "recipe": tables, "files": files}
+            yield {"name": name, "recipe": tables, "files": ids}
 
 
 @page.get("/v1/page/jobs/{job_id}/latest")
