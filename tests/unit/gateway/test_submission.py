@@ -282,7 +282,7 @@ def test_an_example_that_extends_others_comes_with_all_its_tables(
     (folder / "part.toml").write_text("[training]\nsteps = 1\n")
     monkeypatch.chdir(tmp_path)
     demo, faster = example_recipes()["data"]
-    assert demo == {"name": "demo.toml", "text": DEMO.read_text()}
+    assert demo == {"name": "demo.toml", "text": DEMO.read_text(), "files": {}}
     recipe = read_recipe(json.dumps(faster["recipe"]))
     assert recipe == load_recipe(folder / "faster.toml")
     assert recipe.training.steps == 1
