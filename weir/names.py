@@ -38,12 +38,11 @@ def find_job(weir: WeirClient, name: str | None) -> str:
 
 def find_model(weir: WeirClient, name: str | None) -> str:
     """Return the name of a job's model, ``JOB`` or ``JOB@STEP``, as `find_job` does for ``JOB``."""
-    if name is None:
-        return find_job(weir, None)
-    job, at, step = name.rpartition("@")
-    if not step.isdecimal():
-        return find_job(weir, name)
-    return find_job(weir, job) + at + step if at else find_job(weir, name)
+    if name is not None:
+        job, at, step = name.rpartition("@")
+        if at and step.isdecimal():
+            return find_job(weir, job) + at + step
+    return find_job(weir, name)
 
 
 def _describe(jobs: list[dict[str, Any]]) -> str:
