@@ -137,7 +137,7 @@ class Stack(Jobs):
         return self.home / "data" / "jobs" / job_id
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float, event: str) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float, event: str) -> None:
     """Wait, also through the time when the gateway is not there."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ pytestmark = [
 ]
 FILES = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
 INTERVAL = "2s"  # between two scrapes
+STEPS = 18
 VARIABLES = {
     "__rate_interval": "20s",  # a busy machine misses scrapes
     "job": ".*",
@@ -131,14 +133,17 @@ def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         job_id = stack.submit(
             held_out=TASKS.with_name("held_out.jsonl"),
             # Several scrapes between the first evaluation and the last.
-            training={"steps": 18, "checkpoint_every": 6},
+            training={"steps": STEPS, "checkpoint_every": 6},
             evaluation={"tasks": 8, "every": 6},
         )
         job = stack.wait_for_end(job_id, timeout_s=600)
         assert job["status"] == "succeeded", job["error"]
         prometheus = Prometheus(url, job, since)
+        # The gateway looks for checkpoints less often than it reads a job's state.
         ended = f'weir_job_state{{job="{job_id}",state="succeeded"}} == 1'
-        wait_for(lambda: bool(prometheus.ask("query", query=ended)), 300, "the end to be seen")
+        saved = f'weir_job_checkpoint_step{{job="{job_id}"}} offset {INTERVAL} == {STEPS}'
+        for query in (ended, saved):
+            wait_for(partial(prometheus.ask, "query", query=query), 300, query)
         prometheus.until = time.time()
         yield prometheus
 
