@@ -3,10 +3,8 @@
 A rollout serves the newest version, unless it has requests of an evaluation. Then it serves the
 evaluated version until it has answered them. It stays there for as long afterwards as two loads
 would take, since the next request may be on its way. An evaluation during training is for a quarter
-of the rollouts, at least one. The other rollouts continue to train.
-
-A rollout that is alone takes turns. It takes groups of the evaluation until the first of them is
-answered. Training's turn is three times as long as these took, unless training has no requests.
+of the rollouts, at least one. The other rollouts continue to train. A rollout that is alone
+evaluates first: turns would not shorten the longest step, and each turn loads weights twice.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ from protocol.streams import EVAL_REQUESTS, REQUESTS, Stream
 Request = RolloutRequest | Terms
 _MIN_LINGER_S = 0.5
 _MAX_LINGER_S = 30.0
-# How many times as long as the evaluation's turn the following turn of training takes.
-_TRAINING_TURNS = 3
 
 
 @dataclass
@@ -46,32 +42,17 @@ class Demand:
     _evaluated_at: float = 0.0
     # Whether requests for newer weights are left to other rollouts.
     _declines: bool = False
-    # The beginning of the evaluation's last turn, and of its next one. The latter is known once a
-    # group of the turn has been answered.
-    _turn_began: float = 0.0
-    _next_turn: float = 0.0
-    _turn_job: str = ""
-    # The end of the last request.
-    _idle_since: float = 0.0
 
     @contextmanager
     def hold(self, request: Request) -> Iterator[None]:
-        takes_turns = self._is_training and _is_evaluation_group(request)
-        if takes_turns and not self._evaluates:
-            self._turn_began = time.monotonic()
-            self._next_turn = 0.0
-            self._turn_job = request.job_id
         self.requests.append(request)
         try:
             yield
         finally:
             self.requests.remove(request)
-            self._idle_since = now = time.monotonic()
             if request.version is not None:
                 self._evaluated = request.version
-                self._evaluated_at = now
-            if takes_turns:
-                self._next_turn = now + _TRAINING_TURNS * (now - self._turn_began)
+                self._evaluated_at = time.monotonic()
             self._declines = self._declines and self._stays
 
     @contextmanager
@@ -94,7 +75,7 @@ class Demand:
             return None
         versions = {request.version for request in self.requests if request.job_id == newest.job_id}
         lingers = time.monotonic() - self._evaluated_at < self.linger_s
-        if newest.evaluated is not None and lingers and not self._training_waits:
+        if newest.evaluated is not None and lingers:
             versions.add(self._evaluated)
         for policy in (self.serving, newest.evaluated):
             if policy and policy.job_id == newest.job_id and policy.number in versions:
@@ -138,64 +119,27 @@ class Demand:
     def excluded_streams(self, place: int, replicas: int) -> Set[Stream]:
         """Return the streams that this one of ``replicas`` rollouts does not read now."""
         self.is_alone = replicas < 2
-        if self.is_alone:
-            return {EVAL_REQUESTS} if self._is_training and self._is_training_turn else set()
         streams: set[Stream] = set()
         if self._declines:
             streams.add(REQUESTS)
-        if self._is_training and place >= max(1, replicas // 4):
+        is_training = self.newest is not None and self.newest.number < self.last_version
+        if is_training and place >= max(1, replicas // 4):
             streams.add(EVAL_REQUESTS)
         return streams
 
     def call_keys(self, job_id: str, place: int, replicas: int) -> Iterator[str]:
         """Yield the keys of the job's own calls to take, those of an evaluation first."""
         excluded = self.excluded_streams(place, replicas)
-        if EVAL_REQUESTS not in excluded or self.is_alone:
+        if EVAL_REQUESTS not in excluded:
             yield f"eval:{job_id}"
         if REQUESTS not in excluded:
             yield f"work:{job_id}"
-
-    @property
-    def _evaluates(self) -> bool:
-        return any(_is_evaluation_group(request) for request in self.requests)
-
-    @property
-    def _is_training(self) -> bool:
-        return self.newest is not None and self.newest.number < self.last_version
-
-    @property
-    def _turn_has_ended(self) -> bool:
-        """Whether a group of the evaluation's last turn has been answered, in this job."""
-        newest = self.newest
-        return newest is not None and newest.job_id == self._turn_job and self._next_turn > 0
-
-    @property
-    def _is_training_turn(self) -> bool:
-        """Whether a rollout that is alone takes no more groups of the evaluation for now."""
-        if self._evaluates or not self._turn_has_ended:
-            return self._turn_has_ended
-        now = time.monotonic()
-        is_busy = bool(self.requests) or now < self._idle_since + _MIN_LINGER_S
-        return is_busy and now < self._next_turn
-
-    @property
-    def _training_waits(self) -> bool:
-        """Whether the evaluation's turn is over, and requests wait for newer weights."""
-        serving = self.serving
-        if serving is None or not self.is_alone or not self._turn_has_ended:
-            return False
-        return any(request.min_version > serving.number for request in self.requests)
 
     @property
     def _stays(self) -> bool:
         """Whether a leased evaluation measures the served version."""
         versions = {request.version for request in self.requests}
         return self.serving is not None and self.serving.number in versions
-
-
-def _is_evaluation_group(request: Request) -> bool:
-    """Whether it is an evaluation's own request. A call of an episode waits for no turn."""
-    return isinstance(request, RolloutRequest) and request.version is not None
 
 
 def _may_answer(policy: PolicyVersion, request: Request) -> bool:

@@ -121,51 +121,6 @@ def test_requests_for_newer_weights_are_left_to_others_during_an_evaluation(
     assert not demand.excluded_streams(0, 2)
 
 
-def test_evaluation_and_training_take_turns_on_a_rollout_that_is_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    demand = a_demand(3, 5, evaluated=3)
-    demand.linger_s = 60.0
-    newer = a_request(min_version=4)
-
-    def takes_evaluation() -> bool:
-        return not demand.excluded_streams(0, 1)
-
-    assert takes_evaluation()
-    with demand.hold(newer):
-        with sampling(demand, EVALUATION):
-            now += 2
-            assert takes_evaluation()
-            with sampling(demand, EVALUATION):
-                now += 2
-            assert not takes_evaluation()
-            assert target_number(demand) == 3
-        assert not takes_evaluation()
-        assert target_number(demand) == 5
-        now += 11.9
-        assert not takes_evaluation()
-        now += 0.2
-        assert takes_evaluation()
-        now -= 10
-        assert not takes_evaluation()
-        assert set(demand.call_keys("job", 0, 1)) == {"eval:job", "work:job"}
-        demand.newest = a_policy(5, job_id="next")
-        assert takes_evaluation()
-
-
-def test_training_has_no_turn_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    demand = a_demand(3, 5, evaluated=3)
-    with sampling(demand, EVALUATION):
-        now += 2
-    assert demand.excluded_streams(0, 1) == {EVAL_REQUESTS}
-    now += 1
-    assert not demand.excluded_streams(0, 1)
-
-
 @table("""
     replicas | evaluating
     1        | 1
