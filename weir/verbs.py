@@ -14,7 +14,8 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 
 import protocol
 import typer
-from protocol.recipe import Recipe, RecipeError, load_recipe
+from protocol.recipe import Recipe, load_recipe
+from protocol.recipe_files import RecipeError
 from protocol.tasks import TaskFileError, read_tasks
 from rich.console import Console, Group
 from typer.main import get_command

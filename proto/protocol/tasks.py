@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from protocol.messages import Task
-from protocol.recipe import explain
+from protocol.recipe_files import explain
 
 MAX_DEPTH = 64  # pydantic fails at 200, and messages nest the data further
 MAX_LINE_BYTES = 4 << 20

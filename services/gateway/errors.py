@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from protocol.operations import DamagedFile
-from protocol.recipe import explain
+from protocol.recipe_files import explain
 from protocol.tasks import escape_surrogates
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from protocol.capacity import worst_case_bytes
 from protocol.exchange.connection import Memory
-from protocol.recipe import Recipe, load_recipe, merge_tables
+from protocol.recipe import Recipe, load_recipe
+from protocol.recipe_files import merge_tables
 from protocol.tasks import MAX_DEPTH
 from pydantic import ValidationError
 

@@ -7,7 +7,8 @@ import re
 import tomllib
 from collections.abc import Iterator
 
-from protocol.recipe import Recipe, RecipeError, parse_recipe
+from protocol.recipe import Recipe, parse_recipe
+from protocol.recipe_files import RecipeError
 
 from services.gateway.api.openai.body import find_problems
 
