@@ -104,17 +104,18 @@ def _read_toml(path: Path) -> Tables:
     try:
         return tomllib.loads(text)
     except ValueError as error:  # syntax, or a number of thousands of digits
-        raise RecipeError(f"{path}: not valid TOML: {error}{_show_place(text, error)}") from error
+        raise RecipeError(f"{path}: {explain_toml(text, error)}") from error
 
 
-def _show_place(text: str, error: ValueError) -> str:
-    """Return the character that a TOML error is about."""
-    place = re.search(r"at line (\d+), column (\d+)", str(error))
+def explain_toml(text: str, error: ValueError) -> str:
+    """Return why a text is not valid TOML, with the place and the character."""
+    reason = f"not valid TOML: {error}"
+    place = re.search(r"at line (\d+), column (\d+)", reason)
     if place is None:
-        return ""
+        return reason
     line = text.split("\n")[int(place[1]) - 1]
     character = line[int(place[2]) - 1 :][:1]
-    return f": {character!r} in {line.strip()!r}" if character else ""
+    return f"{reason}: {character!r} in {line.strip()!r}" if character else reason
 
 
 def _pop_texts(tables: Tables, key: str, path: Path) -> list[str]:
