@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import protocol
-from protocol.recipe import RecipeError, load_recipe
+from protocol.recipe import load_recipe
+from protocol.recipe_files import RecipeError
 from pydantic import Field
 
 from weir.client import WeirError

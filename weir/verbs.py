@@ -14,7 +14,8 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 
 import protocol
 import typer
-from protocol.recipe import Recipe, RecipeError, load_recipe
+from protocol.recipe import Recipe, load_recipe
+from protocol.recipe_files import RecipeError
 from protocol.tasks import TaskFileError, read_tasks
 from rich.console import Console, Group
 from typer.main import get_command
@@ -315,7 +316,7 @@ def samples(
             if as_json:
                 print_json([group])
             else:
-                Console().print(Group(*views.group_view(group)))
+                show(Group(*views.group_view(group)))
             return
         query = _drop_unset(step=step, correct=correct, text=text)
         pages = weir.samples(job_id, limit=min(limit, _SAMPLES_PER_PAGE), **query)
@@ -357,7 +358,7 @@ def chat(
 def serve(model: AnyModel = None) -> None:
     """Show the command by which vLLM serves a job's model; starts nothing."""
     with connected() as weir:
-        say(serve_command(weir, find_model(weir, model)))
+        print(serve_command(weir, find_model(weir, model)))  # to be copied: never wrapped
 
 
 @verbs.command()
@@ -594,9 +595,10 @@ def _say_result(job: Job) -> None:
 
 
 def _find_reason(weir: WeirClient, job_id: str) -> str | None:
-    """Return why a job waits; None if the gateway does not respond, which the events report."""
+    """Return why a job waits; None if it has ended or the gateway is silent, as events report."""
     try:
-        return weir.why(job_id).get("because")
+        reasons = weir.why(job_id)
+        return None if reasons.get("ended") else reasons.get("because")
     except (WeirError, RuntimeError):  # a closed client raises RuntimeError
         return None
 

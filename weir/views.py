@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,16 +17,18 @@ from threading import Event, Thread
 from typing import Any
 
 from rich import progress
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from weir.evaluations import Json, compare
 
-# Tables are never cut: a narrow terminal wraps their lines.
-_TABLE_WIDTH = 10_000
+# Of a file or a pipe, where each row of a table is one line.
+_LONGEST_LINE = 10_000
+_SENTENCE_WIDTH = 20  # of a column that a terminal wraps, at least
 # Characters that move the cursor, reverse the line or start an escape sequence. Each is replaced
 # by one character, so that the positions of marks stay valid.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
@@ -37,6 +38,7 @@ for _codes in (range(128, 160), (0x200E, 0x200F), range(0x2028, 0x202F), range(0
 _LINE_BREAKS = {ord("\n"): 0x240A, ord("\t"): 0x2409}
 # These change while the reason for waiting stays the same.
 _PROGRESS = re.compile(r"[\d.]+ (s|min|h)\b|\bstep \d+(/\d+)?")
+_END = re.compile(r"(succeeded|cancelled)$|failed: ")  # a job's last event
 _POLL_S = 2.0
 # The remaining time is estimated from the median of this many steps.
 _MAX_STEP_TIMES = 51
@@ -86,15 +88,47 @@ def table(*heads: str) -> Table:
 
 
 def say(text: object) -> None:
-    print(visible(text), flush=True)
+    _write(str(text), Console())
 
 
 def complain(text: object) -> None:
-    print(f"weir: {visible(text)}", file=sys.stderr)
+    _write(f"weir: {text}", Console(stderr=True))
+
+
+def _write(text: str, console: Console) -> None:
+    if console.is_terminal:
+        console.print(_text(text))
+    else:
+        print(visible(text), file=console.file, flush=True)
 
 
 def show(view: RenderableType) -> None:
-    Console(width=_TABLE_WIDTH).print(view)
+    """Print a view. On a terminal, lines end between words, and none is cut."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = _LONGEST_LINE
+    elif isinstance(view, Table):
+        view = _fit(view, console.width)
+    console.print(view)
+
+
+def _fit(view: Table, width: int) -> RenderableType:
+    """Wrap the columns of sentences; if the table is too wide even so, list each row by lines."""
+    needed = 0
+    for column in view.columns:
+        texts = [str(content) for content in (column.header, *column.cells)]
+        longest = max(map(cell_len, texts))
+        column.no_wrap = longest <= _SENTENCE_WIDTH or not any(" " in text for text in texts)
+        needed += 2 + (longest if column.no_wrap else _SENTENCE_WIDTH)
+    if needed - 2 <= width:
+        return view
+    rows: list[RenderableType] = []
+    for contents in zip(*(column.cells for column in view.columns), strict=True):
+        row = Table.grid("", Column(overflow="fold"), padding=(0, 2))
+        for column, content in zip(view.columns, contents, strict=True):
+            row.add_row(column.header, content)
+        rows += [row, ""]
+    return Group(*rows)
 
 
 def print_json(objects: Iterable[Any]) -> None:
@@ -175,7 +209,7 @@ class Progress:
 
     def table(self) -> RenderableType:
         """Return a progress bar, and the newest numbers with their curves."""
-        head = Table.grid(padding=(0, 1))
+        head = Table.grid(Column(no_wrap=True), padding=(0, 1))
         bar = ProgressBar(total=self.steps, completed=self.step, width=40)
         position = f"{step_text(self.step, self.steps)}  {self.remaining}"
         head.add_row(cell(self.job_id, "bold"), bar, position)
@@ -202,7 +236,7 @@ def show_progress(
     live = Live(job.table(), console=console) if console.is_terminal else None
 
     def print_line(text: str) -> None:
-        console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+        console.print(_text(text), soft_wrap=not console.is_terminal)
 
     def show_reason(reason: str) -> None:
         is_new = _PROGRESS.sub("", reason) != _PROGRESS.sub("", job.waiting_for)
@@ -213,7 +247,7 @@ def show_progress(
             print_line(reason)
 
     with live or nullcontext(), _polling(job, why, show_reason):
-        for event in events:
+        for event in _drop_end(events):
             job.update(event)
             line = _event_line(event)
             if line is not None:
@@ -222,6 +256,16 @@ def show_progress(
                 live.update(job.table(), refresh=True)
             else:
                 print_line(job.line())
+
+
+def _drop_end(events: Iterable[Json]) -> Iterator[Json]:
+    """Leave out the event of the job's end: the caller reports it with the job's result."""
+    ends: list[Json] = []
+    for event in events:
+        yield from ends
+        ends = [event] if _END.match(event["message"]) else []
+        if not ends:
+            yield event
 
 
 @contextmanager

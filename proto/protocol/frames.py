@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from protocol import STORED_VERSION
 from protocol.messages import JobRef, Message  # noqa: F401  (JobRef is used by the doctest)
-from protocol.recipe import explain
+from protocol.recipe_files import explain
 
 HEADER = b"header"
 _RECORD = struct.Struct("<4sIII")  # magic, number of fields, body length, crc32 of the body

@@ -7,16 +7,14 @@ a machine on which it fits.
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
-import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from protocol.names import (
     CORRECTIONS,
@@ -34,6 +32,7 @@ from protocol.names import (
     Table,
     TemplateOptions,
 )
+from protocol.recipe_files import RecipeError, explain, load_tables, suggest_setting
 from protocol.rewards import Reward
 
 _FORMULAS = {
@@ -43,10 +42,7 @@ _FORMULAS = {
 }
 SESSION_STEPS = 10**9  # no bound: the client of a session ends it
 MAX_RESPONSES = 16384  # vLLM samples at most this many responses to one prompt
-_FILE_KEYS = ("extends", "without")
 _MAX_REFILL = 4  # dynamic sampling multiplies the groups in flight by at most this
-
-Tables = dict[str, Any]
 
 
 class Purpose(StrEnum):
@@ -704,144 +700,12 @@ class Recipe(Table):
         return evaluation.sampling or self.rollout.sampling
 
 
-class RecipeError(ValueError):
-    """An invalid recipe; the message names each wrong field with its problem."""
-
-
-def explain(
-    error: ValidationError,
-    whole: str = "recipe",
-    suggest: Callable[[str], str] = lambda _: "remove it or check its spelling",
-) -> str:
-    """Return one line per problem: the field's dotted name, or ``whole``, and the message.
-
-    ``suggest`` returns the remedy for an unknown key.
-    """
-    lines: list[str] = []
-    for problem in error.errors():
-        parts = map(str, problem["loc"])
-        field = ".".join(part for part in parts if not part.startswith("<")) or whole
-        if problem["type"] == "extra_forbidden" and field in _FILE_KEYS:
-            lines.append(
-                f"{field}: works only in a file, as for `weir run FILE`; "
-                "give all settings here, as `weir plan FILE` shows them"
-            )
-        elif problem["type"] == "extra_forbidden":
-            lines.append(f"{field}: unknown key; {suggest(field)}")
-        elif problem["type"] == "missing":
-            lines.append(f"{field}: required, but missing")
-        else:
-            lines.append(f"{field}: {problem['msg'].removeprefix('Value error, ')}")
-    return "\n".join(lines)
-
-
-def _suggest_setting(field: str) -> str:
-    settings = list(_walk_settings(Recipe))
-    elsewhere = [path for path in settings if path.endswith("." + field.rpartition(".")[2])]
-    depth = field.count(".")
-    similar = [path for path in settings if path.count(".") >= depth]
-    near = difflib.get_close_matches(field, similar, n=1, cutoff=0.8) or elsewhere
-    return f"did you mean {near[0]!r}?" if near else "remove it or check its spelling"
-
-
-def _walk_settings(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all settings below a table."""
-    for name, setting in table.model_fields.items():
-        yield prefix + name
-        for kind in (setting.annotation, *get_args(setting.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _walk_settings(kind, f"{prefix}{name}.")
-
-
 def parse_recipe(data: object) -> Recipe:
     """Validate plain data as a recipe, or raise a `RecipeError` that names each wrong field."""
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(explain(error, suggest=_suggest_setting)) from error
-
-
-def load_tables(path: Path) -> Tables:
-    """Read a TOML file and the files that it extends, or raise a `RecipeError`."""
-    return _apply_file(path, {}, children=())
-
-
-def _apply_file(path: Path, tables: Tables, children: tuple[Path, ...]) -> Tables:
-    """Apply the changes of a file's parents to the tables, in order, and then its own."""
-    changes = _read_toml(path)
-    children = (*children, path.resolve())
-    for parent in _pop_texts(changes, "extends", path):
-        file = path.parent / parent
-        if not file.is_file():
-            raise RecipeError(
-                f"{path}: extends: {file}: no such file; give a path from the folder of this file"
-            )
-        if file.resolve() in children:
-            raise RecipeError(f"{path}: extends: {parent} is this file or extends it; remove one")
-        tables = _apply_file(file, tables, children)
-    for setting in _pop_texts(changes, "without", path):
-        if not _remove_setting(tables, setting):
-            raise RecipeError(
-                f"{path}: without: no parent sets {setting}; remove it or check its spelling"
-            )
-    return merge_tables(tables, changes)
-
-
-def _read_toml(path: Path) -> Tables:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise RecipeError(f"{path}: no such file") from error
-    except OSError as error:
-        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RecipeError(f"{path}: not UTF-8: {error}; save the file as UTF-8") from error
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:  # syntax, or a number of thousands of digits
-        raise RecipeError(f"{path}: not valid TOML: {error}{_show_place(text, error)}") from error
-
-
-def _show_place(text: str, error: ValueError) -> str:
-    """Return the character that a TOML error is about."""
-    place = re.search(r"at line (\d+), column (\d+)", str(error))
-    if place is None:
-        return ""
-    line = text.split("\n")[int(place[1]) - 1]
-    character = line[int(place[2]) - 1 :][:1]
-    return f": {character!r} in {line.strip()!r}" if character else ""
-
-
-def _pop_texts(tables: Tables, key: str, path: Path) -> list[str]:
-    value = tables.pop(key, [])
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise RecipeError(f"{path}: {key}: must be a text or a list of texts")
-    return texts
-
-
-def _remove_setting(tables: Tables, setting: str) -> bool:
-    """Remove a setting from its table; return False if the table lacks it."""
-    *outer, last = setting.split(".")
-    table: Any = tables
-    for name in outer:
-        table = table.get(name) if isinstance(table, dict) else None
-    if not isinstance(table, dict) or last not in table:
-        return False
-    del table[last]
-    return True
-
-
-def merge_tables(
-    tables: Mapping[str, Any], changes: Mapping[str, Any], together: Collection[str] = ()
-) -> Tables:
-    """Merge tables key by key, but replace tables named in ``together`` and all other values."""
-    merged = {
-        key: merge_tables(tables[key], value, together)
-        for key, value in changes.items()
-        if key not in together and isinstance(value, dict) and isinstance(tables.get(key), dict)
-    }
-    return {**tables, **changes, **merged}
+        raise RecipeError(explain(error, suggest=partial(suggest_setting, Recipe))) from error
 
 
 def load_recipe(path: Path) -> Recipe:

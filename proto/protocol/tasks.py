@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from protocol.messages import Task
-from protocol.recipe import explain
+from protocol.recipe_files import explain
 
 MAX_DEPTH = 64  # pydantic fails at 200, and messages nest the data further
 MAX_LINE_BYTES = 4 << 20
@@ -34,6 +34,11 @@ _NO_OBJECT = (
     "with `weir data import FILE OUT --problem COLUMN --answer COLUMN`"
 )
 _QUOTES = tuple("'‘’‚“”„«»")
+_REMEDIES = {  # for messages of Python's parser
+    "Extra data": "remove what follows the object",
+    "Invalid control character at": r"write \n, \t or \u and four digits instead",
+    "Unterminated string starting at": "close this quote",
+}
 
 
 class TaskFileError(ValueError):
@@ -185,20 +190,31 @@ def _explain_json(text: str, position: int, message: str) -> str:
     """Return where a line is no JSON object, and the remedy."""
     if not text.lstrip().startswith("{"):
         return _NO_OBJECT
-    character = text[position : position + 1]
-    place = f" at column {position + 1}, {character!r}"
-    before = text[:position].rstrip()
-    remedy = message.removesuffix(" at")
     if position >= len(text.rstrip()):
-        place = ""
-        remedy = "the line ends too early: write each task on one line, and close its quotes and {}"
-    elif character in _QUOTES or before[-1:] in _QUOTES:
-        remedy = 'write straight double quotes (")'
-    elif message == "Extra data":
-        remedy = "remove what follows the object"
-    elif before.endswith(",") and character in "}]":
-        remedy = f"remove the comma before {character!r}"
-    return f"not valid JSON{place}: {remedy}"
+        reason = "the line ends too early: write each task on one line"
+        return f"not valid JSON: {reason}, and close its quotes and {{}}"
+    remedy = _find_remedy(text, position, message)
+    return f"not valid JSON at column {position + 1}, {text[position]!r}: {remedy}"
+
+
+def explain_json(error: json.JSONDecodeError) -> str:
+    """Return the place where a text is not valid JSON, and the remedy."""
+    place = f"line {error.lineno}, column {error.colno}"
+    if error.pos >= len(error.doc.rstrip()):
+        return f"not valid JSON: it ends too early, at {place}; close its quotes and brackets"
+    remedy = _find_remedy(error.doc, error.pos, error.msg)
+    return f"not valid JSON at {place}, {error.doc[error.pos]!r}: {remedy}"
+
+
+def _find_remedy(text: str, position: int, message: str) -> str:
+    """Return the remedy for a character that JSON does not allow, else the parser's message."""
+    character = text[position]
+    before = text[:position].rstrip()
+    if character in _QUOTES or before[-1:] in _QUOTES:
+        return 'write straight double quotes (")'
+    if before.endswith(",") and character in "}]":
+        return f"remove the comma before {character!r}"
+    return _REMEDIES.get(message, message)
 
 
 def _finite(text: str) -> float:

@@ -18,7 +18,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from secrets import token_hex
 
-from protocol.recipe import Recipe, RecipeError, load_recipe
+from protocol.recipe import Recipe, load_recipe
+from protocol.recipe_files import RecipeError
 from protocol.tasks import raw_lines, read_tasks
 
 from services.chassis.deployment import DeploymentError, model_sources, parse_count

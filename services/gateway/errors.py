@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 from collections.abc import Awaitable
 from functools import lru_cache
 from http import HTTPStatus
@@ -17,8 +18,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from protocol.operations import DamagedFile
-from protocol.recipe import explain
-from protocol.tasks import escape_surrogates
+from protocol.recipe_files import explain
+from protocol.tasks import escape_surrogates, explain_json
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -214,8 +215,8 @@ def describe(app: FastAPI) -> None:
 
 def explain_body(error: ValidationError | RequestValidationError) -> list[str]:
     """Return one line per problem, ``field: problem``, with the field's dotted name."""
-    if any(problem["type"] == "json_invalid" for problem in error.errors()):
-        return ["body: not valid JSON"]
+    if isinstance(error.__cause__, json.JSONDecodeError):
+        return [f"body: {explain_json(error.__cause__)}"]
     lines = []
     for line in explain(error).splitlines():  # type: ignore[arg-type]  (both have .errors())
         location = next((prefix for prefix in _LOCATIONS if line.startswith(prefix)), "")

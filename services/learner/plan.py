@@ -18,7 +18,8 @@ from typing import Any
 
 from protocol.capacity import responses_in_flight, worst_case_in_words
 from protocol.placement import PlacementError
-from protocol.recipe import Recipe, RecipeError, load_recipe
+from protocol.recipe import Recipe, load_recipe
+from protocol.recipe_files import RecipeError
 from protocol.rewards import Check
 from pydantic import BaseModel
 from rich.console import Console

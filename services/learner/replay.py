@@ -22,7 +22,8 @@ from typing import Any
 
 from protocol.frames import FrameError, decode, encode, pack, unpack_all
 from protocol.messages import ActiveJob, Grade, GradedGroup, Message, Score
-from protocol.recipe import Purpose, Recipe, RecipeError, load_recipe
+from protocol.recipe import Purpose, Recipe, load_recipe
+from protocol.recipe_files import RecipeError
 from protocol.samples import RECIPE, step_files
 from pydantic import ValidationError
 from rich.console import Console

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from protocol.recipe import Recipe, RecipeError, load_recipe
+from protocol.recipe import Recipe, load_recipe
+from protocol.recipe_files import RecipeError
 
 from tests.architecture.project import ROOT
 

@@ -20,7 +20,7 @@ from protocol.exchange.connection import Connection, block_ms, flat, pairs
 from protocol.exchange.queue import Delivery
 from protocol.frames import encode
 from protocol.messages import ActiveJob, Fault, JobError, JobRecord, JobRef, JobState, Requested
-from protocol.recipe import explain
+from protocol.recipe_files import explain
 
 JOB_INDEX = streams.PREFIX + "job_index"
 RECORD = streams.job_key("")  # the prefix of the keys of records

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from protocol.messages import NOT_GIVEN, Graded, Score, Task, Trial, TrialResult, Ungradable
-from protocol.recipe import explain
+from protocol.recipe_files import explain
 from protocol.rewards import Reward
 from protocol.tasks import as_text
 from pydantic import Field, JsonValue, ValidationError

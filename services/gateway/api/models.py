@@ -48,7 +48,7 @@ def list_models(jobs: Jobs) -> Json:
     """Every model that a job can start from: base models by name, then those of jobs."""
     deployment = jobs.service.deployment
     base = find_base_models(deployment)
-    trained = find_trained_models(deployment.jobs_dir)
+    trained = find_trained_models(deployment)
     objects = [model_object(name, folder, is_trained=True) for name, folder in trained.items()]
     objects.sort(key=lambda model: model["created"], reverse=True)
     base_objects = [model_object(name, folder, is_trained=False) for name, folder in base.items()]

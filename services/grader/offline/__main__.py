@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, BinaryIO
 
 from protocol.messages import Graded, is_right
-from protocol.recipe import explain
+from protocol.recipe_files import explain
 from protocol.tasks import raw_lines
 from pydantic import ValidationError
 

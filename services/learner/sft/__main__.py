@@ -16,7 +16,7 @@ from typing import Literal
 
 from protocol.messages import Fault, Task
 from protocol.placement import PlacementError
-from protocol.recipe import RecipeError
+from protocol.recipe_files import RecipeError
 from protocol.tasks import TaskFileError, read_tasks
 
 from services.chassis.deployment import DeploymentError, model_sources

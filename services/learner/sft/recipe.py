@@ -7,15 +7,8 @@ from typing import Self
 
 from protocol import recipe as jobs
 from protocol.names import Table
-from protocol.recipe import (
-    Model,
-    Optimizer,
-    RecipeError,
-    Tasks,
-    check_sums,
-    explain,
-    load_tables,
-)
+from protocol.recipe import Model, Optimizer, Tasks, check_sums
+from protocol.recipe_files import RecipeError, explain, load_tables
 from pydantic import Field, ValidationError, model_validator
 
 

@@ -47,14 +47,20 @@ def a_models_root(folder: Path) -> None:
         "chat",
         "pickled",
         "no-config",
+        "no-type",
+        "torn",
         "leak",
         "short",
     ):
         a_model(models / name)
     (models / "chat/chat_template.jinja").write_text("{{ messages }}")
-    (models / "short/config.json").write_text('{"max_position_embeddings": 32}')
+    (models / "short/config.json").write_text(
+        '{"model_type": "llama", "max_position_embeddings": 32}'
+    )
     (models / "pickled/model.safetensors").rename(models / "pickled/pytorch_model.bin")
     (models / "no-config/config.json").unlink()
+    (models / "no-type/config.json").write_text("{}")
+    (models / "torn/config.json").write_text('{"model_type"')
     (models / "escape").symlink_to(outside)
     (models / "leak/model.safetensors").unlink()
     (models / "leak/model.safetensors").symlink_to(outside / "model.safetensors")

@@ -33,6 +33,7 @@ from tests.sample_stores import a_sample, write_samples
 
 T = TypeVar("T")
 KEY = "test-key"
+CONFIG = '{"model_type": "llama"}'
 READ_KEY = "read-key"
 ENVIRONMENT_KEY = "environments-key"
 JOBS = "/v1/fine_tuning/jobs"
@@ -239,7 +240,7 @@ def submit_job(http: Client, **changes: Any) -> str:
 
 def a_model(folder: Path, weights: str = "weights") -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(CONFIG)
     (folder / "model.safetensors").write_text(weights)
     return folder
 

@@ -15,6 +15,7 @@ import pytest
 from protocol import streams
 
 from tests.contract.gateway.stack import (
+    CONFIG,
     JOBS,
     KEY,
     Client,
@@ -166,7 +167,7 @@ def test_the_model_of_a_forgotten_job_is_fetched_and_the_job_deleted(
     assert stack.exchange(lambda exchange: exchange.forget_job(job_id))
     assert http.get(f"/v1/models/{job_id}").is_success
     assert len(http.read(f"{JOBS}/{job_id}/model")["data"]) == 3
-    assert http.get(f"{JOBS}/{job_id}/model/config.json").text == "{}"
+    assert http.get(f"{JOBS}/{job_id}/model/config.json").text == CONFIG
     assert http.delete(f"{JOBS}/{job_id}").json()["deleted"]
     assert not folder.parent.exists()
     assert_refused(http.get(f"{JOBS}/{job_id}/model"), 404, "id")

@@ -60,3 +60,13 @@ def test_a_wrong_request_is_refused_by_its_field(
     if operation is not None:
         assert operation.do == "refuse"
         assert operation.why == reply.json()["detail"]
+
+
+def test_a_body_that_is_no_json_is_refused_with_the_place_and_the_remedy(http: Client) -> None:
+    headers = {"Content-Type": "application/json"}
+    reply = http.post("/v1/fine_tuning/jobs", content='{\n "model": "tiny",\n}', headers=headers)
+    assert_refused(reply, 400, "body")
+    place = "line 3, column 1, '}'"
+    assert (
+        reply.json()["detail"] == f"body: not valid JSON at {place}: remove the comma before '}}'"
+    )

@@ -156,10 +156,13 @@ def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(
 
 def test_watch_prints_a_line_per_step_and_the_end(stack: Stack, weir: Weir) -> None:
     job_id = a_job_with_steps(stack, 2, "failed", error="the judge is away")
+    end = an_event(job_id, 3, level="error")
+    tell(stack, end.model_copy(update={"message": "failed: the judge is away"}))
     status, out, err = weir("watch", job_id)
     assert "step 1/3  reward 0.250  tokens/s 1,234\n" in out
     assert "step 2/3  reward 0.500" in out
     assert status == 1
+    assert "failed" not in out
     assert err == f"weir: {job_id} failed: the judge is away\n"
 
 

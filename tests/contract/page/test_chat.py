@@ -57,6 +57,10 @@ def test_two_models_answer_next_to_each_other_and_go_on_if_they_know_chats(
 ) -> None:
     page.goto(f"/#/jobs/{job}/model")
     page.locator(".files").get_by_role("link", name="Chat").click()
+    groups = page.get_by_label("Next to it").locator("optgroup")
+    labels = groups.evaluate_all("groups => groups.map((group) => group.label)")
+    assert labels[:2] == ["Jobs", "Base models"]
+    assert f"Checkpoints of to-talk-to …{job[-6:]}" in labels
     page.get_by_label("Next to it").select_option("with-turns")
     page.get_by_label("Temperature").fill("0.5")
     page.get_by_label("Max tokens").fill("9")

@@ -30,7 +30,7 @@ def a_deployment(*roots: Path, hub: str = "off", data: Path = Path("/nowhere")) 
 
 def a_model(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / WEIGHTS).write_bytes(b"")
     return folder
 
@@ -90,6 +90,8 @@ def test_hub_ids_need_a_hub(tmp_path: Path) -> None:
     [
         (lambda model: (model / "adapter_config.json").write_text("{}"), "LoRA"),
         (lambda model: (model / "config.json").unlink(), "config.json"),
+        (lambda model: (model / "config.json").write_text("{}"), "model_type"),
+        (lambda model: (model / "config.json").write_text("{oops"), "line 1 column 2"),
         (lambda model: (model / WEIGHTS).rename(model / "pickled.bin"), "safetensors"),
         (lambda model: (model / "a").symlink_to(".."), "a, a link"),
     ],

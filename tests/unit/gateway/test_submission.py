@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from protocol.capacity import worst_case_bytes
 from protocol.exchange.connection import Memory
-from protocol.recipe import Recipe, load_recipe, merge_tables
+from protocol.recipe import Recipe, load_recipe
+from protocol.recipe_files import merge_tables
 from protocol.tasks import MAX_DEPTH
 from pydantic import ValidationError
 
@@ -258,7 +259,9 @@ def test_toml_and_json_of_one_recipe_are_the_same_recipe() -> None:
     ("text", "problem"),
     [
         ("name = ", "text: not valid TOML"),
-        ('{"name": ', "text: not valid JSON"),
+        ('{"name": ', "text: not valid JSON: it ends too early, at line 1, column 10"),
+        ('{\n"name": "a",\n}', "text: not valid JSON at line 3, column 1, '}': remove the comma"),
+        ('{"name": "a\nb"}', "text: not valid JSON at line 1, column 12, '\\n': write \\n"),
         ('{"a":' * 100_000, "text: "),
         ("a." * 30_000 + "a = 1", "text: "),
         ("[training]\nstep = 1", "training.step: "),
@@ -313,6 +316,11 @@ PLAIN_CRITIC = "algorithm.advantage = 'gae'\ncritic."
 @table(
     """
     settings                                                 | field
+    name = 'train:3'                                         | name
+    name = 'ftjob-mine'                                      | name
+    name = 'mine@3'                                          | name
+    name = '-mine'                                           | name
+    name = 'mine.toml'                                       | name
     training.steps = 4611686018427387904                     | training.steps
     rollout.sampling = { max_tokens = 8, temperature = 2.1 } | rollout.sampling.temperature
     algorithm.advantage = 'my_lab.squared'                   | algorithm.advantage
@@ -337,6 +345,7 @@ def test_a_recipe_that_fits_no_model_is_refused_by_its_field() -> None:
 
 
 def test_a_recipe_at_the_limit_is_accepted() -> None:
+    check({"name": "training: 3 @ night, 2024.toml-like"})
     check({"training": {"steps": 2**45}})  # times 2, 2 and 64
     for temperature in (0.01, 2.0):
         check({"rollout": {"sampling": {"max_tokens": 8, "temperature": temperature}}})

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from protocol.capacity import worst_case_bytes, worst_case_in_words
-from protocol.recipe import RecipeError, load_recipe, load_tables, parse_recipe
+from protocol.recipe import load_recipe, parse_recipe
+from protocol.recipe_files import RecipeError, load_tables
 
 from tests.architecture.project import ROOT
 from tests.builders import a_recipe

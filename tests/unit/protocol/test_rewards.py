@@ -3,7 +3,8 @@
 import tomllib
 
 import pytest
-from protocol.recipe import Recipe, RecipeError
+from protocol.recipe import Recipe
+from protocol.recipe_files import RecipeError
 from protocol.rewards import Check, MathAnswer, ModelJudge, Reward, ScoreModel, StringCheck
 from protocol.rubric import Rubric
 from pydantic import ValidationError

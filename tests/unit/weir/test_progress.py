@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from weir import views
 from weir.evaluations import Comparison, compare
@@ -106,6 +107,33 @@ def test_characters_that_a_terminal_obeys_are_made_visible(
     assert (out + err).count(harmless) == 3
     views.print_json([{"message": evil}])
     assert capsys.readouterr().out.isascii()
+
+
+def test_what_a_terminal_shows_fits_it_and_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    job_id = f"ftjob-{'a' * 24}"
+    sentence = "it waits for a place in the queue, behind three others"
+    for columns, num_lines in ((200, 3), (60, 6), (44, 7)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        rows = views.table("job", "reason", "steps")
+        rows.add_row(*map(views.cell, (job_id, sentence, 3)))
+        views.show(rows)
+        views.say(f"{job_id}: {sentence}")
+        lines = Text.from_ansi(capsys.readouterr().out).plain.splitlines()
+        assert max(map(len, lines)) <= columns
+        text = " ".join("\n".join(lines).split())
+        assert text.count(job_id) == 2
+        assert text.endswith(f"{job_id}: {sentence}")
+        assert len(lines) == num_lines, lines
+
+
+def test_the_end_is_left_to_the_caller() -> None:
+    end = an_event("message", "failed: no judge")
+    assert (
+        shown(end, an_event("message", "resumed"), end) == "info: failed: no judge\ninfo: resumed\n"
+    )
 
 
 def a_result(step: int, num_correct: int, **changes: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
-from protocol.recipe import explain
+from protocol.recipe_files import explain
 from protocol.rewards import Check, PythonSource, Reward
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 

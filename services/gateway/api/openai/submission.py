@@ -7,7 +7,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from protocol.recipe import Recipe, RecipeError, parse_recipe
+from protocol.recipe import Recipe, parse_recipe
+from protocol.recipe_files import RecipeError
 from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
 from services.gateway.api.openai.body import Body, Part

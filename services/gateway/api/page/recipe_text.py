@@ -7,7 +7,9 @@ import re
 import tomllib
 from collections.abc import Iterator
 
-from protocol.recipe import Recipe, RecipeError, parse_recipe
+from protocol.recipe import Recipe, parse_recipe
+from protocol.recipe_files import RecipeError, explain_toml
+from protocol.tasks import explain_json
 
 from services.gateway.api.openai.body import find_problems
 
@@ -35,9 +37,9 @@ def read_recipe(text: str) -> Recipe:
             raise RecipeTextError("\n".join(lines))
         return parse_recipe(data)
     except json.JSONDecodeError as error:
-        raise RecipeTextError(f"text: not valid JSON: {error}") from error
+        raise RecipeTextError(f"text: {explain_json(error)}") from error
     except tomllib.TOMLDecodeError as error:
-        raise RecipeTextError(f"text: not valid TOML: {error}") from error
+        raise RecipeTextError(f"text: {explain_toml(text, error)}") from error
     except RecursionError as error:
         raise RecipeTextError("text: nested too deeply") from error
     except (RecipeError, RecipeTextError) as error:

@@ -14,7 +14,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from protocol.exchange import Exchange
 from protocol.messages import EvaluationMetrics, StepMetrics
-from protocol.recipe import RecipeError, load_tables, parse_recipe
+from protocol.recipe import parse_recipe
+from protocol.recipe_files import RecipeError, load_tables
 from protocol.tasks import TaskFileError, raw_lines, valid_tasks
 from pydantic import Field, JsonValue
 from starlette.staticfiles import StaticFiles

@@ -16,7 +16,8 @@ from typing import Any
 
 from protocol.messages import ErrorKind, JobRecord, JobState, Requested
 from protocol.operations import Operation, OperationLog
-from protocol.recipe import SESSION_STEPS, Lora, Model, Recipe, RecipeError, parse_recipe
+from protocol.recipe import SESSION_STEPS, Lora, Model, Recipe, parse_recipe
+from protocol.recipe_files import RecipeError
 
 from services.gateway.api.openai.job_object import job_status
 from services.gateway.api.tinker import bodies

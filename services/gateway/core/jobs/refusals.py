@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from protocol.capacity import worst_case_bytes, worst_case_in_words
 from protocol.exchange import Exchange
 from protocol.exchange.connection import Memory
-from protocol.recipe import Recipe, Sampling
+from protocol.recipe import Purpose, Recipe, Sampling
 from protocol.rewards import Check, LabelModel, Reward, ScoreModel, StringCheck, TextSimilarity
 
 from services.gateway.core.files.store import StoredFile
@@ -24,6 +24,13 @@ MAX_LEARNING_RATE = 1.0
 MAX_TOKENS = 2**53  # scripts in Redis, metrics and browsers count no further
 MAX_MEMORY_SHARE = 0.75  # of maxmemory: the running job needs the remainder
 _FORMULA_FIELDS = ("advantage", "objective", "aggregation", "correction", "divergence")
+_OTHER_MEANINGS = {
+    "a group of samples": rf"({'|'.join(Purpose)}):",
+    "an id": r"ft(job|ckpt)-",
+    "a checkpoint": r"(?s).*@\d+$",
+    "an option": r"-",
+    "a recipe file": r"(?s).*\.toml$",
+}
 _ITEM_FIELD = re.compile(r"\{\{\s*item\.(?:metadata\.)?(\w+)")
 _COLUMNS_OF_EVERY_TASK = {"id", "prompt", "metadata"}  # a template reads messages as the prompt
 
@@ -43,12 +50,18 @@ def check_recipe(
     """
     if recipe.client is not None:
         raise wrong("recipe.client", "only the Tinker SDK's jobs have this table; remove it")
-    lines = [*_number_problems(recipe)]
+    lines = [*_name_problems(recipe.name), *_number_problems(recipe)]
     if not has_extensions:
         lines += _formula_problems(recipe)
     lines += _prompt_problems(recipe, facts, message_fields)
     if lines:
         raise from_lines(lines, code="cannot_work")
+
+
+def _name_problems(name: str) -> Iterator[str]:
+    for meaning, pattern in _OTHER_MEANINGS.items():
+        if re.match(pattern, name):
+            yield f"recipe.name: `weir` would take {name!r} for {meaning}; choose another name"
 
 
 def _number_problems(recipe: Recipe) -> Iterator[str]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from protocol.recipe import Recipe, RecipeError, Tables, load_tables, merge_tables, parse_recipe
+from protocol.recipe import Recipe, parse_recipe
+from protocol.recipe_files import RecipeError, Tables, load_tables, merge_tables
 from pydantic import JsonValue
 
 from services.chassis.deployment import DeploymentError, read_variable

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.model_folder import (
+    CONFIG,
     has_config,
     has_weights,
     is_adapter,
@@ -114,7 +115,11 @@ def find_fault(folder: Path, deployment: Deployment) -> str | None:
             return f"holds {name}, a link to a folder or to nothing; copy its target"
         if not any(target.is_relative_to(root) for root in roots):
             return f"holds {name}, a link that leaves WEIR_MODEL_ROOTS; copy the file instead"
-    return None
+    try:
+        config = read_config(folder)
+    except (OSError, ValueError) as error:
+        return f"has a damaged {CONFIG}: {_explain(error)}; copy the model again"
+    return None if config.get("model_type") else f"has a {CONFIG} without model_type; complete it"
 
 
 def _is_unsafe(model: str) -> bool:
@@ -204,10 +209,13 @@ def _read_json(folder: Path, name: str) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        # The text of an OSError would name the folder.
-        reason = error.strerror if isinstance(error, OSError) else error
-        message = f"cannot read {name}: {reason}; repair that file of the model"
+        message = f"cannot read {name}: {_explain(error)}; repair that file of the model"
         raise wrong("model", message, code="invalid_model") from error
+
+
+def _explain(error: OSError | ValueError) -> object:
+    # The text of an OSError would name the folder.
+    return error.strerror if isinstance(error, OSError) else error
 
 
 def find_base_models(deployment: Deployment) -> dict[str, Path]:
@@ -222,15 +230,15 @@ def find_base_models(deployment: Deployment) -> dict[str, Path]:
     return {names[folder]: folder for folder in sorted(names, key=names.__getitem__)}
 
 
-def find_trained_models(jobs_dir: Path) -> dict[str, Path]:
-    """Return the models of jobs and of their checkpoints by id."""
+def find_trained_models(deployment: Deployment) -> dict[str, Path]:
+    """Return the models of jobs and of their checkpoints by id, if a job can start from them."""
     models = {}
-    for job_dir in jobs_dir.glob("ftjob-*"):
+    for job_dir in deployment.jobs_dir.resolve().glob("ftjob-*"):
         if JOB_ID.fullmatch(job_dir.name):
             models[job_dir.name] = job_dir / "model"
             for checkpoint in list_checkpoints(job_dir):
                 models[checkpoint.id] = checkpoint.model
-    return {name: path for name, path in models.items() if has_config(path)}
+    return {name: path for name, path in models.items() if _is_usable(name, path, deployment)}
 
 
 def _is_usable(name: str, folder: Path, deployment: Deployment) -> bool:

@@ -185,6 +185,7 @@ class Watchdog:
         progress = self._find_progress(job)
         return {
             "object": "fine_tuning.job.why",
+            "ended": job.state.is_final,
             "moving": progress.is_moving,
             "still_s": round(progress.still_s, 1),
             "because": progress.reason,

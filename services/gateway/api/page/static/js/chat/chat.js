@@ -49,7 +49,7 @@ export function Chat({ query }) {
     <h1>Chat</h1>
     <div class="bar filters asked-of">
       <${ModelChoice} label="Model" name="model" value=${names[0]} models=${models} />
-      <${ModelChoice} label="Next to it" name="with" value=${query.with} models=${[["", "nothing"], ...models]} />
+      <${ModelChoice} label="Next to it" name="with" value=${query.with} models=${models} others=${[["", "nothing"]]} />
       ${SAMPLING.map(
         ([name, label, limits]) =>
           html`<label class="field"
@@ -71,7 +71,7 @@ export function Chat({ query }) {
   `;
 }
 
-/** Names of what can answer, and what each is: jobs that train, what jobs have made, base models. */
+/** What can answer: id, name and group, jobs that train or have a result first. */
 async function listModels(signal) {
   const [{ data: models }, { data: jobs }] = await Promise.all([
     get("v1/models", {}, signal),
@@ -80,16 +80,19 @@ async function listModels(signal) {
   const nameOf = (id) => `${jobs.find((job) => job.id === id)?.weir.recipe.name ?? "job"} …${id.slice(-6)}`;
   const ofJobs = jobs
     .filter((job) => job.fine_tuned_model || job.status === "running")
-    .map(({ id, status }) => [id, nameOf(id) + (status === "running" ? ", as it trains" : "")]);
-  const others = models.map(({ id }) => {
+    .map(({ id, status }) => [id, nameOf(id) + (status === "running" ? ", as it trains" : ""), "Jobs"]);
+  const others = models.map(({ id, owned_by: owner }) => {
     const [, job, step] = id.match(/^ftckpt-(.*)-(\d+)$/) ?? [];
-    return job ? [`${job}@${step}`, `${nameOf(job)} at step ${step}`] : [id, id];
+    if (job) return [`${job}@${step}`, `${nameOf(job)} at step ${step}`, `Checkpoints of ${nameOf(job)}`];
+    return owner === "weir" ? [id, nameOf(id), "Jobs"] : [id, id, "Base models"];
   });
-  return [...new Map([...ofJobs, ...others, ...ofJobs])]; // a job first, and by its name
+  return [...ofJobs, ...others.filter(([id]) => !ofJobs.some(([job]) => job === id))];
 }
 
-function ModelChoice({ label, name, value, models }) {
-  const options = !value || models.some(([id]) => id === value) ? models : [[value, value], ...models];
+function ModelChoice({ label, name, value, models, others = [] }) {
+  const isListed = !value || models.some(([id]) => id === value);
+  const groups = Map.groupBy(models, ([, , group]) => group);
+  const options = [...others, ...(isListed ? [] : [[value, value]]), ...groups];
   return html`<${Choice} ...${{ label, value, options }} onChange=${(id) => setQuery({ [name]: id })} />`;
 }
 

@@ -93,12 +93,20 @@ export const Tabs = ({ label, tabs, here }) => html`
   </nav>
 `;
 
+/** @param {[string, string | Array][]} props.options value and text, or the name of a group and its options */
+const Options = ({ value, options }) =>
+  options.map(([name, content]) =>
+    Array.isArray(content)
+      ? html`<optgroup label=${name}><${Options} value=${value} options=${content} /></optgroup>`
+      : html`<option value=${name} selected=${name === value}>${content}</option>`,
+  );
+
 /** A select whose value lies in the view's query. */
-export const Choice = ({ label, value, options, onChange }) => html`
+export const Choice = ({ label, value = "", options, onChange }) => html`
   <label class="field"
     >${label}
-    <select value=${value ?? ""} onChange=${(event) => onChange(event.target.value)}>
-      ${options.map(([name, text]) => html`<option value=${name} selected=${name === (value ?? "")}>${text}</option>`)}
+    <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+      <${Options} value=${value} options=${options} />
     </select>
   </label>
 `;
