@@ -62,10 +62,10 @@ class User:
         master, terminal = os.openpty()
         process = self.begin("up", "--detach", stdin=subprocess.DEVNULL, stderr=terminal)
         os.close(terminal)
-        shown = ""
-        while not (link := re.search(r"open the page: (\S+/#key=\S+)\r", shown)):
-            assert process.poll() is None, shown
-            shown += os.read(master, 1000).decode()
+        output = ""
+        while not (link := re.search(r"open the page: (\S+/#key=\S+)\r", output)):
+            assert process.poll() is None, output
+            output += os.read(master, 1000).decode()
         assert process.wait(60) == 0
         os.close(master)
         return link[1]
