@@ -158,9 +158,9 @@ def of_home(home: Path) -> set[int]:
     return processes
 
 
-def start(home: Path, *command: str, **environment: str) -> Stack:
-    """A stack of processes, or what another module of deploy/ makes of it."""
-    settings = {
+def variables(home: Path) -> dict[str, str]:
+    """The environment of a stack and of what talks to it."""
+    return os.environ | {
         "WEIR_HOME": str(home),
         "WEIR_MODEL_ROOTS": f"{ROOT}{os.pathsep}{home / 'models'}",
         "WEIR_CLAIM_IDLE_S": "3",
@@ -169,10 +169,14 @@ def start(home: Path, *command: str, **environment: str) -> Stack:
         "SPT_NOENV": "1",  # a process that sets its title keeps its environment, for `of_home`
         "PYTHONPATH": os.pathsep.join([str(ROOT / "proto"), str(ROOT)]),
     }
+
+
+def start(home: Path, *command: str, **environment: str) -> Stack:
+    """A stack of processes, or what another module of deploy/ makes of it."""
     supervisor = subprocess.Popen(
         [sys.executable, "-m", *(command or ("deploy.local", "up"))],
         cwd=ROOT,
-        env={**os.environ, **settings, **environment},
+        env=variables(home) | environment,
     )
     return Stack(home=home, supervisor=supervisor)
 

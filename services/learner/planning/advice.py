@@ -11,6 +11,7 @@ from itertools import combinations
 from operator import or_
 from typing import Any
 
+from protocol import limits
 from protocol.placement import MAX_GPU_SHARE
 from protocol.recipe import Recipe
 
@@ -28,7 +29,8 @@ Settings = dict[str, Any]
 def find_problems(plan: Plan) -> list[str]:
     """List the reasons why the job would not run."""
     checks = (_check_limits, _check_files, _check_learner, _check_heads, _check_engine)
-    return [*plan.problems, *(text for check in checks for text in check(plan))]
+    texts = (text for check in checks for text in check(plan))
+    return [*plan.problems, *limits.find_problems(plan.recipe), *texts]
 
 
 def warnings(plan: Plan) -> list[str]:

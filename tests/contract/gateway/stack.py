@@ -64,6 +64,26 @@ RECIPE: dict[str, Any] = {
     "training": {"steps": 3, "groups_per_step": 4},
 }
 
+BY_HAND = """
+name = "by hand"
+[model]
+path = "tiny"
+dtype = "float32"
+max_context = 64
+prompt_template = "{prompt}"
+[tasks]
+train = "train.jsonl"
+[rollout]
+group_size = 4
+[rollout.sampling]
+max_tokens = 16
+[reward]
+process = "equation_steps"
+[training]
+steps = 2
+groups_per_step = 4
+"""
+
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # httpx would read all certificates each time
 
 
@@ -376,6 +396,14 @@ def wait_until_ready(url: str) -> None:
 def know(folder: Path, url: str, key: str = KEY) -> None:
     (folder / ".weir").mkdir(exist_ok=True)
     (folder / ".weir" / "stack.json").write_text(json.dumps({"url": url, "api_key": key}))
+
+
+def fill_folder(folder: Path, stack: Stack) -> Path:
+    """Write a recipe, its tasks, and the stack's address and key."""
+    (folder / "recipe.toml").write_text(BY_HAND)
+    (folder / "train.jsonl").write_text(TASKS)
+    know(folder, stack.url)
+    return folder
 
 
 def start_weir(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:

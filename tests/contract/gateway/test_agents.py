@@ -13,14 +13,15 @@ from mcp.types import TextContent
 
 from deploy.launches import python_path
 from tests.contract.gateway.stack import (
+    BY_HAND,
     JOBS,
     KEY,
     READ_KEY,
-    TASKS,
     Stack,
     a_job_in,
     a_learner,
     an_event,
+    fill_folder,
     know,
     record_events,
     tell,
@@ -29,25 +30,6 @@ from tests.contract.gateway.stack import (
 from weir.__main__ import main
 
 pytestmark = pytest.mark.redis
-RECIPE = """
-name = "by an agent"
-[model]
-path = "tiny"
-dtype = "float32"
-max_context = 64
-prompt_template = "{prompt}"
-[tasks]
-train = "train.jsonl"
-[rollout]
-group_size = 4
-[rollout.sampling]
-max_tokens = 16
-[reward]
-process = "equation_steps"
-[training]
-steps = 2
-groups_per_step = 4
-"""
 EVALUATION = {
     "kind": "evaluation",
     "step": 3,
@@ -58,10 +40,7 @@ Call = tuple[str, dict[str, Any]]
 
 @pytest.fixture
 def folder(tmp_path: Path, stack: Stack) -> Path:
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    (tmp_path / "train.jsonl").write_text(TASKS)
-    know(tmp_path, stack.url)
-    return tmp_path
+    return fill_folder(tmp_path, stack)
 
 
 def call_tools(folder: Path, *calls: Call) -> Iterator[tuple[bool, str]]:
@@ -126,7 +105,7 @@ def test_a_job_is_watched_in_parts_and_its_evaluations_are_read(stack: Stack, fo
 
 
 def test_a_plan_has_problems_and_a_wrong_recipe_is_refused(folder: Path) -> None:
-    (folder / "typo.toml").write_text(RECIPE.replace("steps =", "stepz ="))
+    (folder / "typo.toml").write_text(BY_HAND.replace("steps =", "stepz ="))
     good, typo, absent = call_tools(
         folder,
         ("plan", {"recipe": "recipe.toml"}),
@@ -134,7 +113,7 @@ def test_a_plan_has_problems_and_a_wrong_recipe_is_refused(folder: Path) -> None
         ("submit", {"recipe": "absent.toml"}),
     )
     assert not good[0], good
-    assert json.loads(good[1])["recipe"]["name"] == "by an agent"
+    assert json.loads(good[1])["recipe"]["name"] == "by hand"
     assert typo[0]
     assert "training.stepz" in typo[1]
     assert absent[0]

@@ -16,10 +16,10 @@ from protocol.calls import Call, CallSampling, Refusal
 
 from tests.contract.gateway.fake_rollout import a_rollout
 from tests.contract.gateway.stack import (
+    BY_HAND,
     JOBS,
     KEY,
     RECIPE,
-    TASKS,
     Client,
     Stack,
     a_checkpoint,
@@ -28,6 +28,7 @@ from tests.contract.gateway.stack import (
     a_learner,
     a_model,
     an_event,
+    fill_folder,
     know,
     start_weir,
     submit_job,
@@ -38,25 +39,6 @@ from weir.__main__ import main
 
 pytestmark = pytest.mark.redis
 
-BY_HAND = """
-name = "by hand"
-[model]
-path = "tiny"
-dtype = "float32"
-max_context = 64
-prompt_template = "{prompt}"
-[tasks]
-train = "train.jsonl"
-[rollout]
-group_size = 4
-[rollout.sampling]
-max_tokens = 16
-[reward]
-process = "equation_steps"
-[training]
-steps = 2
-groups_per_step = 4
-"""
 Weir = Callable[..., tuple[int, str, str]]
 Fails = Callable[..., str]
 
@@ -64,10 +46,7 @@ Fails = Callable[..., str]
 @pytest.fixture
 def folder(tmp_path: Path, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a recipe, its tasks, and a known stack."""
-    (tmp_path / "recipe.toml").write_text(BY_HAND)
-    (tmp_path / "train.jsonl").write_text(TASKS)
-    know(tmp_path, stack.url)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(fill_folder(tmp_path, stack))
     for name in [name for name in os.environ if name.startswith("WEIR_")]:
         monkeypatch.delenv(name)
     return tmp_path

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from protocol.capacity import worst_case_bytes, worst_case_in_words
 from protocol.exchange import Exchange
 from protocol.exchange.connection import Memory
-from protocol.recipe import Purpose, Recipe, Sampling
+from protocol.limits import find_problems
+from protocol.recipe import Recipe
 from protocol.rewards import Check, LabelModel, Reward, ScoreModel, StringCheck, TextSimilarity
 
 from services.gateway.core.files.store import StoredFile
 from services.gateway.core.models.folders import ModelFacts
 from services.gateway.errors import Problem, await_exchange, from_lines, wrong
 
-# vLLM refuses a higher temperature, and silently raises a lower one.
-MIN_TEMPERATURE = 0.01
-MAX_TEMPERATURE = 2.0
-MIN_LEARNING_RATE = 1e-12
-MAX_LEARNING_RATE = 1.0
-MAX_TOKENS = 2**53  # scripts in Redis, metrics and browsers count no further
 MAX_MEMORY_SHARE = 0.75  # of maxmemory: the running job needs the remainder
 _FORMULA_FIELDS = ("advantage", "objective", "aggregation", "correction", "divergence")
-_OTHER_MEANINGS = {
-    "a group of samples": rf"({'|'.join(Purpose)}):",
-    "an id": r"ft(job|ckpt)-",
-    "a checkpoint": r"(?s).*@\d+$",
-    "an option": r"-",
-    "a recipe file": r"(?s).*\.toml$",
-}
 _ITEM_FIELD = re.compile(r"\{\{\s*item\.(?:metadata\.)?(\w+)")
 _COLUMNS_OF_EVERY_TASK = {"id", "prompt", "metadata"}  # a template reads messages as the prompt
 
@@ -50,58 +37,12 @@ def check_recipe(
     """
     if recipe.client is not None:
         raise wrong("recipe.client", "only the Tinker SDK's jobs have this table; remove it")
-    lines = [*_name_problems(recipe.name), *_number_problems(recipe)]
+    lines = [f"recipe.{problem}" for problem in find_problems(recipe)]
     if not has_extensions:
         lines += _formula_problems(recipe)
     lines += _prompt_problems(recipe, facts, message_fields)
     if lines:
         raise from_lines(lines, code="cannot_work")
-
-
-def _name_problems(name: str) -> Iterator[str]:
-    for meaning, pattern in _OTHER_MEANINGS.items():
-        if re.match(pattern, name):
-            yield f"recipe.name: `weir` would take {name!r} for {meaning}; choose another name"
-
-
-def _number_problems(recipe: Recipe) -> Iterator[str]:
-    yield from _total_problems("training.steps", recipe.training.steps, recipe)
-    yield from _total_problems("critic.pretrain_steps", recipe.num_pretrain_steps, recipe)
-    yield from _sampling_problems("recipe.rollout", recipe.rollout.sampling)
-    for name, evaluation in recipe.evaluations.items():
-        field = f"recipe.evaluation.others.{name}" if name else "recipe.evaluation"
-        if evaluation.sampling is not None:
-            yield from _sampling_problems(field, evaluation.sampling)
-    optimizers = {"recipe.optimizer": recipe.optimizer}
-    if recipe.critic is not None:
-        optimizers["recipe.critic.optimizer"] = recipe.critic.optimizer
-    for field, optimizer in optimizers.items():
-        if not MIN_LEARNING_RATE <= optimizer.learning_rate <= MAX_LEARNING_RATE:
-            yield (
-                f"{field}.learning_rate: must be {MIN_LEARNING_RATE:g} to {MAX_LEARNING_RATE:g}, "
-                f"got {optimizer.learning_rate:g}; start with 1e-6"
-            )
-
-
-def _total_problems(field: str, steps: int, recipe: Recipe) -> Iterator[str]:
-    factors = {
-        field: steps,
-        "training.groups_per_step": recipe.training.groups_per_step,
-        "rollout.group_size": recipe.rollout.group_size,
-        "model.max_context": recipe.model.max_context,
-    }
-    if math.prod(factors.values()) > MAX_TOKENS:
-        largest = max(factors, key=factors.__getitem__)
-        product = " x ".join(f"{name} {number:,}" for name, number in factors.items())
-        yield f"recipe.{largest}: lower it; {product} may be at most {MAX_TOKENS:,} tokens"
-
-
-def _sampling_problems(field: str, sampling: Sampling) -> Iterator[str]:
-    if not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
-        yield (
-            f"{field}.sampling.temperature: must be {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, "
-            f"got {sampling.temperature:g}"
-        )
 
 
 def _formula_problems(recipe: Recipe) -> Iterator[str]:

@@ -223,6 +223,11 @@ def test_a_downloaded_model_is_found_if_the_hub_is_allowed(
     assert plan.models[0].folder == (snapshot if hub and weights else None)
 
 
+def test_a_plan_names_what_every_gateway_refuses() -> None:
+    hot = {"sampling": {"max_tokens": 48, "temperature": 3.0}}
+    assert find_warnings(demo(rollout=hot), "rollout.sampling.temperature: must be 0.01 to 2")
+
+
 def test_a_model_that_a_job_would_refuse_is_named(tmp_path: Path) -> None:
     machine = replace(MACHINE, model_roots=(ROOT, tmp_path))
     weightless = {"path": str(link_model(tmp_path / "weightless", weights=False))}

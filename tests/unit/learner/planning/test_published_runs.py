@@ -89,41 +89,34 @@ NEMO = partial(Run, part="a step")
 # The published throughput also counts the time between steps, in which the weights are written.
 PRIME = partial(Run, part="training", prompt=1)
 RUNS = (
-    NEMO(
-        "Llama 3.1 8B, GRPO, on 16 GPUs in turns (NeMo RL)",
-        seconds=97.7,
-        shape=LLAMA_8B,
-        gpus=in_turns("ab", *EACH),
-        prompt=131,
-        response=1060,
-        tables=grpo(0, recompute=True),
-    ),
-    NEMO(
-        "the same, one step stale, on 8 + 8 GPUs",
-        seconds=74.6,
-        shape=LLAMA_8B,
-        gpus=f"{learner('a')} {engines('b', *EACH)}",
-        prompt=130,
-        response=1129,
-        tables=grpo(1, recompute=True),
-    ),
-    NEMO(
-        "Qwen3 32B, GRPO, on 32 GPUs in turns (NeMo RL)",
-        seconds=393,
-        shape=QWEN3_32B,
-        gpus=in_turns("abcd", *FOURS),
-        prompt=110,
-        response=3206,
-        tables=grpo(0, recompute=False),
-    ),
-    NEMO(
-        "the same, one step stale, on 32 + 32 GPUs",
-        seconds=215,
-        shape=QWEN3_32B,
-        gpus=f"{learner('abcd')} {engines('efgh', *FOURS)}",
-        prompt=112,
-        response=3207,
-        tables=grpo(1, recompute=False),
+    *(
+        NEMO(
+            name,
+            seconds=measured,
+            shape=shape,
+            gpus=gpus,
+            prompt=prompt,
+            response=response,
+            tables=grpo(stale, recompute=shape is LLAMA_8B),
+        )
+        for name, shape, gpus, stale, prompt, response, measured in (
+            (
+                "Llama 3.1 8B, GRPO, on 16 GPUs in turns (NeMo RL)",
+                *(LLAMA_8B, in_turns("ab", *EACH), 0, 131, 1060, 97.7),
+            ),
+            (
+                "the same, one step stale, on 8 + 8 GPUs",
+                *(LLAMA_8B, f"{learner('a')} {engines('b', *EACH)}", 1, 130, 1129, 74.6),
+            ),
+            (
+                "Qwen3 32B, GRPO, on 32 GPUs in turns (NeMo RL)",
+                *(QWEN3_32B, in_turns("abcd", *FOURS), 0, 110, 3206, 393),
+            ),
+            (
+                "the same, one step stale, on 32 + 32 GPUs",
+                *(QWEN3_32B, f"{learner('abcd')} {engines('efgh', *FOURS)}", 1, 112, 3207, 215),
+            ),
+        )
     ),
     *(
         PRIME(
