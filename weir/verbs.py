@@ -232,10 +232,16 @@ def pause(job: JobId = None, as_json: AsJson = False) -> None:
 
 
 @verbs.command()
-def resume(job: JobId = None, as_json: AsJson = False) -> None:
+def resume(
+    job: JobId = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="HOURS", help="GPU-hours, instead of the job's budget.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Resume a paused or failed job."""
     with connected() as weir:
-        _print_job(weir.resume(find_job(weir, job)), as_json)
+        _print_job(weir.resume(find_job(weir, job), budget), as_json)
 
 
 def _add_job_verb(

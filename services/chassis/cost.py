@@ -1,4 +1,4 @@
-"""The cost of the active job: processor time and GPUs of all services, while it runs."""
+"""The cost of a job: processor time and GPUs of all services, while it has an attempt."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from protocol.bill import ACTIVE
 from protocol.exchange import Exchange
+
+from services.chassis.metrics import PHASES
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _FIND_FAMILY_EVERY_S = 10.0
@@ -38,7 +41,7 @@ def find_family(root: int) -> list[int]:
 
 @dataclass
 class CostReporter:
-    """Adds what this process and its descendants use to the cost of the active job."""
+    """Adds what this process and its descendants use to the cost of the job."""
 
     exchange: Exchange
     service: str
@@ -46,9 +49,14 @@ class CostReporter:
     find_at: float = 0.0
     reported_at: float = field(default_factory=time.monotonic)
     reported: float = 0.0  # core-seconds
+    phases: Mapping[str, float] = field(default_factory=PHASES.seconds)
 
     async def report(self, held_gpus: int = 0) -> None:
-        """Report the use since the last report; without an active job it is no job's."""
+        """Report the use since the last report; without an attempt it is no job's.
+
+        It is divided between the phases of the process: GPU-seconds if it holds GPUs, else
+        core-seconds.
+        """
         now = time.monotonic()
         if now > self.find_at:
             # The other ranks of a learner are children of torchrun, like this process.
@@ -59,23 +67,55 @@ class CostReporter:
         # A descendant that others waited for takes its time along.
         used = max(self.reported, sum(map(core_seconds, self.family)))
         gpu_seconds = held_gpus * (now - self.reported_at)
-        await self.exchange.add_cost(self.service, used - self.reported, gpu_seconds)
+        phases = PHASES.seconds()
+        await self.exchange.add_cost(
+            {
+                f"core_seconds:{self.service}": used - self.reported,
+                f"gpu_seconds:{self.service}": gpu_seconds,
+                **self._divide(gpu_seconds or used - self.reported, phases),
+            }
+        )
+        self.phases = phases
         self.reported = used
         self.reported_at = now
 
+    def _divide(self, seconds: float, phases: Mapping[str, float]) -> dict[str, float]:
+        spent = {name: total - self.phases.get(name, 0.0) for name, total in phases.items() if name}
+        scale = seconds / (sum(spent.values()) or 1.0)
+        return {f"phase_seconds:{self.service}/{n}": scale * part for n, part in spent.items()}
 
-async def report_server_forever(exchange: Exchange, every_s: float) -> None:
-    """Consumes the server's processor time; produces its part of the active job's cost.
+
+async def report_attempt_forever(exchange: Exchange, every_s: float) -> None:
+    """Consumes the time of the attempt and of the server; produces their part of the cost.
 
     Waits for: the next report. Unblocked by: time.
     """
     reported = await exchange.server_core_seconds()
+    reported_at = time.monotonic()
     while True:
         await asyncio.sleep(every_s)
         used = await exchange.server_core_seconds()
+        now = time.monotonic()
         # A server that has started again begins at 0.
-        await exchange.add_cost("redis", max(0.0, used - reported))
+        await exchange.add_cost({"core_seconds:redis": used - reported, ACTIVE: now - reported_at})
         reported = used
+        reported_at = now
+
+
+@dataclass
+class ParentReporter:
+    """Adds the own time of this process's parent, the supervisor, to the cost of the job."""
+
+    exchange: Exchange
+    parent: int = field(default_factory=os.getppid)
+    reported: float | None = None  # core-seconds; its time before this process is no job's
+
+    async def report(self) -> None:
+        with suppress(OSError):
+            used = sum(map(int, _read_stat(self.parent)[11:13])) / _TICKS_PER_SECOND
+            if self.reported is not None:
+                await self.exchange.add_cost({"core_seconds:supervisor": used - self.reported})
+            self.reported = used
 
 
 def _read_stat(process_id: int | str) -> list[str]:

@@ -1,11 +1,9 @@
 #!lua flags=allow-oom
--- Add what a service has used to the cost of the active job, if there is one.
--- ARGV: active, key of a cost with %s for a job, service, core-seconds, GPU-seconds
-local active = redis.call('GET', ARGV[1])
-if active then
-  local cost = string.format(ARGV[2], cjson.decode(active).job_id)
-  redis.call('HINCRBYFLOAT', cost, 'core_seconds:' .. ARGV[3], ARGV[4])
-  if tonumber(ARGV[5]) > 0 then
-    redis.call('HINCRBYFLOAT', cost, 'gpu_seconds:' .. ARGV[3], ARGV[5])
+-- Add what a service has used to the cost of the job that the learner works on, if there is one.
+-- ARGV: billed, key of a cost with %s for a job, names and numbers...
+local job = redis.call('GET', ARGV[1])
+for i = 3, job and #ARGV or 0, 2 do
+  if tonumber(ARGV[i + 1]) > 0 then
+    redis.call('HINCRBYFLOAT', string.format(ARGV[2], job), ARGV[i], ARGV[i + 1])
   end
 end
