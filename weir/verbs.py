@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
@@ -564,7 +565,12 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
         else:
             details = job["weir"]
             progress = views.Progress(job_id, steps=details["steps"], step=details["step"])
-            views.show_progress(progress, events, Console(), lambda: _find_reason(weir, job_id))
+
+            def find_forecast() -> views.Json | None:
+                return weir.job(job_id)["weir"].get("forecast")
+
+            why = partial(_find_reason, weir, job_id)
+            views.show_progress(progress, events, Console(), why, find_forecast)
             _say_gain(progress.evaluations)
         job = weir.job(job_id)
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, BackgroundTasks, Depends, Header, Query, Request, Response
@@ -122,6 +123,9 @@ async def _add_estimate(job: AnyJob, jobs: Jobs, request: Request) -> Json:
         cost = await await_exchange(jobs.exchange.cost(job.id))
         bill = make_bill(cost, job.recipe.machine)
         fields["weir"]["bill"] = {**bill, "budget_gpu_hours": job.budget}
+    history = request.app.state.fleet.histories.get(job.id)
+    forecast = await asyncio.to_thread(history.forecast) if history else None
+    fields["weir"]["forecast"] = asdict(forecast) if forecast else None
     return fields
 
 
