@@ -7,7 +7,7 @@ is by the first half of the evaluations, and only those with an interval that wo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -29,14 +29,12 @@ def main() -> None:
     print("| steps between evaluations | curves | forecasts shown | held | half-width | error |")
     print("|---|---|---|---|---|---|")
     for every in _EVERY:
-        told = [pair for samples, curve in curves for pair in _forecasts(samples, curve[::every])]
-        shown = [(result, last) for result, last in told if result is not None]
-        held = np.mean([result.low <= last <= result.high for result, last in shown])
-        width = np.mean([(result.high - result.low) / 2 for result, _ in shown])
-        error = np.mean([abs(result.accuracy - last) for result, last in shown])
-        print(
-            f"| {every} | {len(told)} | {len(shown)} | {held:.1%} | {width:.3f} | {error:.3f} |",
-        )
+        pairs = [_forecast(samples, curve[::every]) for samples, curve in curves]
+        sure = [(result, last) for result, last in pairs if result is not None]
+        share = np.mean([result.low <= last <= result.high for result, last in sure])
+        width = np.mean([(result.high - result.low) / 2 for result, _ in sure])
+        error = np.mean([abs(result.accuracy - last) for result, last in sure])
+        print(f"| {every} | {len(pairs)} | {len(sure)} | {share:.1%} | {width:.3f} | {error:.3f} |")
 
 
 def _curves(name: str) -> list[tuple[int, np.ndarray]]:
@@ -47,10 +45,11 @@ def _curves(name: str) -> list[tuple[int, np.ndarray]]:
     return [(trial.world.responses, run) for run in runs]
 
 
-def _forecasts(samples: int, curve: Sequence[float]) -> Iterator[tuple[Forecast | None, float]]:
-    last = len(curve) - 1
+def _forecast(samples: int, curve: Sequence[float]) -> tuple[Forecast | None, float]:
+    """Return the forecast of the last accuracy by the first half, and that accuracy."""
     half = len(curve) // 2
-    yield forecast(range(half), curve[:half], [samples] * half, last), curve[-1]
+    result = forecast(range(half), curve[:half], [samples] * half, len(curve) - 1)
+    return result, curve[-1]
 
 
 if __name__ == "__main__":

@@ -160,13 +160,16 @@ class Progress:
         steps = [result["step"] for result in self.evaluations if "name" not in result]
         if self.event_step < self.step or steps[-1:] in ([], [self.forecast_at]):
             return None
-        found = find_forecast()
-        if not found or found["curve"][0][0] != steps[-1]:
+        forecast = find_forecast()
+        if not forecast or forecast["curve"][0][0] != steps[-1]:
             return None
         self.forecast_at = steps[-1]
-        half_width = (found["high"] - found["low"]) / 2
-        expected = f"{found['accuracy']:.2f} ± {half_width:.2f}"
-        return f"at this rate accuracy {expected} at step {found['step']} (90 % interval)"
+        accuracy = forecast["accuracy"]
+        half_width = (forecast["high"] - forecast["low"]) / 2
+        return (
+            f"at this rate accuracy {accuracy:.2f} ± {half_width:.2f} "
+            f"at step {forecast['step']} (90 % interval)"
+        )
 
     @property
     def remaining(self) -> str:

@@ -1,4 +1,4 @@
-"""The bill of a job: what it has used so far, and what that costs."""
+"""The bill of a job: the seconds and tokens that it has used, and their price."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from protocol.recipe import Machine
 
-# What the cost of a job has, each by the name of who used it.
+# The parts of a job's cost, each with numbers by name.
 KINDS = ("core_seconds", "gpu_seconds", "phase_seconds", "tokens")
 ACTIVE = "active_seconds:job"
 _SECONDS_PER_HOUR = 3600

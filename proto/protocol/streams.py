@@ -148,7 +148,7 @@ def event_ids_key(job_id: str) -> str:
 
 
 def cost_key(job_id: str) -> str:
-    """The hash of what a job has used: see `protocol.bill`."""
+    """The hash of a job's cost: see `protocol.bill`."""
     return f"{PREFIX}{job_id}:cost"
 
 

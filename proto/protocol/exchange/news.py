@@ -141,7 +141,7 @@ class News(Connection):
             await cast(Awaitable[int], stored)
 
     async def cost(self, job_id: str) -> dict[str, dict[str, float]]:
-        """Return what a job has used, by kind and name."""
+        """Return the cost of a job, by kind and name."""
         key = streams.cost_key(job_id)
         stored = await cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(key))
         cost: dict[str, dict[str, float]] = {kind: {} for kind in (*KINDS, "active_seconds")}

@@ -110,8 +110,8 @@ def test_a_job_tells_what_each_service_has_used_and_the_gateway_counts_itself(
             time.sleep(0.1)
     finally:
         stack.exchange(end)
-    others = {"gateway": 0, "supervisor": 0}
-    assert used() | others == {"rollout": 1000, "learner": 2000, **others}
+    zeros = {"gateway": 0, "supervisor": 0}
+    assert used() | zeros == {"rollout": 1000, "learner": 2000, **zeros}
     bill = http.get(f"{JOBS}/{job_id}").json()["weir"]["bill"]
     assert (bill["gpu_hours"], bill["price"], bill["budget_gpu_hours"]) == (2, 3, 9)
 

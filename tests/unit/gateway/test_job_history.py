@@ -176,9 +176,9 @@ def test_the_last_bill_is_exported_and_evaluations_are_foretold() -> None:
         bill price -
         """,
     )
-    found = history.forecast()
-    assert found is not None
-    assert (found.step, found.accuracy > 0.7) == (60, True)
-    assert history.forecast() is found
+    forecast = history.forecast()
+    assert forecast is not None
+    assert (forecast.step, forecast.accuracy > 0.7) == (60, True)
+    assert history.forecast() is forecast
     history.record = a_job_record(state="cancelled")
     assert history.forecast() is None

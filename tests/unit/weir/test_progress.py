@@ -213,7 +213,7 @@ def test_a_forecast_is_told_once_when_the_gateway_knows_the_new_evaluation() -> 
     of_first = {"step": 400, "accuracy": 0.625, "low": 0.5, "high": 0.75, "curve": [[0, 0, 0, 0]]}
     of_second = {**of_first, "accuracy": 0.6, "low": 0.55, "high": 0.65, "curve": [[2, 0, 0, 0]]}
     answers = iter([None, of_first, of_first, of_second])
-    told = Progress("ftjob-1", steps=400)
+    job = Progress("ftjob-1", steps=400)
     lines = []
     for event in (
         an_event("metrics", "", step=0, evaluation={"step": 0}),
@@ -222,8 +222,13 @@ def test_a_forecast_is_told_once_when_the_gateway_knows_the_new_evaluation() -> 
         a_step(3),
         a_step(4),
     ):
-        told.update(event)
-        lines.append(told.forecast_line(lambda: next(answers)))
-    first, second = ("0.62 ± 0.12", "0.60 ± 0.05")
+        job.update(event)
+        lines.append(job.forecast_line(lambda: next(answers)))
     expected = "at this rate accuracy {} at step 400 (90 % interval)"
-    assert lines == [None, expected.format(first), None, expected.format(second), None]
+    assert lines == [
+        None,
+        expected.format("0.62 ± 0.12"),
+        None,
+        expected.format("0.60 ± 0.05"),
+        None,
+    ]

@@ -21,7 +21,8 @@ _NUM_POINTS = 24  # of the curve that is returned
 # Pairs of Cmid, as a share of the step that is forecast, and B, [cell, 2].
 _CELLS = np.array(list(product(np.geomspace(0.02, 4, 40), np.geomspace(0.5, 4, 16))))
 _PRIOR = 4.0  # the evaluations that the assumed noise is worth
-_PRIOR_MEAN, _PRIOR_STD = 0.5, 0.5  # of R0 and A
+_PRIOR_MEAN = 0.5  # of R0 and A
+_PRIOR_STD = 0.5
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def _draw(
     ridge = 1 / _PRIOR_STD**2
     precision = np.einsum("kni,knj->kij", x, x) + ridge * np.eye(2)
     moment = np.einsum("kni,n->ki", x, scores) + ridge * _PRIOR_MEAN
-    mean = np.linalg.solve(precision, moment[..., None])[..., 0]
+    covariance = np.linalg.inv(precision)
+    mean = _bound(np.einsum("kij,kj->ki", covariance, moment), covariance)
     misfit = np.square(np.einsum("kni,ki->kn", x, mean) - scores).sum(1)
     misfit += ridge * np.square(mean - _PRIOR_MEAN).sum(1)
     freedom = _PRIOR + len(scores)
@@ -94,10 +96,16 @@ def _draw(
     rng = np.random.default_rng(0)
     drawn = rng.choice(len(_CELLS), _DRAWS, p=weights / weights.sum())
     scale = np.sqrt((_PRIOR + misfit[drawn]) / rng.chisquare(freedom, _DRAWS))
-    root = np.linalg.cholesky(np.linalg.inv(precision))[drawn]
+    root = np.linalg.cholesky(covariance)[drawn]
     noise = np.einsum("dij,dj->di", root, rng.standard_normal((_DRAWS, 2)))
-    ends = np.clip(mean[drawn] + scale[:, None] * noise, 0, 1)
+    ends = _bound(mean[drawn] + scale[:, None] * noise, covariance[drawn])
     return ends, _CELLS[drawn], scale
+
+
+def _bound(ends: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """Return (R0, A) with A moved into [0, 1], and R0 to its best value for that A."""
+    shift = ends[:, 1].clip(0, 1) - ends[:, 1]
+    return ends + shift[:, None] * covariance[:, :, 1] / covariance[:, 1, 1, None]
 
 
 def _progress(compute: np.ndarray, middle: np.ndarray, slope: np.ndarray) -> np.ndarray:

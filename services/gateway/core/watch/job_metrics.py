@@ -171,8 +171,8 @@ class JobHistory:
     def _add_evaluation(self, event: EvaluationMetrics, since_s: float) -> None:
         self.evaluation = _result_numbers(event.evaluation)
         if {"accuracy", "samples"} <= self.evaluation.keys():
-            accuracy, samples = self.evaluation["accuracy"], int(self.evaluation["samples"])
-            self.curve.append((event.step, accuracy, samples))
+            samples = int(self.evaluation["samples"])
+            self.curve.append((event.step, self.evaluation["accuracy"], samples))
         best = self.best_evaluation.get("accuracy", -math.inf)
         if self.evaluation.get("accuracy", -math.inf) > best:
             self.best_evaluation = self.evaluation
@@ -199,8 +199,9 @@ class JobHistory:
         if self.record.state.is_final or not self.curve:
             return None
         if self._forecast[0] != len(self.curve):
-            found = forecast(*zip(*self.curve, strict=True), self.record.recipe.training.steps)
-            self._forecast = len(self.curve), found
+            columns = zip(*sorted(self.curve), strict=True)
+            result = forecast(*columns, self.record.recipe.training.steps)
+            self._forecast = len(self.curve), result
         return self._forecast[1]
 
     @property
