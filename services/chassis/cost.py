@@ -41,43 +41,57 @@ def find_family(root: int) -> list[int]:
 
 @dataclass
 class CostReporter:
-    """Adds what this process and its descendants use to the cost of the job."""
+    """Adds what this process and its descendants use to the cost of the job with an attempt."""
 
     exchange: Exchange
     service: str
+    supervisor: int | None = None  # the id of a process whose own time is added as well
+    job: str | None = None  # with an attempt at the last report
     family: Sequence[int] = ()
     find_at: float = 0.0
     reported_at: float = field(default_factory=time.monotonic)
-    reported: float = 0.0  # core-seconds
+    reported: Mapping[str, float] = field(default_factory=dict)  # core-seconds by service
     phases: Mapping[str, float] = field(default_factory=PHASES.seconds)
 
     async def report(self, held_gpus: int = 0) -> None:
-        """Report the use since the last report; without an attempt it is no job's.
+        """Report the use since the last report; without an attempt then and now it is no job's.
 
         It is divided between the phases of the process: GPU-seconds if it holds GPUs, else
         core-seconds.
         """
         now = time.monotonic()
-        if now > self.find_at:
+        job = await self.exchange.billed_job()
+        if now > self.find_at or job != self.job:
             # The other ranks of a learner are children of torchrun, like this process.
             has_ranks = "TORCHELASTIC_RUN_ID" in os.environ
             root = os.getppid() if has_ranks else os.getpid()
             self.family = await asyncio.to_thread(find_family, root)
             self.find_at = now + _FIND_FAMILY_EVERY_S
-        # A descendant that others waited for takes its time along.
-        used = max(self.reported, sum(map(core_seconds, self.family)))
+        total = self._measure()
+        spent = {name: seconds - self.reported.get(name, 0.0) for name, seconds in total.items()}
         gpu_seconds = held_gpus * (now - self.reported_at)
         phases = PHASES.seconds()
-        await self.exchange.add_cost(
-            {
-                f"core_seconds:{self.service}": used - self.reported,
-                f"gpu_seconds:{self.service}": gpu_seconds,
-                **self._divide(gpu_seconds or used - self.reported, phases),
-            }
-        )
+        payer = job or self.job
+        if payer is not None:
+            used = {f"core_seconds:{name}": seconds for name, seconds in spent.items()}
+            used[f"gpu_seconds:{self.service}"] = gpu_seconds
+            used |= self._divide(gpu_seconds or spent[self.service], phases)
+            await self.exchange.add_cost(payer, used)
+        self.job = job
         self.phases = phases
-        self.reported = used
+        self.reported = total
         self.reported_at = now
+
+    def _measure(self) -> dict[str, float]:
+        """Return the core-seconds of this service, and of the supervisor."""
+        # A descendant that others waited for takes its time along.
+        least = self.reported.get(self.service, 0.0)
+        total = {self.service: max(least, sum(map(core_seconds, self.family)))}
+        if self.supervisor is not None:
+            with suppress(OSError):  # it has ended
+                own = sum(map(int, _read_stat(self.supervisor)[11:13])) / _TICKS_PER_SECOND
+                total["supervisor"] = own
+        return total
 
     def _divide(self, seconds: float, phases: Mapping[str, float]) -> dict[str, float]:
         spent = {name: total - self.phases.get(name, 0.0) for name, total in phases.items() if name}
@@ -85,7 +99,7 @@ class CostReporter:
         return {f"phase_seconds:{self.service}/{n}": scale * part for n, part in spent.items()}
 
 
-async def report_attempt_forever(exchange: Exchange, every_s: float) -> None:
+async def report_attempt_forever(exchange: Exchange, job_id: str, every_s: float) -> None:
     """Consumes the time of the attempt and of the server; produces their part of the cost.
 
     Waits for: the next report. Unblocked by: time.
@@ -97,25 +111,10 @@ async def report_attempt_forever(exchange: Exchange, every_s: float) -> None:
         used = await exchange.server_core_seconds()
         now = time.monotonic()
         # A server that has started again begins at 0.
-        await exchange.add_cost({"core_seconds:redis": used - reported, ACTIVE: now - reported_at})
+        spent = {"core_seconds:redis": used - reported, ACTIVE: now - reported_at}
+        await exchange.add_cost(job_id, spent)
         reported = used
         reported_at = now
-
-
-@dataclass
-class ParentReporter:
-    """Adds the own time of this process's parent, the supervisor, to the cost of the job."""
-
-    exchange: Exchange
-    parent: int = field(default_factory=os.getppid)
-    reported: float | None = None  # core-seconds; its time before this process is no job's
-
-    async def report(self) -> None:
-        with suppress(OSError):
-            used = sum(map(int, _read_stat(self.parent)[11:13])) / _TICKS_PER_SECOND
-            if self.reported is not None:
-                await self.exchange.add_cost({"core_seconds:supervisor": used - self.reported})
-            self.reported = used
 
 
 def _read_stat(process_id: int | str) -> list[str]:

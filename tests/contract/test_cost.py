@@ -79,27 +79,36 @@ async def test_descendants_count_whether_they_live_or_have_ended(exchange: Excha
     assert await cost_of(exchange, "rollout") - total < 0.35  # no second counts twice
 
 
-async def test_workers_add_up_and_only_the_active_job_pays(
+async def test_workers_add_up_and_only_a_job_with_an_attempt_pays(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     async with open_exchange("rollout-b-1.1") as other:
-        await other.add_cost(used(100.0))  # no job has an attempt
+        reporter = CostReporter(other, "rollout")
+        await reporter.report()  # no job has an attempt
         attempt = await activate(exchange)
         for worker, seconds in ((exchange, 1.5), (other, 2.0), (other, 0.25)):
-            await worker.add_cost({**used(seconds), "gpu_seconds:rollout": 2 * seconds})
-        await exchange.add_cost(used(1.0, "grader"))
+            await worker.add_cost("job", {**used(seconds), "gpu_seconds:rollout": 2 * seconds})
+        await exchange.add_cost("job", used(1.0, "grader"))
         cost = await exchange.cost("job")
         assert cost["core_seconds"] == {"rollout": 3.75, "grader": 1.0}
         assert cost["gpu_seconds"] == {"rollout": 7.5}
+        await reporter.report()
         await exchange.request_state("job", Requested.PAUSE)
-        assert await exchange.pause_job("job", attempt, None)
-        await other.add_cost(used(100.0))
+        with computing(0.4):
+            assert await exchange.pause_job("job", attempt, None)
+            await reporter.report()  # its process is new, and the attempt has just ended
+        spent = await cost_of(exchange, "rollout")
+        assert spent > 3.75 + 0.35
+        with computing(0.4):
+            await reporter.report()
+        assert await cost_of(exchange, "rollout") == spent
         await exchange.request_state("job", Requested.CANCEL)
         await activate(exchange, "next")
-        await other.add_cost(used(4.0))
-        assert await cost_of(exchange, "rollout") == 3.75
-        assert await cost_of(exchange, "rollout", "next") == 4.0
+        await reporter.report()
+        assert await cost_of(exchange, "rollout") == spent
+        assert await cost_of(exchange, "rollout", "next") > 0
     assert await exchange.forget_job("job")
+    await exchange.add_cost("job", used(1.0))
     assert not (await exchange.cost("job"))["core_seconds"]
 
 
@@ -126,7 +135,7 @@ async def test_the_server_counts_and_a_restarted_one_too(
 
         assert await exchange.server_core_seconds() > 0
         monkeypatch.setattr(exchange, "server_core_seconds", server_core_seconds)
-        async with running(report_attempt_forever(exchange, 0.01)), asyncio.timeout(30):
+        async with running(report_attempt_forever(exchange, "job", 0.01)), asyncio.timeout(30):
             while await cost_of(exchange, "redis") < 1.25:
                 await asyncio.sleep(0.01)
         assert await cost_of(exchange, "redis") == 1.25

@@ -125,12 +125,15 @@ class News(Connection):
     async def forget_status(self, replica: str) -> None:
         await cast(Awaitable[int], self.pulse.hdel(streams.STATUS, replica))
 
-    async def add_cost(self, used: Mapping[str, float]) -> None:
-        """Add to the cost of the job with an attempt, if there is one.
+    async def billed_job(self) -> str | None:
+        """Return the id of the job with an attempt, if there is one."""
+        job_id = cast(bytes | None, await self.pulse.get(streams.BILLED))
+        return job_id and job_id.decode()
 
-        ``used`` is by names like "core_seconds:grader".
-        """
-        args = [streams.BILLED, streams.cost_key("%s"), *chain.from_iterable(used.items())]
+    async def add_cost(self, job_id: str, used: Mapping[str, float]) -> None:
+        """Add to the cost of a job, by names like "core_seconds:grader"."""
+        args = [streams.job_key(job_id), streams.cost_key(job_id)]
+        args += chain.from_iterable(used.items())
         await self.run("add_cost", [], args, client=self.pulse)
 
     async def set_tokens(self, job_id: str, tokens: Mapping[str, int]) -> None:

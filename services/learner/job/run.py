@@ -75,7 +75,8 @@ async def run(
     folder = service.deployment.job_dir(record.id)
     attempt = Attempt(service.exchange, record.id, number, record.recipe, folder)
     job_run = Run(service, team, prompts, delivery, record, attempt)
-    reporting = report_attempt_forever(service.exchange, service.deployment.heartbeat_s)
+    heartbeat_s = service.deployment.heartbeat_s
+    reporting = report_attempt_forever(service.exchange, record.id, heartbeat_s)
     try:
         await run_until_first_ends(job_run.work(), reporting)
     except Exception as error:

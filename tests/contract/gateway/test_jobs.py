@@ -92,9 +92,9 @@ def test_a_job_tells_what_each_service_has_used_and_the_gateway_counts_itself(
     tables = {"machine": {"price_per_gpu_hour": 1.5}, "training": {"budget_gpu_hours": 9}}
     job_id = submit_job(http, recipe=merge_tables(RECIPE, tables))
     train(stack, job_id)
-    stack.exchange(lambda exchange: exchange.add_cost({"core_seconds:rollout": 1000.0}))
+    stack.exchange(lambda exchange: exchange.add_cost(job_id, {"core_seconds:rollout": 1000.0}))
     learner = {"core_seconds:learner": 2000.0, "gpu_seconds:learner": 7200.0}
-    stack.exchange(lambda exchange: exchange.add_cost(learner))
+    stack.exchange(lambda exchange: exchange.add_cost(job_id, learner))
 
     def used() -> dict[str, float]:
         return http.get(f"{JOBS}/{job_id}").json()["weir"]["bill"]["core_seconds"]
@@ -216,7 +216,7 @@ def test_a_job_with_a_spent_budget_is_resumed_with_a_larger_one(stack: Stack, ht
     job_id = submit_job(http, recipe=merge_tables(RECIPE, {"training": {"budget_gpu_hours": 2}}))
     take_up(stack, job_id, state="failed", error="no memory")
     used = {"gpu_seconds:learner": 3 * 3600}
-    stack.exchange(lambda exchange: exchange.add_cost(used))
+    stack.exchange(lambda exchange: exchange.add_cost(job_id, used))
     resume = f"{JOBS}/{job_id}/resume"
     for body in ({}, {"budget_gpu_hours": 3}):
         assert_refused(http.post(resume, json=body), 409, "budget_gpu_hours")

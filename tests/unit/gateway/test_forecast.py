@@ -1,4 +1,4 @@
-"""The forecast of hits-out accuracy finds curves, and says how sure it is."""
+"""The forecast of held-out accuracy finds curves, and says how sure it is."""
 
 import numpy as np
 import pytest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
@@ -14,7 +15,7 @@ from protocol.exchange import Backlog, Exchange, UnreadableRecord, WorkerRegistr
 from protocol.messages import JobEvent, JobRecord, JobState, Notice
 from protocol.streams import WORK_STREAMS
 
-from services.chassis.cost import CostReporter, ParentReporter
+from services.chassis.cost import CostReporter
 from services.chassis.service import Service
 from services.gateway.core.watch.descriptions import describe_activity, format_duration
 from services.gateway.core.watch.job_metrics import JobHistory
@@ -88,13 +89,11 @@ class Watchdog:
 
         Waits for: the next look, every two seconds. Unblocked by: time, or the service stopping.
         """
-        cost = CostReporter(self.exchange, service.name)
-        supervisor = ParentReporter(self.exchange)
+        cost = CostReporter(self.exchange, service.name, supervisor=os.getppid())
         while not service.stopping.is_set():
             try:
                 await await_exchange(self.look(time.monotonic()))
                 await await_exchange(cost.report())
-                await await_exchange(supervisor.report())
             except Problem:  # Redis is away; /readyz reports it
                 self._moved_at = time.monotonic()
             except Exception:  # the watchdog must not end the gateway
