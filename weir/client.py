@@ -166,8 +166,10 @@ class WeirClient:
         """Request that a job writes a checkpoint and pauses."""
         return self._request("POST", _job_url(job_id, "pause"))
 
-    def resume(self, job_id: str) -> Json:
-        return self._request("POST", _job_url(job_id, "resume"))
+    def resume(self, job_id: str, budget_gpu_hours: float | None = None) -> Json:
+        """Queue a paused or failed job again; a budget replaces the job's."""
+        body = {"budget_gpu_hours": budget_gpu_hours}
+        return self._request("POST", _job_url(job_id, "resume"), json=body)
 
     def past_events(self, job_id: str, *, after: str | None = None) -> Iterator[Json]:
         """Yield a job's events until now, oldest first."""

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
@@ -233,10 +234,16 @@ def pause(job: JobId = None, as_json: AsJson = False) -> None:
 
 
 @verbs.command()
-def resume(job: JobId = None, as_json: AsJson = False) -> None:
+def resume(
+    job: JobId = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="HOURS", help="GPU-hours, instead of the job's budget.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Resume a paused or failed job."""
     with connected() as weir:
-        _print_job(weir.resume(find_job(weir, job)), as_json)
+        _print_job(weir.resume(find_job(weir, job), budget), as_json)
 
 
 def _add_job_verb(
@@ -559,7 +566,12 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
         else:
             details = job["weir"]
             progress = views.Progress(job_id, steps=details["steps"], step=details["step"])
-            views.show_progress(progress, events, Console(), lambda: _find_reason(weir, job_id))
+
+            def find_forecast() -> views.Json | None:
+                return weir.job(job_id)["weir"].get("forecast")
+
+            why = partial(_find_reason, weir, job_id)
+            views.show_progress(progress, events, Console(), why, find_forecast)
             _say_gain(progress.evaluations)
         job = weir.job(job_id)
     except KeyboardInterrupt:

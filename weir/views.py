@@ -171,6 +171,7 @@ class Progress:
     curves: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     evaluations: list[Json] = field(default_factory=list)
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_STEP_TIMES))
+    forecast_at: int = -1  # the step of the evaluation of the last forecast
 
     def update(self, event: Json) -> None:
         """Add the numbers of a metrics event."""
@@ -187,6 +188,22 @@ class Progress:
             value = data.get(name)
             if value is not None:
                 self.curves[name].append(value)
+
+    def forecast_line(self, find_forecast: Callable[[], Json | None]) -> str | None:
+        """Return the forecast after a new evaluation, of which the gateway may know later."""
+        steps = [result["step"] for result in self.evaluations if "name" not in result]
+        if self.event_step < self.step or steps[-1:] in ([], [self.forecast_at]):
+            return None
+        forecast = find_forecast()
+        if not forecast or forecast["curve"][0][0] != steps[-1]:
+            return None
+        self.forecast_at = steps[-1]
+        accuracy = forecast["accuracy"]
+        half_width = (forecast["high"] - forecast["low"]) / 2
+        return (
+            f"at this rate accuracy {accuracy:.2f} ± {half_width:.2f} "
+            f"at step {forecast['step']} (90 % interval)"
+        )
 
     @property
     def remaining(self) -> str:
@@ -228,6 +245,7 @@ def show_progress(
     events: Iterable[Json],
     console: Console,
     why: Callable[[], str | None] = lambda: None,
+    find_forecast: Callable[[], Json | None] = lambda: None,
 ) -> None:
     """Show events as they come: on a terminal as a table that changes in place, else as lines.
 
@@ -249,13 +267,11 @@ def show_progress(
     with live or nullcontext(), _polling(job, why, show_reason):
         for event in _drop_end(events):
             job.update(event)
-            line = _event_line(event)
-            if line is not None:
-                print_line(line)
-            elif live is not None:
+            if live is not None:
                 live.update(job.table(), refresh=True)
-            else:
-                print_line(job.line())
+            line = _event_line(event) or (None if live else job.line())
+            for text in filter(None, (line, job.forecast_line(find_forecast))):
+                print_line(text)
 
 
 def _drop_end(events: Iterable[Json]) -> Iterator[Json]:

@@ -477,6 +477,7 @@ class EventData(Message):
 class _LearnerMetrics(EventData):
     groups: Mapping[str, JsonValue] | None = None  # the ledger of the step's purpose
     phase_seconds: Mapping[str, FiniteFloat] | None = None  # since the step before
+    bill: Mapping[str, JsonValue] | None = None  # until now
     phase_seconds_total: Mapping[str, FiniteFloat] | None = None
     totals: Mapping[str, FiniteFloat] | None = None
 
@@ -735,6 +736,7 @@ class JobRecord(Message):
     failures: int = 0  # attempts in a row that the job made fail without progress
     step: int = 0
     micro_batch_tokens: int | None = None  # replaces the recipe's, which was too large
+    budget_gpu_hours: FiniteFloat | None = None  # replaces the recipe's
     unreadable_answers: int | None = None  # tasks left out; None: not checked
     readable_solutions: float | None = None  # the share that `equation_steps` can judge
     started_at: FiniteFloat | None = None
@@ -742,6 +744,11 @@ class JobRecord(Message):
     error: JobError | None = None
     fault: Fault | None = None  # the cause if it is held up
     result: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+    @property
+    def budget(self) -> float | None:
+        """The GPU-hours after which the job pauses."""
+        return self.budget_gpu_hours or self.recipe.training.budget_gpu_hours
 
 
 class ActiveJob(Message):

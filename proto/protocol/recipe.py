@@ -411,6 +411,13 @@ class Training(Table):
         ge=1,
         description="the number of ranks that share a sample, for contexts of 32k tokens and more",
     )
+    budget_gpu_hours: float | None = Field(
+        default=None,
+        gt=0,
+        le=2**40,
+        description="GPU-hours after which the job pauses with a checkpoint, hours on a machine "
+        "without GPUs; none: no limit",
+    )
     checkpoint_every: int = Field(
         default=10, ge=1, description="the number of steps between checkpoints"
     )
@@ -537,11 +544,23 @@ class Critic(Table):
 
 
 class Machine(Table):
-    """The machine that `weir plan` assumes on a computer without GPUs; jobs ignore it."""
+    """The price of the machine, and what `weir plan` assumes on a computer without GPUs."""
 
-    gpus: str = Field(min_length=1, description="the GPUs of each service, as in `WEIR_GPUS`")
-    gpu_memory: float = Field(gt=0, le=2**20, description="the memory of a GPU in GiB")
-    host_memory: float = Field(gt=0, le=2**20, description="the host memory of a node in GiB")
+    gpus: str | None = Field(
+        default=None, min_length=1, description="the GPUs of each service, as in `WEIR_GPUS`"
+    )
+    gpu_memory: float | None = Field(
+        default=None, gt=0, le=2**20, description="the memory of a GPU in GiB"
+    )
+    host_memory: float | None = Field(
+        default=None, gt=0, le=2**20, description="the host memory of a node in GiB"
+    )
+    price_per_gpu_hour: float | None = Field(
+        default=None,
+        ge=0,
+        le=2**20,
+        description="the price of an hour of a GPU, or of a machine without GPUs; none: no price",
+    )
 
 
 class Recipe(Table):

@@ -6,6 +6,7 @@ key                   carries                             written by          re
 jobs                  JobRef                              gateway             learner
 job:{id}              JobRecord, a hash                   gateway, learner    all
 active                ActiveJob                           learner             rollout, grader
+billed                id of the job with an attempt       learner             all
 learner               the lease on jobs, a hash           learner             learner
 {job}:requests        RolloutRequest (train, pretrain)    learner             rollout
 {job}:eval_requests   RolloutRequest (eval)               learner             rollout, first
@@ -21,7 +22,7 @@ learner               the lease on jobs, a hash           learner             le
 lives:{group}         heartbeats of workers, a hash       rollout, grader     rollout, grader
 status                Status by replica, a hash           all but gateway     gateway, learner
 {job}:event_ids       ids of recorded events, a set       all                 all
-{job}:cost            seconds by kind and service, a hash all                 gateway
+{job}:cost            seconds and tokens, a hash          all                 gateway, learner
 starts                processes started, by service       all                 gateway
 new_policy            a stream of one entry, that wakes   learner             rollout
 new_call              a stream of one entry, that wakes   gateway             rollout
@@ -91,6 +92,7 @@ WORK_STREAMS: tuple[Stream, ...] = (
 )
 
 ACTIVE = PREFIX + "active"
+BILLED = PREFIX + "billed"
 LEARNER = PREFIX + "learner"
 STARTS = PREFIX + "starts"
 STATUS = PREFIX + "status"
@@ -146,7 +148,7 @@ def event_ids_key(job_id: str) -> str:
 
 
 def cost_key(job_id: str) -> str:
-    """The hash of the seconds of cores and GPUs that each service has used for a job."""
+    """The hash of a job's cost: see `protocol.bill`."""
     return f"{PREFIX}{job_id}:cost"
 
 

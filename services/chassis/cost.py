@@ -1,4 +1,4 @@
-"""The cost of the active job: processor time and GPUs of all services, while it runs."""
+"""The cost of a job: processor time and GPUs of all services, while it has an attempt."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from protocol.bill import ACTIVE
 from protocol.exchange import Exchange
+
+from services.chassis.metrics import PHASES
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _FIND_FAMILY_EVERY_S = 10.0
@@ -38,44 +41,80 @@ def find_family(root: int) -> list[int]:
 
 @dataclass
 class CostReporter:
-    """Adds what this process and its descendants use to the cost of the active job."""
+    """Adds what this process and its descendants use to the cost of the job with an attempt."""
 
     exchange: Exchange
     service: str
+    supervisor: int | None = None  # the id of a process whose own time is added as well
+    job: str | None = None  # with an attempt at the last report
     family: Sequence[int] = ()
     find_at: float = 0.0
     reported_at: float = field(default_factory=time.monotonic)
-    reported: float = 0.0  # core-seconds
+    reported: Mapping[str, float] = field(default_factory=dict)  # core-seconds by service
+    phases: Mapping[str, float] = field(default_factory=PHASES.seconds)
 
     async def report(self, held_gpus: int = 0) -> None:
-        """Report the use since the last report; without an active job it is no job's."""
+        """Report the use since the last report; without an attempt then and now it is no job's.
+
+        It is divided between the phases of the process: GPU-seconds if it holds GPUs, else
+        core-seconds.
+        """
         now = time.monotonic()
-        if now > self.find_at:
+        job = await self.exchange.billed_job()
+        if now > self.find_at or job != self.job:
             # The other ranks of a learner are children of torchrun, like this process.
             has_ranks = "TORCHELASTIC_RUN_ID" in os.environ
             root = os.getppid() if has_ranks else os.getpid()
             self.family = await asyncio.to_thread(find_family, root)
             self.find_at = now + _FIND_FAMILY_EVERY_S
-        # A descendant that others waited for takes its time along.
-        used = max(self.reported, sum(map(core_seconds, self.family)))
+        total = self._measure()
+        spent = {name: seconds - self.reported.get(name, 0.0) for name, seconds in total.items()}
         gpu_seconds = held_gpus * (now - self.reported_at)
-        await self.exchange.add_cost(self.service, used - self.reported, gpu_seconds)
-        self.reported = used
+        phases = PHASES.seconds()
+        payer = job or self.job
+        if payer is not None:
+            used = {f"core_seconds:{name}": seconds for name, seconds in spent.items()}
+            used[f"gpu_seconds:{self.service}"] = gpu_seconds
+            used |= self._divide(gpu_seconds or spent[self.service], phases)
+            await self.exchange.add_cost(payer, used)
+        self.job = job
+        self.phases = phases
+        self.reported = total
         self.reported_at = now
 
+    def _measure(self) -> dict[str, float]:
+        """Return the core-seconds of this service, and of the supervisor."""
+        # A descendant that others waited for takes its time along.
+        least = self.reported.get(self.service, 0.0)
+        total = {self.service: max(least, sum(map(core_seconds, self.family)))}
+        if self.supervisor is not None:
+            with suppress(OSError):  # it has ended
+                own = sum(map(int, _read_stat(self.supervisor)[11:13])) / _TICKS_PER_SECOND
+                total["supervisor"] = own
+        return total
 
-async def report_server_forever(exchange: Exchange, every_s: float) -> None:
-    """Consumes the server's processor time; produces its part of the active job's cost.
+    def _divide(self, seconds: float, phases: Mapping[str, float]) -> dict[str, float]:
+        spent = {name: total - self.phases.get(name, 0.0) for name, total in phases.items() if name}
+        scale = seconds / (sum(spent.values()) or 1.0)
+        return {f"phase_seconds:{self.service}/{n}": scale * part for n, part in spent.items()}
+
+
+async def report_attempt_forever(exchange: Exchange, job_id: str, every_s: float) -> None:
+    """Consumes the time of the attempt and of the server; produces their part of the cost.
 
     Waits for: the next report. Unblocked by: time.
     """
     reported = await exchange.server_core_seconds()
+    reported_at = time.monotonic()
     while True:
         await asyncio.sleep(every_s)
         used = await exchange.server_core_seconds()
+        now = time.monotonic()
         # A server that has started again begins at 0.
-        await exchange.add_cost("redis", max(0.0, used - reported))
+        spent = {"core_seconds:redis": used - reported, ACTIVE: now - reported_at}
+        await exchange.add_cost(job_id, spent)
         reported = used
+        reported_at = now
 
 
 def _read_stat(process_id: int | str) -> list[str]:

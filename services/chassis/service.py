@@ -297,6 +297,8 @@ class StatusReporter:
                 await self.service.exchange.show_status(self.status())
                 await cost.report(self.service.held_gpus)
             await wait_until_set(self.ended, self.service.deployment.heartbeat_s)
+        with suppress(Refused, *Disconnected):
+            await cost.report(self.service.held_gpus)
 
     async def leave(self, error: BaseException | None = None) -> None:
         """Leave a status for the replica's next process, unless this one was told to stop.

@@ -30,7 +30,7 @@ from services.gateway.core.files.store import MAX_FILE_BYTES, FileStore
 from services.gateway.core.jobs.service import JobService
 from services.gateway.core.jobs.submission import load_defaults
 from services.gateway.core.watch.descriptions import describe_activity
-from services.gateway.core.watch.fleet import tidy_forever, watch_forever
+from services.gateway.core.watch.fleet import Fleet, tidy_forever, watch_forever
 from services.gateway.core.watch.watchdog import Watchdog
 
 NUM_THREADS = 32  # a few large requests would occupy the six threads that two cores have by default
@@ -70,6 +70,7 @@ class Gateway:
         app.state.jobs = JobService(service, store, load_defaults())
         watchdog = Watchdog(service.exchange, service.deployment.claim_idle_s)
         app.state.watchdog = watchdog
+        app.state.fleet = Fleet(service.exchange, service.deployment)
 
         def rollouts() -> list[str]:
             living = (process.status for process in watchdog.snapshot.living("rollout"))
@@ -95,7 +96,7 @@ class Gateway:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS))
         state = self.app.state
         await asyncio.gather(
-            watch_forever(service),
+            watch_forever(service, state.fleet),
             state.watchdog.watch_forever(service),
             state.pending_calls.read_forever(service),
             state.pending_calls.renew_forever(service),

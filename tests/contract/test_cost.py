@@ -14,7 +14,7 @@ import pytest
 from protocol.exchange import Exchange, connect
 from protocol.messages import ActiveJob, Requested
 
-from services.chassis.cost import CostReporter, report_server_forever
+from services.chassis.cost import CostReporter, report_attempt_forever
 from services.chassis.service import Service
 from services.chassis.turns import Turns
 from tests.builders import a_recipe
@@ -52,6 +52,10 @@ async def activate(exchange: Exchange, job_id: str = "job") -> int:
     return attempt
 
 
+def used(core_seconds: float, service: str = "rollout") -> dict[str, float]:
+    return {f"core_seconds:{service}": core_seconds}
+
+
 async def cost_of(exchange: Exchange, service: str, job_id: str = "job") -> float:
     return (await exchange.cost(job_id))["core_seconds"].get(service, 0.0)
 
@@ -75,28 +79,36 @@ async def test_descendants_count_whether_they_live_or_have_ended(exchange: Excha
     assert await cost_of(exchange, "rollout") - total < 0.35  # no second counts twice
 
 
-async def test_workers_add_up_and_only_the_active_job_pays(
+async def test_workers_add_up_and_only_a_job_with_an_attempt_pays(
     exchange: Exchange, open_exchange: OpenExchange
 ) -> None:
     async with open_exchange("rollout-b-1.1") as other:
-        await other.add_cost("rollout", 100.0)  # no job is active
+        reporter = CostReporter(other, "rollout")
+        await reporter.report()  # no job has an attempt
         attempt = await activate(exchange)
         for worker, seconds in ((exchange, 1.5), (other, 2.0), (other, 0.25)):
-            await worker.add_cost("rollout", seconds, 2 * seconds)
-        await exchange.add_cost("grader", 1.0)
-        assert await exchange.cost("job") == {
-            "core_seconds": {"rollout": 3.75, "grader": 1.0},
-            "gpu_seconds": {"rollout": 7.5},
-        }
+            await worker.add_cost("job", {**used(seconds), "gpu_seconds:rollout": 2 * seconds})
+        await exchange.add_cost("job", used(1.0, "grader"))
+        cost = await exchange.cost("job")
+        assert cost["core_seconds"] == {"rollout": 3.75, "grader": 1.0}
+        assert cost["gpu_seconds"] == {"rollout": 7.5}
+        await reporter.report()
         await exchange.request_state("job", Requested.PAUSE)
-        assert await exchange.pause_job("job", attempt, None)
-        await other.add_cost("rollout", 100.0)
+        with computing(0.4):
+            assert await exchange.pause_job("job", attempt, None)
+            await reporter.report()  # its process is new, and the attempt has just ended
+        spent = await cost_of(exchange, "rollout")
+        assert spent > 3.75 + 0.35
+        with computing(0.4):
+            await reporter.report()
+        assert await cost_of(exchange, "rollout") == spent
         await exchange.request_state("job", Requested.CANCEL)
         await activate(exchange, "next")
-        await other.add_cost("rollout", 4.0)
-        assert await cost_of(exchange, "rollout") == 3.75
-        assert await cost_of(exchange, "rollout", "next") == 4.0
+        await reporter.report()
+        assert await cost_of(exchange, "rollout") == spent
+        assert await cost_of(exchange, "rollout", "next") > 0
     assert await exchange.forget_job("job")
+    await exchange.add_cost("job", used(1.0))
     assert not (await exchange.cost("job"))["core_seconds"]
 
 
@@ -123,7 +135,7 @@ async def test_the_server_counts_and_a_restarted_one_too(
 
         assert await exchange.server_core_seconds() > 0
         monkeypatch.setattr(exchange, "server_core_seconds", server_core_seconds)
-        async with running(report_server_forever(exchange, 0.01)), asyncio.timeout(30):
+        async with running(report_attempt_forever(exchange, "job", 0.01)), asyncio.timeout(30):
             while await cost_of(exchange, "redis") < 1.25:
                 await asyncio.sleep(0.01)
         assert await cost_of(exchange, "redis") == 1.25

@@ -164,7 +164,7 @@ async def test_a_closed_job_leaves_its_record_its_events_and_its_cost(
     exchange: Exchange, client: Redis
 ) -> None:
     attempt = await activate(exchange)
-    await exchange.add_cost("learner", 1.0)
+    await exchange.add_cost("job", {"core_seconds:learner": 1.0})
     await exchange.ask(a_request())
     await exchange.announce(a_policy())
     await exchange.record_event(an_event())

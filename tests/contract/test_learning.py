@@ -68,6 +68,29 @@ async def test_who_resumes_a_job_accepts_what_failed_and_is_asked_again_for_more
     assert [as_dict(event)["share"] for event in await learner.events("failed:")] == [1.0, 1.0]
 
 
+async def test_a_spent_budget_pauses_the_job_until_it_is_raised_and_the_bill_is_whole(
+    learner: Learner,
+) -> None:
+    await learner.submit(steps=200, budget_gpu_hours=1 / 3600)
+    record = await learner.attempt()
+    assert record.state is JobState.PAUSED
+    assert record.step < 200
+    assert (learner.job_dir / f"checkpoints/step-{record.step:06d}").is_dir()
+    assert "weir resume job --budget" in await learner.warning()
+    assert str(record.error) == await learner.warning()
+    spent = (await learner.exchange.cost("job"))["active_seconds"]["job"]
+    await learner.exchange.request_state("job", Requested.RUN, 1.0)
+    record = await learner.attempt()
+    assert record.state is JobState.SUCCEEDED, record.error
+    bill: Any = record.result["bill"]
+    assert bill["active_seconds"] > spent >= 1
+    assert bill["gpu_hours"] == bill["active_seconds"] / 3600
+    assert bill["tokens"] == (await learner.exchange.cost("job"))["tokens"]
+    counts = {name.removeprefix("train/"): count for name, count in bill["tokens"].items()}
+    assert counts["trained"] == counts["judged"] == record.result["trained_tokens"]
+    assert counts["sampled"] == sum(counts.values()) - counts["sampled"] - counts["judged"]
+
+
 async def test_an_evaluation_counts_what_failed_and_what_was_accepted_stays_accepted(
     learner: Learner,
 ) -> None:

@@ -134,7 +134,8 @@ async def show_life(worker: Exchange, *inputs: Stream) -> None:
     assert await worker.requested_state("job") is Requested.RUN
     await worker.count_start(group)
     await worker.show_status(a_status(group))
-    await worker.add_cost(group, 1.0, 1.0)
+    await worker.add_cost("job", {f"core_seconds:{group}": 1.0})
+    assert await worker.billed_job() == "job"
     assert group in {status.service for status in (await worker.statuses()).values()}
     assert await worker.record_event(an_event(group))
     await worker.heartbeat(group)
@@ -212,8 +213,11 @@ async def test_the_gateway_queues_looks_changes_and_forgets(services: Services) 
     await gateway.count_states()
     await gateway.find_mentions("file-1")
     await gateway.submitted_since(0.0, {})
-    await gateway.add_cost("gateway", 1.0)
-    await learner.add_cost("redis", await learner.server_core_seconds())
+    await gateway.add_cost("job", {"core_seconds:gateway": 1.0})
+    assert await gateway.billed_job() == "job"
+    await learner.add_cost("job", {"core_seconds:redis": await learner.server_core_seconds()})
+    await learner.set_tokens("job", {"train/sampled": 7})
+    assert (await learner.cost("job"))["tokens"] == {"train/sampled": 7}
     assert (await gateway.cost("job"))["core_seconds"].keys() == {"gateway", "redis"}
     await gateway.request_state("job", Requested.PAUSE)
     assert await learner.pause_job("job", 1, None)

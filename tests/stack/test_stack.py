@@ -20,6 +20,7 @@ from tests.stack.conftest import Json, Stack, of_home, start, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 GROUPS_PER_STEP = 4
+SERVICES = {"learner", "rollout", "grader", "gateway"}
 ENDLESS = {"steps": 100_000, "groups_per_step": GROUPS_PER_STEP}
 
 
@@ -73,6 +74,41 @@ def test_when_it_is_cancelled_every_group_is_accounted_for_and_what_it_learned_i
     assert "nothing changes" in again.stdout
     fork = stack.submit(start=f"ftckpt-{job}-{ended['weir']['step']}", training={"steps": 1})
     assert [stack.wait_for_end(each)["status"] for each in (following, fork)] == ["succeeded"] * 2
+
+
+def test_a_spent_budget_pauses_a_job_and_its_bill_has_every_second_of_a_core(stack: Stack) -> None:
+    job_id = stack.submit(training={"steps": 24, "budget_gpu_hours": 20 / 3600})
+    wait_for(lambda: stack.weir.job(job_id)["weir"]["attempt"], 60, "the first attempt")
+    before = core_seconds(stack)
+    wait_for(lambda: stack.weir.job(job_id)["status"] == "paused", 240, "the pause")
+    used = core_seconds(stack) - before
+    paused = stack.weir.job(job_id)["weir"]
+    assert paused["bill"]["gpu_hours"] >= paused["bill"]["budget_gpu_hours"]
+    assert "--budget" in paused["waiting_for"]
+    before = core_seconds(stack)
+    stack.weir.resume(job_id, 1.0)
+    ended = stack.wait_for_end(job_id)
+    used += core_seconds(stack) - before
+    assert ended["status"] == "succeeded", ended["error"]
+    bill = ended["weir"]["bill"]
+    assert sum(bill["core_seconds"].values()) == pytest.approx(used, rel=0.05), bill
+    assert bill["core_seconds"].keys() >= {*SERVICES, "redis", "supervisor"}
+    phases = bill["phase_seconds"].items()
+    of_learner = sum(seconds for phase, seconds in phases if phase.startswith("learner/"))
+    assert of_learner == pytest.approx(bill["core_seconds"]["learner"])
+    counts = {name.removeprefix("train/"): count for name, count in bill["tokens"].items()}
+    assert counts["trained"] == ended["trained_tokens"]
+    assert counts["sampled"] == sum(counts.values()) - counts["sampled"] - counts["judged"]
+
+
+def core_seconds(stack: Stack) -> float:
+    """The processor time of the supervisor, and of all its descendants with those that ended."""
+    supervisor = psutil.Process(stack.supervisor.pid)
+    used = sum(supervisor.cpu_times()[:2])
+    for process in supervisor.children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            used += sum(process.cpu_times()[:4])
+    return used
 
 
 def assert_every_group_is_accounted_for(stack: Stack, job_id: str) -> list[Json]:
@@ -142,8 +178,8 @@ def test_two_ranks_survive_the_death_of_the_supervisor_and_a_stop_saves_what_the
         second.wait_until_up()
         second.wait_for_step(job_id, step + 2)
         assert_every_group_is_accounted_for(second, job_id)
-        used = second.weir.job(job_id)["weir"]["core_seconds"]
-        assert {"learner", "rollout", "grader", "gateway", "redis"} <= used.keys()
+        used = second.weir.job(job_id)["weir"]["bill"]["core_seconds"]
+        assert {*SERVICES, "redis"} <= used.keys()
         assert min(used.values()) > 0, used
         metrics = httpx.get(second.facts["metrics"]["rollout-0"]).text
         (seconds,) = re.findall(r'weir_phase_seconds_total{phase="sleeping"} (.*)', metrics)

@@ -139,14 +139,17 @@ class Jobs(Connection):
         first, *lists = await self.run("queue", [streams.JOBS.key(), _HELD_UP], [RECORD])
         return Queue(first.decode(), *([job_id.decode() for job_id in ids] for ids in lists))
 
-    async def request_state(self, job_id: str, requested: Requested) -> None:
+    async def request_state(
+        self, job_id: str, requested: Requested, budget: float | None = None
+    ) -> None:
         """Store the user's request for a job, if there is such a job and it has not ended.
 
+        A ``budget`` in GPU-hours replaces the job's, even if it has ended.
         The learner obeys for the active job; any other is paused, queued again or cancelled at
         once. A cancel request is final. This works when memory is full.
         """
         keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_work_keys(job_id)]
-        args = [json.dumps(requested), json.dumps(time.time()), job_id]
+        args = [json.dumps(requested), json.dumps(time.time()), job_id, json.dumps(budget)]
         await self.run("request_state", keys, args)
 
     async def requested_state(self, job_id: str) -> Requested | None:
@@ -154,6 +157,12 @@ class Jobs(Connection):
         value = self.pulse.hget(streams.job_key(job_id), "requested")
         wish = await cast(Awaitable[bytes | None], value)
         return None if wish is None else Requested(json.loads(wish))
+
+    async def changed_budget(self, job_id: str) -> float | None:
+        """Return the budget that has replaced the recipe's, if one has."""
+        value = self.pulse.hget(streams.job_key(job_id), "budget_gpu_hours")
+        stored = await cast(Awaitable[bytes | None], value)
+        return None if stored is None else json.loads(stored)
 
     async def revive(self, job_id: str) -> None:
         """Queue a failed job again, to resume from its last checkpoint."""
@@ -185,10 +194,15 @@ class Jobs(Connection):
 
     async def begin_attempt(self, job_id: str) -> int:
         """Begin an attempt: create the job's streams, and fence earlier attempts."""
-        keys = [streams.job_key(job_id), _attempt_token_key(job_id), streams.LEARNER]
+        keys = [
+            streams.job_key(job_id),
+            _attempt_token_key(job_id),
+            streams.LEARNER,
+            streams.BILLED,
+        ]
         keys += [stream.key(job_id) for stream in streams.WORK_STREAMS]
         groups = [str(stream.group) for stream in streams.WORK_STREAMS]
-        args = [secrets.token_hex(8), self.me, *groups]
+        args = [secrets.token_hex(8), self.me, job_id, *groups]
         return int(await self.run("begin_attempt", keys, args))
 
     async def activate(self, active: ActiveJob) -> None:
@@ -225,6 +239,7 @@ class Jobs(Connection):
         Return False if the job was resumed or cancelled meanwhile.
         """
         keys = [streams.job_key(job_id), streams.ACTIVE, _HELD_UP, *_work_keys(job_id)]
+        keys.append(streams.BILLED)
         args = [attempt, job_id, json.dumps(held_up_by), json.dumps(self._redact(error))]
         return bool(await self.run("pause_job", keys, args))
 
@@ -233,7 +248,7 @@ class Jobs(Connection):
         job_id = delivery.job_id
         keys = [streams.job_key(job_id), streams.JOBS.key(), streams.ACTIVE, _HELD_UP]
         args = [attempt, job_id, delivery.entry_id, *self._stored(values)]
-        await self.run("close_job", [*keys, *_work_keys(job_id)], args)
+        await self.run("close_job", [*keys, *_work_keys(job_id), streams.BILLED], args)
 
     async def forget_queued(self, delivery: Delivery[JobRef]) -> None:
         """Remove a job from the queue that can neither run nor end."""
@@ -333,7 +348,7 @@ class Jobs(Connection):
         return _fields(values)
 
     async def _next_job(self) -> Delivery[JobRef] | None:
-        keys = [streams.JOBS.key(), streams.ACTIVE, _HELD_UP]
+        keys = [streams.JOBS.key(), streams.ACTIVE, _HELD_UP, streams.BILLED]
         entry = await self.run("next_job", keys, [RECORD])
         if entry is None:
             return None

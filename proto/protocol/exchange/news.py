@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
-from typing import cast
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import chain
+from typing import Any, cast
 
 from pydantic_core import from_json
 
 from protocol import streams
+from protocol.bill import KINDS
 from protocol.exchange.connection import Connection, Rows, block_ms, flat
 from protocol.exchange.rows import read_count, readable
 from protocol.frames import decode, encode
@@ -123,18 +125,31 @@ class News(Connection):
     async def forget_status(self, replica: str) -> None:
         await cast(Awaitable[int], self.pulse.hdel(streams.STATUS, replica))
 
-    async def add_cost(self, service: str, core_seconds: float, gpu_seconds: float = 0.0) -> None:
-        """Add seconds of cores and GPUs to the cost of the active job, if there is one."""
-        args = [streams.ACTIVE, streams.cost_key("%s"), service, core_seconds, gpu_seconds]
+    async def billed_job(self) -> str | None:
+        """Return the id of the job with an attempt, if there is one."""
+        job_id = cast(bytes | None, await self.pulse.get(streams.BILLED))
+        return job_id and job_id.decode()
+
+    async def add_cost(self, job_id: str, used: Mapping[str, float]) -> None:
+        """Add to the cost of a job, by names like "core_seconds:grader"."""
+        args = [streams.job_key(job_id), streams.cost_key(job_id)]
+        args += chain.from_iterable(used.items())
         await self.run("add_cost", [], args, client=self.pulse)
 
+    async def set_tokens(self, job_id: str, tokens: Mapping[str, int]) -> None:
+        """Store the tokens of a job's ledgers in its cost."""
+        fields: dict[Any, Any] = {f"tokens:{name}": count for name, count in tokens.items()}
+        if fields:
+            stored = self.pulse.hset(streams.cost_key(job_id), mapping=fields)
+            await cast(Awaitable[int], stored)
+
     async def cost(self, job_id: str) -> dict[str, dict[str, float]]:
-        """Return the ``core_seconds`` and ``gpu_seconds`` of each service for a job."""
+        """Return the cost of a job, by kind and name."""
         key = streams.cost_key(job_id)
         stored = await cast(Awaitable[dict[bytes, bytes]], self.writer.hgetall(key))
-        cost: dict[str, dict[str, float]] = {"core_seconds": {}, "gpu_seconds": {}}
-        for kind, service, seconds in readable(key, stored.items(), _read_cost):
-            cost.get(kind, {})[service] = seconds
+        cost: dict[str, dict[str, float]] = {kind: {} for kind in (*KINDS, "active_seconds")}
+        for kind, name, number in readable(key, stored.items(), _read_cost):
+            cost.get(kind, {})[name] = number
         return cost
 
     async def ask_trial(self, trial: Trial, limit: int) -> bool:
@@ -200,8 +215,8 @@ def _is_stray(row: tuple[bytes, bytes]) -> bool:
 
 
 def _read_cost(row: tuple[bytes, bytes]) -> tuple[str, str, float]:
-    kind, _, service = row[0].decode().partition(":")
-    seconds = float(row[1])
-    if not math.isfinite(seconds):
-        raise ValueError("the seconds are not finite")
-    return kind, service, seconds
+    kind, _, name = row[0].decode().partition(":")
+    number = float(row[1])
+    if not math.isfinite(number):
+        raise ValueError("the number is not finite")
+    return kind, name, number

@@ -2,7 +2,7 @@
 -- The job to work on: the active one, else the oldest of the queue. One that is paused keeps its place and
 -- is passed over; so is one that was held up, until a job makes way or all that could run are held up.
 -- What has ended leaves the queue. Only the learner asks, while it works on no job.
--- KEYS: jobs, active, held_up      ARGV: what records' keys begin with
+-- KEYS: jobs, active, held_up, billed      ARGV: what records' keys begin with
 local active = redis.call('GET', KEYS[2])
 active = active and cjson.decode(active)['job_id']
 local first, first_held_up
@@ -17,7 +17,7 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
       redis.call('HSET', record, 'state', '"paused"', 'attempts_since_checkpoint', '0')
     end
     if id == active then
-      redis.call('DEL', KEYS[2])
+      redis.call('DEL', KEYS[2], KEYS[4])
     end
   elseif id == active then
     return {entry[1], id}
@@ -30,5 +30,5 @@ end
 if first then
   return first
 end
-redis.call('DEL', KEYS[3])
+redis.call('DEL', KEYS[3], KEYS[4])
 return first_held_up

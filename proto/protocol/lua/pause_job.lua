@@ -2,7 +2,7 @@
 -- The learner's attempt ends, and its job does not: the stack is free for another one. A job that was to be
 -- paused, and was resumed meanwhile, goes on; one that is to be cancelled ends in its next attempt.
 -- One that a person paused may rest for long, so its work goes, which its next attempt asks for again.
--- KEYS: job, active, held_up, keys to delete if it is paused...      ARGV: attempt, job id, what holds it up or null, error
+-- KEYS: job, active, held_up, keys to delete if it is paused..., billed      ARGV: attempt, job id, what holds it up or null, error
 local attempt = redis.call('HGET', KEYS[1], 'attempt')
 if attempt ~= ARGV[1] then
   return redis.error_reply('FENCED attempt ' .. ARGV[1] .. ' gave way to ' .. tostring(attempt))
@@ -26,4 +26,5 @@ local active = redis.call('GET', KEYS[2])
 if active and cjson.decode(active)['job_id'] == ARGV[2] then
   redis.call('DEL', KEYS[2])
 end
+redis.call('DEL', KEYS[#KEYS])
 return 1

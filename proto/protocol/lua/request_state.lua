@@ -1,8 +1,11 @@
 #!lua flags=allow-oom
 -- The user wants something of a job. An ended one stays as it is, and so does the wish to cancel. The learner
 -- obeys for the job that it works on; of any other it happens at once.
--- KEYS: job, active, held_up, keys to delete if it ends...      ARGV: requested, now, job id
+-- KEYS: job, active, held_up, keys to delete if it ends...      ARGV: requested, now, job id, its new budget or null
 local state, before = unpack(redis.call('HMGET', KEYS[1], 'state', 'requested'))
+if state and ARGV[4] ~= 'null' then
+  redis.call('HSET', KEYS[1], 'budget_gpu_hours', ARGV[4])
+end
 if not state or state == '"succeeded"' or state == '"failed"' or state == '"cancelled"' then
   return
 end

@@ -6,13 +6,17 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, BackgroundTasks, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from protocol.messages import Requested
+from protocol.bill import make_bill
+from protocol.messages import JobRecord, Requested
+from pydantic import Field
 
 from services.gateway.api.dependencies import Jobs
+from services.gateway.api.openai.body import Part
 from services.gateway.api.openai.events import (
     check_entry_id,
     end_on_problem,
@@ -114,8 +118,14 @@ async def _add_estimate(job: AnyJob, jobs: Jobs, request: Request) -> Json:
     place = None
     if fields["status"] == "queued":
         place = watchdog.queue_places.get(job.id)
-    cost = await await_exchange(jobs.exchange.cost(job.id))
-    fields["weir"] = {**fields["weir"], **cost, "place": place}
+    fields["weir"] = {**fields["weir"], "place": place}
+    if isinstance(job, JobRecord):
+        cost = await await_exchange(jobs.exchange.cost(job.id))
+        bill = make_bill(cost, job.recipe.machine)
+        fields["weir"]["bill"] = {**bill, "budget_gpu_hours": job.budget}
+    history = request.app.state.fleet.histories.get(job.id)
+    forecast = await asyncio.to_thread(history.forecast) if history else None
+    fields["weir"]["forecast"] = asdict(forecast) if forecast else None
     return fields
 
 
@@ -170,10 +180,15 @@ async def pause_job(job_id: str, jobs: Jobs) -> Json:
     return job_object(await jobs.ask(job_id, Requested.PAUSE))
 
 
+class Resumption(Part):
+    budget_gpu_hours: float | None = Field(default=None, gt=0, le=2**40)
+
+
 @router.post("/{job_id}/resume")
-async def resume_job(job_id: str, jobs: Jobs) -> Json:
-    """Ask a paused job to continue."""
-    return job_object(await jobs.ask(job_id, Requested.RUN))
+async def resume_job(job_id: str, jobs: Jobs, body: Resumption | None = None) -> Json:
+    """Ask a paused or failed job to continue, perhaps with another budget."""
+    budget = None if body is None else body.budget_gpu_hours
+    return job_object(await jobs.ask(job_id, Requested.RUN, budget))
 
 
 async def _take_stream_place(request: Request, stream: bool = False) -> AsyncIterator[None]:

@@ -43,6 +43,9 @@ class Ledger:
 
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # by reason
+    tokens: Counter[str] = field(
+        default_factory=Counter
+    )  # of responses, see `ScoredGroup.count_tokens`
 
     @property
     def position(self) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+from protocol.bill import make_bill
 from protocol.messages import Doing, FailureKind, GradedGroup
 from protocol.recipe import Purpose, Recipe
 from protocol.streams import request_stream
@@ -114,6 +115,7 @@ class Learning:
         ledger.enter([group.fate for group in groups])
         self.intake.finish(purpose, range(first, ledger.position))
         for group in groups:
+            ledger.tokens.update(group.count_tokens())
             graded = group.graded
             if graded.failure is None:
                 continue
@@ -144,13 +146,33 @@ class Learning:
         other_keys = [key for key in under_way if not key.startswith(f"{purpose}:")]
         stream = request_stream(purpose, self.recipe.environment is not None)
         await exchange.withdraw(stream, self.attempt.job_id, self.attempt.number, other_keys)
-        self.intake.finish(purpose, range(ledger.position, requested))
-        ledger.drop(SURPLUS, requested - ledger.position)
+        numbers = range(ledger.position, requested)
+        self._drop(purpose, numbers)
+        self.intake.finish(purpose, numbers)
 
     def drop_surplus(self) -> None:
         """Drop the requested groups that no training step needs."""
-        ledger = self.progress.ledgers[Purpose.TRAIN]
-        ledger.drop(SURPLUS, self._num_requested(Purpose.TRAIN) - ledger.position)
+        first = self.progress.ledgers[Purpose.TRAIN].position
+        self._drop(Purpose.TRAIN, range(first, self._num_requested(Purpose.TRAIN)))
+
+    def _drop(self, purpose: Purpose, numbers: range) -> None:
+        ledger = self.progress.ledgers[purpose]
+        for number in numbers:
+            group = self.intake.waiting.get((purpose, number))
+            if group is not None:
+                ledger.tokens.update(ScoredGroup(group, self.scoring, SURPLUS).count_tokens())
+        ledger.drop(SURPLUS, len(numbers))
+
+    async def make_bill(self) -> dict[str, Any]:
+        """Return the job's bill until now, with the tokens of its ledgers."""
+        exchange = self.attempt.exchange
+        job_id = self.attempt.job_id
+        ledgers = self.progress.ledgers.items()
+        tokens = {
+            f"{purpose}/{n}": c for purpose, ledger in ledgers for n, c in ledger.tokens.items()
+        }
+        await exchange.set_tokens(job_id, tokens)
+        return make_bill(await exchange.cost(job_id), self.recipe.machine)
 
     def _num_requested(self, purpose: Purpose) -> int:
         return self.reconciler.requesters[purpose].next_number

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NoReturn
 
 from protocol.messages import (
     FailureKind,
@@ -33,6 +33,10 @@ _MAX_FAILED_STARTS = 3
 _MAX_REPEATED_STARTS = 2
 # Reasons of verifiers for a response without a readable answer.
 _UNREADABLE = {"no_answer", "not_parsable", "no_output", "no_solution"}
+_SPENT = (
+    "paused: the job has used {:.4g} of its training.budget_gpu_hours = {:.4g}; raise the budget: "
+    "weir resume {} --budget HOURS"
+)
 _MESSAGES = {
     "ungradable": "paused: {share:.0%} of the scores of {moment} could not be graded ({reasons}), "
     "more than reward.max_ungradable = {limit:.0%}; repair the grader, then resume the job",
@@ -203,6 +207,26 @@ def unworkable_reason(groups: Sequence[GradedGroup], accepted: int) -> str | Non
         return None
     example = failures[-1].message[:_MAX_EXAMPLE_CHARS]
     return f"{example}; repair that, or resume the job, which continues without these groups"
+
+
+async def watch_budget_forever(service: Service, learning: Learning) -> NoReturn:
+    """Consumes the job's cost; produces a pause when its budget is spent.
+
+    Waits for: the next heartbeat; in the end, to be cancelled. Unblocked by: time.
+    """
+    attempt = learning.attempt
+    control = learning.control
+    while True:
+        await asyncio.sleep(service.deployment.heartbeat_s)
+        budget = await service.exchange.changed_budget(attempt.job_id)
+        budget = budget or learning.recipe.training.budget_gpu_hours
+        if budget is None or control.requested is not Requested.RUN:
+            continue
+        spent = (await learning.make_bill())["gpu_hours"]
+        if spent >= budget:
+            message = _SPENT.format(spent, budget, attempt.job_id)
+            await attempt.warn(f"budget:{attempt.number}", message, gpu_hours=spent)
+            await control.pause(message)
 
 
 async def watch_engines_forever(

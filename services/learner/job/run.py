@@ -28,7 +28,7 @@ from protocol.messages import (
 )
 from protocol.recipe import Purpose, Recipe
 
-from services.chassis.cost import report_server_forever
+from services.chassis.cost import report_attempt_forever
 from services.chassis.renderer import PromptRenderer
 from services.chassis.service import Service, run_until_first_ends
 from services.learner.attempt import Attempt
@@ -44,7 +44,7 @@ from services.learner.job.control import (
     StopRequested,
 )
 from services.learner.job.learning import Learning
-from services.learner.job.limits import watch_engines_forever
+from services.learner.job.limits import watch_budget_forever, watch_engines_forever
 from services.learner.ordering import order_warnings
 from services.learner.planning.footprint import limit_micro_batches, smaller_token_budget
 from services.learner.training.models import write_merged
@@ -75,8 +75,10 @@ async def run(
     folder = service.deployment.job_dir(record.id)
     attempt = Attempt(service.exchange, record.id, number, record.recipe, folder)
     job_run = Run(service, team, prompts, delivery, record, attempt)
+    heartbeat_s = service.deployment.heartbeat_s
+    reporting = report_attempt_forever(service.exchange, record.id, heartbeat_s)
     try:
-        await job_run.work()
+        await run_until_first_ends(job_run.work(), reporting)
     except Exception as error:
         await job_run.finish(error)
 
@@ -115,8 +117,8 @@ class Run:
                 learning.control.watch_forever(),
                 learning.versions.watch_forever(),
                 learning.parity.watch_forever(),
+                watch_budget_forever(self.service, learning),
                 watch_engines_forever(self.service, learning, self.record.fault),
-                report_server_forever(self.service.exchange, self.service.deployment.heartbeat_s),
             )
             await self._succeed(learning)
         except PauseRequested as pause:
@@ -324,6 +326,7 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
         "unworkable": ledger.dropped.get(FailureKind.UNWORKABLE, 0) / max(1, ledger.position),
         "groups": await learning.group_account(Purpose.TRAIN),
         "evaluation_groups": await learning.group_account(Purpose.EVAL),
+        "bill": await learning.make_bill(),
         "evaluated": progress.evaluated,
         "evaluations": progress.evaluations,
     }

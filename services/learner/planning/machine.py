@@ -221,8 +221,9 @@ def _resolve_placement(
     if line := environment.get("WEIR_GPUS"):  # perhaps about another machine
         return placements.parse(line), "as WEIR_GPUS says", bool(local.gpu_bytes)
     choice = placements.choose(environment, local.device_files)
-    if recipe_machine is not None and not choice.visible:
-        placement = _parse("machine.gpus", recipe_machine.gpus)
+    gpus = recipe_machine and recipe_machine.gpus
+    if gpus and not choice.visible:
+        placement = _parse("machine.gpus", gpus)
         return placement, "as the recipe's [machine] says", False
     return choice.placement, choice.how, True
 

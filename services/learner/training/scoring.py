@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -155,6 +156,24 @@ class ScoredGroup:
             return self.is_graded
         ended = [response.finish_reason is not FinishReason.LENGTH for response in self.responses]
         return self.is_graded & np.array(ended, dtype=bool)
+
+    def count_tokens(self) -> Counter[str]:
+        """Count the policy's tokens: sampled = trained + dropped/REASON; judged are graded.
+
+        The reason is the fate of the group, or that of a response in a group that is used.
+        """
+        counts = Counter[str]()
+        if self.graded.group is None:
+            return counts
+        graded = np.zeros(len(self.responses), dtype=bool)
+        graded[: len(self.graded.grades)] = self.is_graded
+        for place, length in enumerate(self.graded.group.policy_lengths.tolist()):
+            fate = f"dropped/{self.fate}"
+            if self.fate == USED:
+                lost = "filtered" if graded[place] else "ungradable"
+                fate = "trained" if self.has_loss[place] else f"dropped/{lost}"
+            counts.update({"sampled": length, "judged": length * int(graded[place]), fate: length})
+        return counts
 
     @cached_property
     def scores(self) -> GroupScores:

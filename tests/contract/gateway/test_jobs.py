@@ -17,6 +17,7 @@ import pytest
 from protocol import __version__, streams
 from protocol.exchange import Exchange
 from protocol.messages import JobState
+from protocol.recipe import merge_tables
 
 from tests.contract.gateway.stack import (
     GOOD_LINE,
@@ -88,17 +89,19 @@ def test_a_job_stores_the_recipe_with_the_folder_and_the_file_ids(
 def test_a_job_tells_what_each_service_has_used_and_the_gateway_counts_itself(
     stack: Stack, http: Client
 ) -> None:
-    job_id = submit_job(http)
+    tables = {"machine": {"price_per_gpu_hour": 1.5}, "training": {"budget_gpu_hours": 9}}
+    job_id = submit_job(http, recipe=merge_tables(RECIPE, tables))
     train(stack, job_id)
-    stack.exchange(lambda exchange: exchange.add_cost("rollout", 1000.0))
-    stack.exchange(lambda exchange: exchange.add_cost("learner", 2000.0, 4.0))
+    stack.exchange(lambda exchange: exchange.add_cost(job_id, {"core_seconds:rollout": 1000.0}))
+    learner = {"core_seconds:learner": 2000.0, "gpu_seconds:learner": 7200.0}
+    stack.exchange(lambda exchange: exchange.add_cost(job_id, learner))
 
     def used() -> dict[str, float]:
-        return http.get(f"{JOBS}/{job_id}").json()["weir"]["core_seconds"]
+        return http.get(f"{JOBS}/{job_id}").json()["weir"]["bill"]["core_seconds"]
 
     async def end(exchange: Exchange) -> None:
         await exchange.update_job(job_id, 1, state=JobState.SUCCEEDED)
-        await exchange.writer.delete(streams.ACTIVE)
+        await exchange.writer.delete(streams.ACTIVE, streams.BILLED)
 
     deadline = time.monotonic() + 60
     try:
@@ -107,9 +110,10 @@ def test_a_job_tells_what_each_service_has_used_and_the_gateway_counts_itself(
             time.sleep(0.1)
     finally:
         stack.exchange(end)
-    assert used() | {"gateway": 0} == {"rollout": 1000, "learner": 2000, "gateway": 0}
-    cost = http.get(f"{JOBS}/{job_id}").json()["weir"]
-    assert cost["gpu_seconds"] == {"learner": 4}
+    zeros = {"gateway": 0, "supervisor": 0}
+    assert used() | zeros == {"rollout": 1000, "learner": 2000, **zeros}
+    bill = http.get(f"{JOBS}/{job_id}").json()["weir"]["bill"]
+    assert (bill["gpu_hours"], bill["price"], bill["budget_gpu_hours"]) == (2, 3, 9)
 
 
 def test_a_job_that_could_fill_redis_is_refused(stack: Stack, http: Client) -> None:
@@ -206,6 +210,19 @@ def test_only_a_failed_job_runs_again_after_its_end(stack: Stack, http: Client) 
         assert job["weir"]["requested"] == "run"
     for job_id in (succeeded, cancelled, cancelling):
         assert_refused(http.post(f"{JOBS}/{job_id}/resume"), 400, "id")
+
+
+def test_a_job_with_a_spent_budget_is_resumed_with_a_larger_one(stack: Stack, http: Client) -> None:
+    job_id = submit_job(http, recipe=merge_tables(RECIPE, {"training": {"budget_gpu_hours": 2}}))
+    take_up(stack, job_id, state="failed", error="no memory")
+    used = {"gpu_seconds:learner": 3 * 3600}
+    stack.exchange(lambda exchange: exchange.add_cost(job_id, used))
+    resume = f"{JOBS}/{job_id}/resume"
+    for body in ({}, {"budget_gpu_hours": 3}):
+        assert_refused(http.post(resume, json=body), 409, "budget_gpu_hours")
+    assert_refused(http.post(resume, json={"budget_gpu_hours": 0}), 400, "budget_gpu_hours")
+    assert http.post(resume, json={"budget_gpu_hours": 4}).json()["status"] == "queued"
+    assert http.read(f"{JOBS}/{job_id}")["weir"]["bill"]["budget_gpu_hours"] == 4
 
 
 def test_a_failed_job_without_its_tasks_is_not_resumed(stack: Stack, http: Client) -> None:

@@ -38,10 +38,12 @@ class Site:
 
     stack: Stack
 
-    def submit(self, name: str, *, steps: int = 40) -> str:
+    def submit(self, name: str, *, steps: int = 40, **training: float) -> str:
         """Queue a job, as a client does."""
         with self.stack.http() as http:
-            return submit_job(http, recipe=RECIPE | {"name": name, "training": {"steps": steps}})
+            return submit_job(
+                http, recipe=RECIPE | {"name": name, "training": {"steps": steps, **training}}
+            )
 
     def take_up(self, job_id: str, **values: Any) -> None:
         """Be the learner: begin an attempt, and write the job's state."""
@@ -57,13 +59,27 @@ class Site:
         self.take_up(job_id, state="succeeded", result={"model": str(model)})
 
     def a_run(
-        self, name: str, *, steps: int = 40, done: int = 30, state: str = "running", seed: int = 1
+        self,
+        name: str,
+        *,
+        steps: int = 40,
+        done: int = 30,
+        state: str = "running",
+        seed: int = 1,
+        **training: float,
     ) -> str:
         """A job that has made some steps, and two evaluations."""
-        job_id = self.submit(name, steps=steps)
+        job_id = self.submit(name, steps=steps, **training)
         self.take_up(job_id, state=state, step=done)
         with self.stack.server.client() as client:
-            cost: dict[Any, str] = {"core_seconds:learner": "300", "core_seconds:rollout": "100"}
+            cost: dict[Any, str] = {
+                "core_seconds:learner": "300",
+                "core_seconds:rollout": "100",
+                "active_seconds:job": "7200",
+                "phase_seconds:learner/train": "200",
+                "tokens:train/sampled": "5000",
+                "tokens:train/dropped/no_signal": "1000",
+            }
             client.hset(streams.cost_key(job_id), mapping=cost)
         self.tell(job_id, story.evaluation_event(job_id, 0, 0.3))
         self.tell(

@@ -344,11 +344,29 @@ def test_evaluations_and_the_ledger_are_shown(page: Page, run: str) -> None:
     page.get_by_role("link", name="Time & flow").click()
     see(page.get_by_text("wait for groups"))
     cost = page.get_by_role("list", name="Core-seconds by service")
-    expect(cost).to_contain_text(re.compile("all 7 min.*learner 75.0.*rollout 25.0"))
+    expect(cost).to_contain_text(re.compile(r"all 7 min.*learner 7\d.*rollout 2\d"))
+    bill = page.locator("section", has=page.get_by_role("heading", name="Bill"))
+    expect(bill).to_contain_text(re.compile("hours of the machine.*2.*learner/train 100.0"))
+    expect(page.get_by_role("list", name="Tokens")).to_contain_text("dropped/no signal 1,000")
     ledger = r"492 asked\s*=\s*477 used\s*\+\s*3 dropped\s*\+\s*12 under way"
     expect(page.locator(".ledger")).to_contain_text(re.compile(ledger))
     page.get_by_role("link", name="Events").click()
     see(page.get_by_text("evaluation at step 30"))
+
+
+def test_a_forecast_continues_the_accuracy_and_a_spent_budget_is_raised(
+    page: Page, site: Site, http: Client
+) -> None:
+    job_id = site.a_run("foretold", steps=60, state="paused", budget_gpu_hours=1)
+    for step in (6, 12, 18, 24):
+        site.tell(job_id, story.evaluation_event(job_id, step, 0.3 + 0.4 * step / 30))
+    http.post(f"{JOBS}/{job_id}/pause")
+    page.goto(f"/#/jobs/{job_id}/evaluations")
+    chart = page.get_by_role("img", name=re.compile(r"forecast 0\.\d+ at step 60"))
+    see(chart)
+    page.get_by_label("New budget").fill("5")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".status").first).to_contain_text("queued")
 
 
 def test_what_a_model_writes_is_text_and_never_markup(

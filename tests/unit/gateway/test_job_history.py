@@ -3,7 +3,7 @@
 from typing import Any
 
 from services.gateway.core.watch.job_metrics import JobHistory, build_families
-from tests.builders import a_job_record, an_event
+from tests.builders import a_job_record, a_recipe, an_event
 
 LEDGER = {"asked": 9, "trained": 6, "under_way": 1, "dropped": {"no_signal": 2}}
 Row = tuple[str, float, Any]
@@ -155,3 +155,30 @@ def test_invalid_ledgers_and_numbers_are_no_metrics() -> None:
         step(3, 40, reward=0.5),
     )
     check_metrics(history, "metric reward 0.5\nstep 3")
+
+
+def test_the_last_bill_is_exported_and_evaluations_are_foretold() -> None:
+    bill = {"core_seconds": {"learner": 7.5}, "tokens": {"train/trained": 9}, "gpu_hours": 0.5}
+    history = build_history(
+        step(1, 10, bill={**bill, "price": None}),
+        *(
+            evaluation(number, number, accuracy=0.3 + 0.01 * number, samples=4096)
+            for number in range(0, 50, 10)
+        ),
+        recipe=a_recipe(training={"steps": 60}),
+    )
+    check_metrics(
+        history,
+        """
+        bill core_seconds/learner 7.5
+        bill tokens/train/trained 9
+        bill gpu_hours 0.5
+        bill price -
+        """,
+    )
+    forecast = history.forecast()
+    assert forecast is not None
+    assert (forecast.step, forecast.accuracy > 0.7) == (60, True)
+    assert history.forecast() is forecast
+    history.record = a_job_record(state="cancelled")
+    assert history.forecast() is None

@@ -32,9 +32,13 @@ def test_a_model_is_told_only_when_the_job_succeeded() -> None:
         assert job_object(record)["fine_tuned_model"] == model
 
 
-def test_a_job_that_the_machine_paused_reports_its_reason_and_no_error() -> None:
-    for requested, reason in (("run", "the disk is full"), ("pause", None)):
-        error = {"message": "the disk is full"}
+def test_a_job_that_is_paused_for_a_reason_reports_it_and_no_error() -> None:
+    for requested, reason in (
+        ("run", "the disk is full"),
+        ("pause", "the budget is spent"),
+        ("pause", None),
+    ):
+        error = reason and {"message": reason}
         record = a_job_record(state="paused", error=error, requested=requested)
         job = job_object(record)
         assert job["status"] == "paused"

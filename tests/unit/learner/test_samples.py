@@ -81,6 +81,21 @@ def advantages(samples: Sequence[Sample]) -> list[float]:
     return [sample.advantage for sample in samples]
 
 
+def test_every_sampled_token_is_trained_or_dropped_for_a_reason() -> None:
+    tables = {"reward": {"overlong_filter": True}}
+    group = graded(1, 0, None, 1, lengths=[1, 2, 4, 8], truncated=[3])
+    scored = ScoredGroup(group, Scoring.of(a_recipe(**tables)))
+    assert scored.count_tokens() == {
+        "sampled": 15,
+        "judged": 11,
+        "trained": 3,
+        "dropped/ungradable": 4,
+        "dropped/filtered": 8,
+    }
+    scored.fate = "no_signal"
+    assert scored.count_tokens() == {"sampled": 15, "judged": 11, "dropped/no_signal": 15}
+
+
 def test_each_graded_response_becomes_a_sample_with_its_advantage() -> None:
     group = graded(1, None, 0)
     samples, facts = build_samples([group], grpo)

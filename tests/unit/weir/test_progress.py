@@ -235,3 +235,28 @@ def test_fewer_than_two_tasks_or_no_interval_are_no_comparison() -> None:
     assert compare(first, last) is None
     without_interval = {"tasks": 1, "accuracy": 1.0, "accuracy_low": None, "accuracy_high": None}
     assert compare(without_interval, without_interval) is None
+
+
+def test_a_forecast_is_told_once_when_the_gateway_knows_the_new_evaluation() -> None:
+    of_first = {"step": 400, "accuracy": 0.625, "low": 0.5, "high": 0.75, "curve": [[0, 0, 0, 0]]}
+    of_second = {**of_first, "accuracy": 0.6, "low": 0.55, "high": 0.65, "curve": [[2, 0, 0, 0]]}
+    answers = iter([None, of_first, of_first, of_second])
+    job = Progress("ftjob-1", steps=400)
+    lines = []
+    for event in (
+        an_event("metrics", "", step=0, evaluation={"step": 0}),
+        a_step(1),
+        an_event("metrics", "", step=2, evaluation={"step": 2}),
+        a_step(3),
+        a_step(4),
+    ):
+        job.update(event)
+        lines.append(job.forecast_line(lambda: next(answers)))
+    expected = "at this rate accuracy {} at step 400 (90 % interval)"
+    assert lines == [
+        None,
+        expected.format("0.62 ± 0.12"),
+        None,
+        expected.format("0.60 ± 0.05"),
+        None,
+    ]

@@ -102,8 +102,8 @@ def _record_fields(record: JobRecord) -> dict[str, Any]:
 
 def _weir_fields(record: JobRecord) -> dict[str, Any]:
     recipe = record.recipe
-    # A job is paused, but no client has asked for that, if something must be repaired first.
-    is_held_up = record.state is JobState.PAUSED and record.requested is Requested.RUN
+    # A job is paused with an error if something must be repaired or decided first.
+    is_held_up = record.state is JobState.PAUSED and record.error is not None
     return {
         "step": record.step,
         "steps": None if recipe.client else recipe.training.steps,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from protocol.bill import make_bill
 from protocol.exchange import Exchange, JobQuery, UnreadableRecord
 from protocol.messages import JobRecord, JobState, Requested
 from protocol.recipe import Recipe
@@ -150,10 +151,10 @@ class JobService:
             raise wrong("after", f"there is no job {after!r}")
         return jobs[:limit], len(jobs) > limit
 
-    async def ask(self, job_id: str, requested: Requested) -> AnyJob:
+    async def ask(self, job_id: str, requested: Requested, budget: float | None = None) -> AnyJob:
         """Ask a job to run, pause or end; a failed job runs again from its last checkpoint.
 
-        A job with an unreadable record can only end.
+        A job with an unreadable record can only end. A ``budget`` in GPU-hours replaces the job's.
 
         Raises:
             Problem: 400 or 409 if the job can no longer do it.
@@ -167,15 +168,28 @@ class JobService:
             if is_cancelled and requested is Requested.CANCEL:
                 return record
             has_failed = record.state is JobState.FAILED and not is_cancelled
+            if requested is Requested.RUN:
+                await self._check_budget(record, budget or record.budget)
             if has_failed and requested is Requested.RUN:
+                await await_exchange(self.exchange.request_state(job_id, requested, budget))
                 await self._revive(record)
                 return await self.get(job_id)
             if is_cancelled or record.state.is_final:
                 status = record.state if record.state.is_final else "cancelling"
                 message = f"job {job_id} is {status} and cannot be {_VERBS[requested]}"
                 raise Problem(400, message, param="id", code="job_ended")
-        await await_exchange(self.exchange.request_state(job_id, requested))
+        await await_exchange(self.exchange.request_state(job_id, requested, budget))
         return await self.find(job_id)
+
+    async def _check_budget(self, record: JobRecord, budget: float | None) -> None:
+        """Refuse a budget that is spent: the job would pause at once."""
+        cost = await await_exchange(self.exchange.cost(record.id))
+        spent = make_bill(cost, record.recipe.machine)["gpu_hours"]
+        if budget is not None and spent >= budget:
+            message = (
+                f"the job has used {spent:.4g} GPU-hours of {budget:.4g}; give it a larger one"
+            )
+            raise conflict(message, param="budget_gpu_hours")
 
     async def for_each(
         self, filters: JobQuery | None, work: Callable[[str], Awaitable[T]]

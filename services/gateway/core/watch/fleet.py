@@ -130,7 +130,7 @@ async def _watch_disk_forever(fleet: Fleet) -> None:
         await asyncio.sleep(DISK_EVERY_S)
 
 
-async def watch_forever(service: Service) -> None:
+async def watch_forever(service: Service, fleet: Fleet) -> None:
     """Consumes the state of the exchange; produces the fleet's gauges and the gateway's readiness.
 
     Waits for: the next look, every two seconds. Unblocked by: time, or the service stopping.
@@ -138,7 +138,6 @@ async def watch_forever(service: Service) -> None:
     Raises:
         DeploymentError: if the server would delete work.
     """
-    fleet = Fleet(service.exchange, service.deployment)
     is_checked = False
     REGISTRY.register(fleet)
     disk = asyncio.create_task(_watch_disk_forever(fleet))

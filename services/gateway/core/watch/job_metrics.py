@@ -32,6 +32,8 @@ from protocol.messages import (
 )
 from protocol.recipe import Purpose
 
+from services.gateway.core.watch.forecast import Forecast, forecast
+
 # The values of a metric: one, or by its label beyond the job's, or by its two labels.
 Values = float | Mapping[str, float] | Mapping[tuple[str, ...], float] | None
 Ledger = dict[tuple[str, ...], float]
@@ -90,6 +92,7 @@ _FAMILIES = (
         "Time that the learner waited for groups while they were graded",
         labels=_JOB,
     ),
+    Gauge("weir_job_bill", "Every number of the bill at the last step", labels=[*_JOB, "name"]),
     Counter(
         "weir_job_phase_seconds_total", "Where the learner's time went", labels=[*_JOB, "phase"]
     ),
@@ -131,9 +134,12 @@ class JobHistory:
     ledgers: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by purpose
     totals: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
+    bill: dict[str, float] = field(default_factory=dict)
+    curve: list[tuple[int, float, int]] = field(default_factory=list)  # step, accuracy, responses
     progress_at: float | None = None
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_STEP_TIMES))
     evaluation_seconds_max: float = 0.0
+    _forecast: tuple[int, Forecast | None] = (0, None)  # by so many evaluations
 
     def add(self, event: JobEvent) -> None:
         since_s = event.created_at - (self.progress_at or event.created_at)
@@ -164,6 +170,9 @@ class JobHistory:
 
     def _add_evaluation(self, event: EvaluationMetrics, since_s: float) -> None:
         self.evaluation = _result_numbers(event.evaluation)
+        if {"accuracy", "samples"} <= self.evaluation.keys():
+            samples = int(self.evaluation["samples"])
+            self.curve.append((event.step, self.evaluation["accuracy"], samples))
         best = self.best_evaluation.get("accuracy", -math.inf)
         if self.evaluation.get("accuracy", -math.inf) > best:
             self.best_evaluation = self.evaluation
@@ -177,6 +186,23 @@ class JobHistory:
             self.ledgers[purpose] = step.groups
         _raise_counters(self.totals, step.totals)
         _raise_counters(self.phases, step.phase_seconds_total)
+        for name, value in (step.bill or {}).items():
+            parts = value if isinstance(value, Mapping) else {"": value}
+            numbers = _numbers(parts).items()
+            self.bill |= {f"{name}/{part}".strip("/"): number for part, number in numbers}
+
+    def forecast(self) -> Forecast | None:
+        """Return the forecast of the last evaluation of an unfinished job, if there is one.
+
+        It is computed once after each evaluation.
+        """
+        if self.record.state.is_final or not self.curve:
+            return None
+        if self._forecast[0] != len(self.curve):
+            columns = zip(*sorted(self.curve), strict=True)
+            result = forecast(*columns, self.record.recipe.training.steps)
+            self._forecast = len(self.curve), result
+        return self._forecast[1]
 
     @property
     def median_step_s(self) -> float | None:
@@ -207,6 +233,7 @@ class JobHistory:
             "weir_job_evaluation": self.evaluation | self.other_evaluations,
             "weir_job_best_evaluation": self.best_evaluation,
             **{f"weir_job_{name}_total": self.totals.get(name, 0.0) for name in _TOTALS},
+            "weir_job_bill": self.bill,
             "weir_job_phase_seconds_total": self.phases,
             "weir_job_progress_timestamp_seconds": self.progress_at,
             "weir_job_step_seconds_median": self.median_step_s,

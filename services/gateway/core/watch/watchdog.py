@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
@@ -88,7 +89,7 @@ class Watchdog:
 
         Waits for: the next look, every two seconds. Unblocked by: time, or the service stopping.
         """
-        cost = CostReporter(self.exchange, service.name)
+        cost = CostReporter(self.exchange, service.name, supervisor=os.getppid())
         while not service.stopping.is_set():
             try:
                 await await_exchange(self.look(time.monotonic()))

@@ -95,6 +95,7 @@ class Pretraining:
             **learning.progress.note_phases(learning.phase_seconds()),
             "pretrain_step": step,
             "groups": await learning.group_account(Purpose.PRETRAIN),
+            "bill": await learning.make_bill(),
         }
         message = f"pretrain step {step}"
         for name in ("value_loss", "explained_variance"):

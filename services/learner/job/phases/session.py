@@ -227,6 +227,7 @@ class Session:
             **event,
             **progress.note_phases(learning.phase_seconds()),
             **learning.parity.take_results(),
+            "bill": await learning.make_bill(),
             "step": step,
             "seconds": seconds,
         }

@@ -168,6 +168,7 @@ class Training:
             "step": step,
             "dropped_responses": dict(facts.dropped_responses),
             "groups": await learning.group_account(Purpose.TRAIN),
+            "bill": await learning.make_bill(),
         }
         step_metrics = StepMetrics(**to_json(data))
         progress.metrics = {**step_metrics.metrics, "step": step}

@@ -37,7 +37,7 @@ function File({ name, runs }) {
       told.some(({ history }) => history.evaluations.size > 1) &&
       html`<section class="panel">
         <h2>Accuracy on ${name || "held-out tasks"}, with 95 % intervals</h2>
-        <${Chart} runs=${told} />
+        <${Chart} runs=${told.map((run) => ({ ...run, curve: (!name && run.job.weir.forecast?.curve) || [] }))} />
       </section>`
     }
     ${told.map(
@@ -57,30 +57,41 @@ function Best({ results }) {
 
 function Chart({ runs }) {
   const count = runs.reduce((total, { history }) => total + history.evaluations.size, 0);
-  const ids = runs.map(({ job }) => job.id).join();
+  const ids = runs.map(({ job, curve }) => job.id + curve.length).join();
   const data = useMemo(() => {
-    const steps = [...new Set(runs.flatMap(({ history }) => [...history.evaluations.keys()]))].sort((a, b) => a - b);
+    const known = runs.flatMap(({ history, curve }) => [...history.evaluations.keys(), ...curve.map(([step]) => step)]);
+    const steps = [...new Set(known)].sort((a, b) => a - b);
     const rows = runs.flatMap(({ history }) =>
       ["accuracy", "accuracy_high", "accuracy_low"].map((name) =>
         steps.map((step) => history.evaluations.get(step)?.[name] ?? null),
       ),
     );
-    return [steps, ...rows];
-  }, [count, ids]);
+    const forecasts = runs.flatMap(({ curve }) =>
+      [2, 3, 1].map((place) => steps.map((step) => curve.find(([other]) => other === step)?.[place] ?? null)),
+    );
+    return [steps, ...rows, ...forecasts];
+  }, [count, ids, runs.map(({ curve }) => curve.join()).join()]);
   const options = useMemo(
     () => (colour) => ({
-      series: [{}, ...runs.flatMap(({ line }) => withInterval(colour(`--line-${line}`)))],
-      bands: runs.map((_, run) => ({ series: [3 * run + 2, 3 * run + 3], fill: colour(`--band-${runs[run].line}`) })),
+      series: [
+        {},
+        ...runs.flatMap(({ line }) => withInterval(colour(`--line-${line}`))),
+        ...runs.flatMap(({ line }) => asForecast(colour(`--line-${line}`))),
+      ],
+      bands: [...runs, ...runs].map(({ line }, run) => ({
+        series: [3 * run + 2, 3 * run + 3],
+        fill: colour(`--band-${line}`),
+      })),
       scales: { y: { range: (_, min, max) => [Math.max(0, min - 0.02), Math.min(1, max + 0.02)] } },
     }),
     [ids],
   );
   const label = runs
     .map(
-      ({ job, history }) =>
+      ({ job, history, curve }) =>
         `${job.weir.recipe.name}: ${inOrder(history)
           .map((one) => `${number(one.accuracy)} at step ${one.step}`)
-          .join(", ")}`,
+          .join(", ")}${curve.length ? `, forecast ${number(curve.at(-1)[2])} at step ${curve.at(-1)[0]}` : ""}`,
     )
     .join("; ");
   return html`<${Plot} options=${options} data=${data} height=${220} label=${label} />`;
@@ -89,6 +100,11 @@ function Chart({ runs }) {
 const withInterval = (stroke) => [
   { stroke, width: 2, points: { show: true, size: 7, fill: stroke }, spanGaps: true },
   ...[1, 2].map(() => ({ stroke, width: 1, dash: [3, 4], points: { show: false }, spanGaps: true })),
+];
+
+const asForecast = (stroke) => [
+  { stroke, width: 2, dash: [6, 5], points: { show: false }, spanGaps: true },
+  ...[1, 2].map(() => ({ width: 0, points: { show: false }, spanGaps: true })),
 ];
 
 const withPasses = (passes) => ({

@@ -6,8 +6,9 @@ import { go, href } from "../shell/router.js";
 
 export function Actions({ job, onDone }) {
   const [asking, setAsking] = useState(false);
+  const [hours, setHours] = useState("");
   const { busy, error, attempt } = useWork();
-  const ask = (what) => attempt(() => post(`${JOBS}/${job.id}/${what}`).then(onDone));
+  const ask = (what, body) => attempt(() => post(`${JOBS}/${job.id}/${what}`, body).then(onDone));
   const onYes = () => {
     setAsking(false);
     if (!isFinal(job)) return ask("cancel");
@@ -15,8 +16,21 @@ export function Actions({ job, onDone }) {
   };
   const wantsToRun = job.weir.requested === "run" && !isFinal(job);
   const canResume = job.weir.requested === "pause" && !isFinal(job);
+  const { gpu_hours: spent, budget_gpu_hours: budget } = job.weir.bill ?? {};
+  const isSpent = budget && spent >= budget && (canResume || job.status === "failed");
   return html`
     <span class="actions">
+      ${
+        isSpent &&
+        html`<label class="field"
+          >New budget, hours<input
+            type="number"
+            min=${spent}
+            step="any"
+            value=${hours}
+            onInput=${(event) => setHours(event.target.value)}
+        /></label>`
+      }
       ${
         (job.fine_tuned_model || job.status === "running") &&
         html`<a class="button" href=${href(["chat"], { model: job.id })}>Chat</a>`
@@ -24,7 +38,7 @@ export function Actions({ job, onDone }) {
       ${wantsToRun && html`<button disabled=${busy} onClick=${() => ask("pause")}>Pause</button>`}
       ${
         (canResume || job.status === "failed") &&
-        html`<button disabled=${busy} onClick=${() => ask("resume")}>Resume</button>`
+        html`<button disabled=${busy} onClick=${() => ask("resume", isSpent ? { budget_gpu_hours: Number(hours) } : undefined)}>Resume</button>`
       }
       ${
         !isFinal(job) &&

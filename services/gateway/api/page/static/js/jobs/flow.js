@@ -1,7 +1,7 @@
 /** Where a job's time goes, who waits for whom, and the ledger. */
 import { html, useMemo } from "../shell/dom.js";
 import { duration, number, percent, words } from "../shell/format.js";
-import { Empty, Failure, Table, isFinal } from "../shell/parts.js";
+import { Empty, Facts, Failure, Table, isFinal } from "../shell/parts.js";
 import { Plot } from "../charts/plot.js";
 import { median, stacked, sum } from "../data/series.js";
 import { useWhy } from "./why.js";
@@ -23,8 +23,7 @@ const STREAMS = [
 export function Flow({ job, history }) {
   return html`
     <${Phases} history=${history} />
-    <${Cost} title="Core-seconds by service" seconds=${job.weir.core_seconds} />
-    <${Cost} title="GPU-seconds by service" seconds=${job.weir.gpu_seconds} />
+    ${job.weir.bill && html`<${Bill} bill=${job.weir.bill} />`}
     ${!isFinal(job) && html`<${Waiting} id=${job.id} />`}
     <${Ledgers} ledgers=${{ ...history.ledgers, ...finalLedgers(job.weir.result ?? {}) }} />
   `;
@@ -72,20 +71,41 @@ function Phases({ history }) {
   </section>`;
 }
 
-/** The seconds of every service of the stack while the job was active. */
-function Cost({ title, seconds = {} }) {
-  const services = Object.entries(seconds).sort(([, a], [, b]) => b - a);
-  const all = sum(Object.values(seconds));
-  if (!services.length) return null;
+/** What the job has used, by service and phase, and what became of its tokens. */
+function Bill({ bill }) {
+  const { gpu_hours: hours, budget_gpu_hours: budget, price } = bill;
+  const unit = Object.keys(bill.gpu_seconds).length ? "GPU-hours" : "hours of the machine";
+  const facts = [[unit, hours], ["budget", budget], ["price", price]].filter(([, value]) => value !== null);
   return html`<section class="panel">
-    <h2>${title}</h2>
+    <h2>Bill</h2>
+    <${Facts} facts=${facts.map(([name, value]) => [name, number(value)])} />
+    <${Parts} title="GPU-seconds by service" parts=${bill.gpu_seconds} />
+    <${Parts} title="Core-seconds by service" parts=${bill.core_seconds} />
+    <${Parts} title="Seconds by phase" parts=${bill.phase_seconds} />
+    <${Tokens} tokens=${bill.tokens} />
+  </section>`;
+}
+
+function Parts({ title, parts }) {
+  const sorted = Object.entries(parts).sort(([, a], [, b]) => b - a);
+  const all = sum(Object.values(parts));
+  if (!sorted.length) return null;
+  return html`<h3>${title}</h3>
     <ul class="legend" aria-label=${title}>
       <li>all <b>${duration(all)}</b></li>
-      ${services.map(
-        ([name, own]) => html`<li>${name} <b>${percent(own / all)}</b><span class="soft">${duration(own)}</span></li>`,
+      ${sorted.map(
+        ([name, own]) =>
+          html`<li>${words(name)} <b>${percent(own / all)}</b><span class="soft">${duration(own)}</span></li>`,
       )}
-    </ul>
-  </section>`;
+    </ul>`;
+}
+
+function Tokens({ tokens }) {
+  if (!Object.keys(tokens).length) return null;
+  return html`<h3>Tokens</h3>
+    <ul class="legend" aria-label="Tokens">
+      ${Object.entries(tokens).map(([name, count]) => html`<li>${words(name)} <b>${count.toLocaleString("en")}</b></li>`)}
+    </ul>`;
 }
 
 /** Where the axis ends: a few long steps would flatten all others. */
