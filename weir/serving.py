@@ -36,5 +36,7 @@ def serve_command(weir: WeirClient, name: str) -> str:
     if template_options:
         options += ["--default-chat-template-kwargs", json.dumps(template_options)]
     fetch = shlex.join(["weir", "fetch", name, folder])
-    serve = shlex.join(["vllm", "serve", *options])
+    # The program `vllm` fails in vLLM's build for CPUs; the module runs in every build.
+    module = ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model"]
+    serve = shlex.join([*module, *options])
     return f"{fetch} && {serve}"

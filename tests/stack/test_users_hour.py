@@ -126,13 +126,11 @@ def read_page(link: str) -> None:
 def serve(command: list[str], folder: Path) -> None:
     """Run the command that `weir serve` shows in the fetched folder, and ask the model."""
     port = str(next(free_ports()))
-    assert command[:2] == ["vllm", "serve"]
-    # The build for CPUs has no program of this name.
-    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-    options = [*command[3:], "--port", port, "--enforce-eager"]
-    name = options[options.index("--served-model-name") + 1]
+    options = ["--port", port, "--enforce-eager"]
+    name = command[command.index("--served-model-name") + 1]
+    command[command.index("--model") + 1] = str(folder)
     settings = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    server = subprocess.Popen([*module, *options], env=settings)
+    server = subprocess.Popen([*command, *options], env=settings)
     url = f"http://127.0.0.1:{port}/v1/completions"
     body = {"model": name, "prompt": "2+3=?", "max_tokens": 4}
 

@@ -153,6 +153,7 @@ APART: dict[str, Any] = {
     "most": 1e-4,
     "agrees": False,
 }
+VLLM = "python3 -m vllm.entrypoints.openai.api_server --model"
 CLOSE = APART | {"rollout": "rollout-1", "version": 2, "mean": 1e-6, "agrees": True}
 
 
@@ -373,11 +374,11 @@ def test_serve_prints_what_fetches_a_model_and_serves_it(
     assert (folder / f"{job_id}-4/model.safetensors").read_text() == "weights of step 4"
     limits = "--max-model-len 64 --dtype float32"
     named = f"--served-model-name {job_id}@4"
-    assert serve == f"vllm serve ./{job_id}-4 {named} {limits}"
+    assert serve == f"{VLLM} ./{job_id}-4 {named} {limits}"
     (model / "adapter_config.json").write_text("{}")
     command = weir("serve", job_id)[1].strip()
     modules = f"--enable-lora --lora-modules {job_id}=./{job_id} --max-lora-rank 32"
-    assert command.endswith(f" && vllm serve {stack.models / 'tiny'} {modules} {limits}")
+    assert command.endswith(f" && {VLLM} {stack.models / 'tiny'} {modules} {limits}")
 
 
 # ---------------------------------------------------------------------- odd servers
