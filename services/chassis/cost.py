@@ -64,17 +64,20 @@ class CostReporter:
         if now > self.find_at or job != self.job:
             # The other ranks of a learner are children of torchrun, like this process.
             has_ranks = "TORCHELASTIC_RUN_ID" in os.environ
-            root = os.getppid() if has_ranks else os.getpid()
+            root = os.getpid()
+            if has_ranks:
+                root = os.getppid()
             self.family = await asyncio.to_thread(find_family, root)
             self.find_at = now + _FIND_FAMILY_EVERY_S
         total = self._measure()
-        spent = {name: seconds - self.reported.get(name, 0.0) for name, seconds in total.items()}
+        spent = _subtract(total, self.reported)
         gpu_seconds = held_gpus * (now - self.reported_at)
         phases = PHASES.seconds()
         payer = job or self.job
         if payer is not None:
-            used = {f"core_seconds:{name}": seconds for name, seconds in spent.items()}
-            used[f"gpu_seconds:{self.service}"] = gpu_seconds
+            used = {f"gpu_seconds:{self.service}": gpu_seconds}
+            for name, seconds in spent.items():
+                used[f"core_seconds:{name}"] = seconds
             used |= self._divide(gpu_seconds or spent[self.service], phases)
             await self.exchange.add_cost(payer, used)
         self.job = job
@@ -89,14 +92,19 @@ class CostReporter:
         total = {self.service: max(least, sum(map(core_seconds, self.family)))}
         if self.supervisor is not None:
             with suppress(OSError):  # it has ended
-                own = sum(map(int, _read_stat(self.supervisor)[11:13])) / _TICKS_PER_SECOND
-                total["supervisor"] = own
+                ticks = map(int, _read_stat(self.supervisor)[11:13])
+                total["supervisor"] = sum(ticks) / _TICKS_PER_SECOND
         return total
 
     def _divide(self, seconds: float, phases: Mapping[str, float]) -> dict[str, float]:
-        spent = {name: total - self.phases.get(name, 0.0) for name, total in phases.items() if name}
+        """Return the seconds by the phases since the last report; a process may have none."""
+        spent = _subtract(phases, self.phases)
+        spent.pop("", None)
         scale = seconds / (sum(spent.values()) or 1.0)
-        return {f"phase_seconds:{self.service}/{n}": scale * part for n, part in spent.items()}
+        divided = {}
+        for phase, part in spent.items():
+            divided[f"phase_seconds:{self.service}/{phase}"] = scale * part
+        return divided
 
 
 async def report_attempt_forever(exchange: Exchange, job_id: str, every_s: float) -> None:
@@ -111,10 +119,17 @@ async def report_attempt_forever(exchange: Exchange, job_id: str, every_s: float
         used = await exchange.server_core_seconds()
         now = time.monotonic()
         # A server that has started again begins at 0.
-        spent = {"core_seconds:redis": used - reported, ACTIVE: now - reported_at}
+        spent = {
+            "core_seconds:redis": used - reported,
+            ACTIVE: now - reported_at,
+        }
         await exchange.add_cost(job_id, spent)
         reported = used
         reported_at = now
+
+
+def _subtract(total: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {name: seconds - before.get(name, 0.0) for name, seconds in total.items()}
 
 
 def _read_stat(process_id: int | str) -> list[str]:

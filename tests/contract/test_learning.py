@@ -71,10 +71,10 @@ async def test_who_resumes_a_job_accepts_what_failed_and_is_asked_again_for_more
 async def test_a_spent_budget_pauses_the_job_until_it_is_raised_and_the_bill_is_whole(
     learner: Learner,
 ) -> None:
-    await learner.submit(steps=200, budget_gpu_hours=1 / 3600)
+    await learner.submit(steps=20, budget_gpu_hours=0.01 / 3600)
     record = await learner.attempt()
     assert record.state is JobState.PAUSED
-    assert record.step < 200
+    assert record.step < 20
     assert (learner.job_dir / f"checkpoints/step-{record.step:06d}").is_dir()
     assert "weir resume job --budget" in await learner.warning()
     assert str(record.error) == await learner.warning()
@@ -83,7 +83,7 @@ async def test_a_spent_budget_pauses_the_job_until_it_is_raised_and_the_bill_is_
     record = await learner.attempt()
     assert record.state is JobState.SUCCEEDED, record.error
     bill: Any = record.result["bill"]
-    assert bill["active_seconds"] > spent >= 1
+    assert bill["active_seconds"] > spent >= 0.01
     assert bill["gpu_hours"] == bill["active_seconds"] / 3600
     assert bill["tokens"] == (await learner.exchange.cost("job"))["tokens"]
     counts = {name.removeprefix("train/"): count for name, count in bill["tokens"].items()}

@@ -18,8 +18,9 @@ MAX_HALF_WIDTH = 0.15  # a wider interval says too little to be shown
 _QUANTILES = (0.05, 0.5, 0.95)
 _DRAWS = 4000
 _NUM_POINTS = 24  # of the curve that is returned
-# Pairs of Cmid, as a share of the step that is forecast, and B, [cell, 2].
-_CELLS = np.array(list(product(np.geomspace(0.02, 4, 40), np.geomspace(0.5, 4, 16))))
+# Pairs of Cmid, as a share of the step that is forecast, and B, [cell, 2]. All Cmid are equally
+# likely; if small ones are more likely, more curves of the benchmark rise above the interval.
+_CELLS = np.array(list(product(np.geomspace(0.03, 2, 40), np.geomspace(1, 6, 14))))
 _PRIOR = 4.0  # the evaluations that the assumed noise is worth
 _PRIOR_MEAN = 0.5  # of R0 and A
 _PRIOR_STD = 0.5
@@ -90,7 +91,8 @@ def _draw(
     misfit = np.square(np.einsum("kni,ki->kn", x, mean) - scores).sum(1)
     misfit += ridge * np.square(mean - _PRIOR_MEAN).sum(1)
     freedom = _PRIOR + len(scores)
-    weights = -np.linalg.slogdet(precision)[1] / 2 - freedom / 2 * np.log(_PRIOR + misfit)
+    weights = np.log(_CELLS[:, 0]) - np.linalg.slogdet(precision)[1] / 2
+    weights -= freedom / 2 * np.log(_PRIOR + misfit)
     weights = np.exp(weights - weights.max())
 
     rng = np.random.default_rng(0)
