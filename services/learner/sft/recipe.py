@@ -11,7 +11,7 @@ from protocol.recipe import (
     Model,
     Optimizer,
     RecipeError,
-    Tasks,
+    TaskFiles,
     check_sums,
     explain,
     load_tables,
@@ -41,7 +41,7 @@ class DecayingOptimizer(Optimizer):
 
 class SftRecipe(Table):
     model: Model
-    tasks: Tasks
+    tasks: TaskFiles
     training: Training = Training()
     optimizer: DecayingOptimizer = DecayingOptimizer()
 
@@ -68,7 +68,7 @@ class SftRecipe(Table):
         return jobs.Recipe(
             name="sft",
             model=self.model,
-            tasks=self.tasks,
+            tasks=jobs.Tasks(train=self.tasks.train),
             rollout=jobs.Rollout(sampling=jobs.Sampling(max_tokens=self.model.max_context - 1)),
             algorithm=jobs.Algorithm(
                 advantage="grpo", old_logprobs="recompute", positive_lm_weight=1.0
