@@ -134,7 +134,7 @@ class Source(Table):
 
 
 class Curriculum(Table):
-    """The choice of tasks by their latest pass rate, see recipe.md."""
+    """The choice of tasks by their latest pass rates, see recipe.md."""
 
     retire_above: float | None = Field(
         default=None, gt=0, le=1, description="the pass rate from which a task is asked no more"

@@ -1,25 +1,29 @@
 """The curriculum: the task of each request. Pure.
 
-The task of a number depends on the recipe, its seed, and the outcomes of the groups that completed
-training steps had inspected when the lookahead first admitted the number. It does not depend on
-time, on the order in which groups arrive, or on how many rollouts and ranks there are:
+The task of a number depends on the recipe, its seed, and the pass rates of the groups that
+completed training steps had inspected when the lookahead first admitted the number. It does not
+depend on time, on the order in which groups arrive, or on how many rollouts and ranks there are:
 
 1. `Curriculum.assign` gives numbers their tasks in the order of the numbers.
-2. `Curriculum.note` enters a step's outcomes after the step. So within a step the state does not
+2. `Curriculum.note` enters a step's pass rates after the step. So within a step the state does not
    know its groups, however many of them have been inspected.
 3. Every checkpoint holds the state. An attempt that makes a step again admits the same numbers,
    since `Selection` is pure, and assigns them the same tasks.
+
+Groups are requested up to ``max_staleness`` steps ahead. So the choice of a step's tasks may lack
+the pass rates of so many steps before it, whose groups were under way. With dynamic sampling a
+step looks further if groups are too old for it, so there the versions that sampled them matter too.
 
 The sources share every ``groups_per_step`` numbers by the largest-remainder method, and the next
 ones carry the remainders, so each source has its exact share in the long run. Each source shuffles
 its tasks anew in every epoch. Without dynamic sampling such a block of numbers is a step.
 
-With a curriculum, a task is of the kind that its latest outcome says. An outcome is the share of
-correct responses among the graded ones of a group; it counts whether the step used or dropped the
-group, and a group without graded responses leaves the earlier outcome. A task without an outcome is
-`NORMAL`. Requests for easy and hard tasks draw one at random that is not under way; if there is
-none, they are as those for normal tasks. Where a source has no normal task, it asks for any that
-has not retired, or for all.
+With a curriculum, a task is of the kind that its latest pass rate says: the share of correct
+responses among the graded ones of a group. It counts whether the step used or dropped the group,
+and a group without graded responses leaves the earlier one. A task without a pass rate is `NORMAL`.
+Requests for easy and hard tasks draw one at random that is not under way; if there is none, they
+are as those for normal tasks. Where a source has no normal task, it asks for any that has not
+retired, or for all.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ from services.learner.training.scoring import ScoredGroup
 
 EASY_RATE = 0.8
 HARD_RATE = 0.2
-PASS_RATE = "pass_rate"  # in a task's metadata: its outcome before the first step
+PASS_RATE = "pass_rate"  # in a task's metadata: the one before the first step
 
 
 class Kind(StrEnum):
@@ -70,7 +74,7 @@ class CurriculumState(BaseModel):
     tasks: list[int] = []  # of the numbers from ``first`` on
     plan: list[int] = []  # the sources of the next numbers
     sources: list[SourceState] = []
-    outcomes: dict[int, tuple[float, int]] = {}  # of a task: pass rate, completed steps
+    pass_rates: dict[int, tuple[float, int]] = {}  # the latest of a task, and when
 
 
 @lru_cache(maxsize=32)
@@ -135,8 +139,8 @@ class Curriculum:
         recipe: its seed, sources and curriculum.
         tasks: by the name of their source, the same in every attempt.
         state: of the last checkpoint; it is changed. By default it begins at number 0, with the
-            pass rates in the tasks' metadata as outcomes.
-        adapts: whether outcomes matter, as far as the recipe has a curriculum.
+            pass rates in the tasks' metadata.
+        adapts: whether pass rates matter, as far as the recipe has a curriculum.
 
     Raises:
         JobFault: if a task's pass rate is not a number from 0 to 1.
@@ -161,7 +165,7 @@ class Curriculum:
         if not self.state.sources:
             self.state.sources = [SourceState() for _ in self._pools]
             if self._settings is not None:
-                self.state.outcomes = dict(_first_outcomes(self._tasks))
+                self.state.pass_rates = dict(_first_pass_rates(self._tasks))
         self._sort()
 
     def task(self, number: int) -> Task:
@@ -175,7 +179,7 @@ class Curriculum:
             state.tasks.append(self._draw(number))
 
     def note(self, groups: Sequence[GradedGroup], step: int) -> None:
-        """Enter the outcomes of the groups that a step has inspected, in their order.
+        """Enter the pass rates of the groups that a step has inspected, in their order.
 
         Args:
             step: the number of completed steps.
@@ -185,7 +189,7 @@ class Curriculum:
             task = self._find(group)
             graded = [grade.is_right for grade in group.grades if grade.accuracy is not None]
             if task is not None and graded:
-                state.outcomes[task] = fmean(graded), step
+                state.pass_rates[task] = fmean(graded), step
         if groups:
             end = groups[-1].number + 1
             del state.tasks[: end - state.first]
@@ -288,8 +292,8 @@ class Curriculum:
         return Kind.HARD if _is_due(asked - math.floor(asked * easy), hard) else Kind.NORMAL
 
     def _sort(self) -> None:
-        """Sort the tasks into kinds, by the outcomes of completed steps."""
-        kinds = {task: self._kind(*outcome) for task, outcome in self.state.outcomes.items()}
+        """Sort the tasks into kinds, by the pass rates of completed steps."""
+        kinds = {task: self._kind(*latest) for task, latest in self.state.pass_rates.items()}
         self._kinds = {task: kind for task, kind in kinds.items() if kind is not Kind.NORMAL}
         parts: dict[int, dict[int, Kind]] = {start: {} for start in self._starts}
         for task, kind in self._kinds.items():
@@ -320,7 +324,7 @@ def _make_pools(recipe: Recipe, tasks: Mapping[str, Sequence[Task]]) -> Iterator
         end += len(part)
 
 
-def _first_outcomes(tasks: Sequence[Task]) -> Iterator[tuple[int, tuple[float, int]]]:
+def _first_pass_rates(tasks: Sequence[Task]) -> Iterator[tuple[int, tuple[float, int]]]:
     for index, task in enumerate(tasks):
         rate = task.metadata.get(PASS_RATE)
         if rate is None:
