@@ -104,11 +104,14 @@ class WeirClient:
         recipe is sent complete, so the deployment's defaults do not change it.
         """
         tables = recipe.model_dump(mode="json")
-        tasks = tables.pop("tasks")
+        tasks = tables["tasks"]
         path = tables["model"].pop("path")
-        body = {"model": model or path, "training_file": self.upload(Path(tasks["train"]))}
-        if tasks.get("held_out"):
-            body["validation_file"] = self.upload(Path(tasks["held_out"]))
+        body: dict[str, Any] = {"model": model or path}
+        for field, name in (("training_file", "train"), ("validation_file", "held_out")):
+            if file := tasks.pop(name, None):
+                body[field] = self.upload(Path(file))
+        for source in tasks["sources"]:
+            source["train"] = self.upload(Path(source["train"]))
         evaluation = tables.get("evaluation") or {}
         for other in (evaluation.get("others") or {}).values():
             other["held_out"] = self.upload(Path(other["held_out"]))
@@ -121,7 +124,8 @@ class WeirClient:
         if recipe.get("client"):
             raise WeirError(f"{job_id} is a session and has no recipe to repeat; name a RECIPE")
         del recipe["model"]["path"]
-        recipe.pop("tasks", None)
+        for name in ("train", "held_out"):
+            recipe["tasks"].pop(name, None)
         body = {"model": model, "recipe": recipe}
         for name in ("training_file", "validation_file"):
             if job[name]:

@@ -515,24 +515,16 @@ def _print_job(job: Job, as_json: bool, details: str = "") -> None:
 def _load_recipe(path: Path) -> Recipe:
     """Load a recipe, and check its task files."""
     recipe = load_recipe(path.absolute())
-    for name in recipe.task_files:
+    for field, name in recipe.task_fields.items():
         tasks = Path(name).absolute()
         try:
             read_tasks(tasks)
         except TaskFileError as error:
             # An OSError already names the file.
             is_named = isinstance(error.__cause__, OSError)
-            where = f"{_find_field(recipe, name)}: " + f"{tasks}: " * (not is_named)
+            where = f"{field}: " + f"{tasks}: " * (not is_named)
             raise TaskFileError([where + problem for problem in error.problems]) from error
     return recipe
-
-
-def _find_field(recipe: Recipe, file: str) -> str:
-    """Return the field of a recipe that names a task file."""
-    for name, held_out in recipe.held_out_files.items():
-        if name and held_out == file:
-            return f"evaluation.others.{name}.held_out"
-    return "tasks.train" if file == recipe.tasks.train else "tasks.held_out"
 
 
 def _find_checkpoint(weir: WeirClient, job_id: str, step: int | None) -> str:

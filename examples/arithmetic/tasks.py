@@ -73,29 +73,33 @@ def boxed(total: int) -> str:
     return f"\\boxed{{{total}}}"
 
 
-def draw_task(rng: random.Random) -> ArithmeticTask:
+def draw_task(rng: random.Random, num_steps: int = STEPS_PER_TASK) -> ArithmeticTask:
     """A random task, each digit chosen among those that keep the total in range."""
     first = total = rng.choice(FIRST_NUMBERS)
     steps = []
-    for _ in range(STEPS_PER_TASK):
+    for _ in range(num_steps):
         step = rng.choice([digit for digit in SIGNED_DIGITS if total + digit in TOTALS])
         steps.append(step)
         total += step
     return ArithmeticTask(first, tuple(steps))
 
 
-def draw_side(rng: random.Random, *, held_out: bool) -> Iterator[ArithmeticTask]:
+def draw_side(
+    rng: random.Random, *, held_out: bool, num_steps: int = STEPS_PER_TASK
+) -> Iterator[ArithmeticTask]:
     """Random tasks of one side of the split, without end; a task may come twice."""
     while True:
-        task = draw_task(rng)
+        task = draw_task(rng, num_steps)
         if task.is_held_out == held_out:
             yield task
 
 
-def distinct_tasks(count: int, *, held_out: bool, seed: int = TASK_SEED) -> list[ArithmeticTask]:
+def distinct_tasks(
+    count: int, *, held_out: bool, seed: int = TASK_SEED, num_steps: int = STEPS_PER_TASK
+) -> list[ArithmeticTask]:
     """The first `count` different tasks that the seed draws on one side of the split."""
     chosen: dict[ArithmeticTask, None] = {}
-    for task in draw_side(random.Random(seed), held_out=held_out):
+    for task in draw_side(random.Random(seed), held_out=held_out, num_steps=num_steps):
         chosen[task] = None
         if len(chosen) == count:
             break

@@ -27,12 +27,23 @@ def a_chaos_recipe(
     checkpoint_every: int = 3,
     evaluate_every: int = 10,
 ) -> Recipe:
-    """Dynamic sampling, evaluation and checkpoints; with a critic also value pretraining."""
+    """Dynamic sampling, sources, a curriculum, evaluation and checkpoints.
+
+    With a critic also value pretraining.
+    """
     pretraining = {"pretrain_steps": 12, "pretrain_until": 0.6}
     critic = {"critic": pretraining, "algorithm": {"advantage": "gae"}}
     return a_recipe(
         model={"path": BASE_MODEL.name},
-        tasks={"train": "train", "held_out": "held_out"},
+        tasks={
+            "train": "",
+            "sources": [
+                {"name": "most", "train": "train", "weight": 2.5},
+                {"name": "few", "train": "held_out", "when_exhausted": "stop"},
+            ],
+            "curriculum": {"retire_above": 0.5, "return_after": 4, "hard": 0.2},
+            "held_out": "held_out",
+        },
         rollout={"group_size": 4, "sampling": {"max_tokens": 12}},
         training={
             "steps": steps,

@@ -53,6 +53,7 @@ class Learner:
     claim_idle_s: float = 1.0
     failing: Collection[str] = ()
     failure: tuple[FailureKind, str] = CUDA_ERROR
+    num_answerers: int = 1
     answers_training: bool = True
     answers_evaluations: bool = True
     service: Service = field(init=False)  # of the last attempt
@@ -127,10 +128,10 @@ class Learner:
         )
         await self.exchange.submit(a_job_record(job_id, recipe=recipe))
 
-    async def uninterrupted(self, **training: Any) -> str:
+    async def uninterrupted(self, tables: Mapping[str, Any] | None = None, **training: Any) -> str:
         """What the model of the job is in the end if nothing happens to it."""
         other = Learner(self.exchange, self.data_dir / "other", url=self.url)
-        await other.submit("other", **training)
+        await other.submit("other", tables, **training)
         await other.start()
         return other.team.digest
 
@@ -173,18 +174,22 @@ class Learner:
 
     async def _attempt(self, service: Service, team: FakeTeam) -> None:
         prompts = PromptRenderer(1) if self.is_confined else InlinePrompts()
-        answering = asyncio.create_task(self._answer_forever())
+        answering = {
+            asyncio.create_task(self._answer_forever(f"answerer-{number}"))
+            for number in range(self.num_answerers)
+        }
         try:
             async with prompts:
                 await work_on_one_job(service, cast(Team, team), prompts)
         finally:
-            answering.cancel()
-            await asyncio.wait({answering})
+            for answerer in answering:
+                answerer.cancel()
+            await asyncio.wait(answering)
 
-    async def _answer_forever(self) -> None:
+    async def _answer_forever(self, name: str) -> None:
         if not self.url:
             return
-        async with connect(self.url, me="answerer", patience_s=PATIENCE_S) as exchange:
+        async with connect(self.url, me=name, patience_s=PATIENCE_S) as exchange:
             while True:
                 await self._answer(exchange)
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import random
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from protocol.frames import Fields
-from protocol.messages import JobState, Requested
+from protocol.messages import GradedGroup, JobState, Requested, RolloutRequest
 from protocol.recipe import Recipe
 from redis import Redis
 
@@ -20,8 +23,10 @@ from services.learner.durable.checkpoint import Checkpoints
 from services.learner.supply.log import GroupLog
 from services.learner.training.ranks import BatchTooLarge
 from services.learner.training.samples import Sample
-from tests.builders import as_dict
+from tests.builders import a_graded_group, a_group, as_dict
+from tests.contract import attempts
 from tests.contract.attempts import PATIENCE_S, Learner, until
+from tests.contract.exchange_steps import record_of
 from tests.contract.fake_team import FakeTeam
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -136,6 +141,78 @@ async def test_attempts_that_are_killed_cost_nothing_and_are_told_of(learner: Le
     assert learner.team.digest == whole
     (event,) = await learner.events("silent:")
     assert event.level == "warn"
+
+
+CURRICULUM: Mapping[str, Any] = {
+    "tasks": {
+        "train": "",
+        "sources": [
+            {"name": "sums", "train": "train", "weight": 3},
+            {"name": "again", "train": "train", "when_exhausted": "stop"},
+        ],
+        "curriculum": {"retire_above": 0.8, "return_after": 4, "hard": 0.3},
+    },
+    "rollout": {"group_size": 4},
+}
+
+
+@dataclass
+class Opening(FakeTeam):
+    """A team that tells when it has its models."""
+
+    num_ranks: int = 1
+    is_open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def rehearse(self, *_: object) -> None:
+        self.is_open.set()
+
+
+@pytest.mark.timeout(600)
+async def test_kills_rollouts_and_ranks_change_no_task_of_a_curriculum(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty attempts are killed at any moment, beside four rollouts in the place of one.
+
+    No group is too old: that would depend on the time.
+    """
+    settings = {"steps": 50, "checkpoint_every": 3, "dynamic_sampling": True, "max_staleness": 2}
+    chance = random.Random(40)
+    asked: dict[str, dict[str, set[str]]] = {}
+
+    def answer(request: RolloutRequest, _: int) -> GradedGroup:
+        task = request.task.id
+        asked.setdefault(request.job_id, {}).setdefault(request.key, set()).add(task)
+        draw = random.Random(f"{task}:{request.seed}")
+        solved = random.Random(task).random()
+        tokens = np.array([draw.randrange(1000) for _ in range(request.group_size)])
+        group = a_group(request, [1] * len(tokens), version=settings["steps"], token_ids=tokens)
+        return a_graded_group(group, [float(draw.random() < solved) for _ in tokens])
+
+    monkeypatch.setattr(attempts, "an_answer", answer)
+    whole = await learner.uninterrupted(CURRICULUM, **settings)
+    learner.num_answerers = 4
+    learner.make_team = lambda: Opening(num_ranks=chance.randint(1, 2))
+    await learner.submit("job", CURRICULUM, **settings)
+    kills = 0
+    while (step := (await learner.record()).step) < 48 and kills < 40:
+        async with learner.attempting():
+            team = learner.team
+            assert isinstance(team, Opening)
+            await team.is_open.wait()  # a thread that tries the model outlives a task
+            await learner.reach(step + chance.randrange(2))
+            await asyncio.sleep(0.1 * chance.random())
+        kills += 1
+    record = await learner.attempt()
+    other = await record_of(learner.exchange, "other")
+    assert (record.state, learner.team.digest) == (JobState.SUCCEEDED, whole)
+    ledgers = [cast(dict[str, Any], job.result["groups"]) for job in (record, other)]
+    fates = [(ledger["trained"], ledger["dropped"]["no_signal"]) for ledger in ledgers]
+    assert fates[0] == fates[1]
+    inspected = range(sum(fates[0]))
+    tasks = {job: [asked[job][f"train:{n}"] for n in inspected] for job in ("job", "other")}
+    assert tasks["job"] == tasks["other"]
+    assert {len(names) for names in tasks["job"]} == {1}
+    assert kills == 40
 
 
 async def test_three_attempts_in_a_row_that_break_fail_the_job_with_the_last_error(

@@ -18,6 +18,7 @@ from redis import Redis
 from services.learner.attempt import Attempt
 from services.learner.durable.publish import Publisher
 from services.learner.job.reconciler import Reconciler
+from services.learner.supply.curriculum import Curriculum
 from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
@@ -50,7 +51,8 @@ async def parts(exchange: Exchange, tmp_path: Path) -> Reconciler:
     await exchange.activate(ACTIVE)
     attempt = Attempt(exchange, "job", 1, ACTIVE.recipe, tmp_path)
     intake, tasks = Intake(attempt), [a_task(id="a"), a_task(id="b")]
-    feeder = Feeder(attempt, tasks, Purpose.TRAIN, lambda _: False)
+    curriculum = Curriculum(ACTIVE.recipe, {"": tasks})
+    feeder = Feeder(attempt, curriculum, Purpose.TRAIN, lambda _: False)
     async with running(feeder.feed_forever()):
         feeder.admit(
             Lookahead(

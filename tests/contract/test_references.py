@@ -94,8 +94,9 @@ class Job:
         write_tasks(self.folder, tasks)
         write_tasks(self.folder, held_out, "held_out")
         attempt = Attempt(self.exchange, "job", number, recipe, self.folder / f"job-{number}")
-        files = tasks, {"": held_out} if held_out else {}
-        return await readable_tasks(attempt, self.folder, files, timeout_s=5)
+        files = {"": tasks}, {"": held_out} if held_out else {}
+        readable, others = await readable_tasks(attempt, self.folder, files, timeout_s=5)
+        return readable[""], others
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from protocol.recipe import Purpose
 from protocol.samples import USED
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.learner.supply.curriculum import CurriculumState
+
 _MAX_EVALUATIONS = 1000  # every checkpoint and the result hold them; the first stays as well
 _MAX_PROBES = 8  # a rollout that lags names its version only among these
 _EXPLAINED_STEPS = 3  # one step's explained variance is noisy, so their mean counts
@@ -96,6 +98,8 @@ class Progress(BaseModel):
     explained: list[float] = []
     # The recent share of groups that dynamic sampling kept.
     keep_rate: float = 1.0
+    # The tasks of open numbers, and what later ones depend on.
+    curriculum: CurriculumState = Field(default_factory=CurriculumState)
     # The user has accepted the losses among the groups below these numbers.
     accepted: dict[Purpose, int] = Field(default_factory=lambda: dict.fromkeys(Purpose, 0))
     ledgers: dict[Purpose, Ledger] = Field(default_factory=lambda: {p: Ledger() for p in Purpose})

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -44,6 +45,7 @@ from services.learner.planning.footprint import (
     limit_micro_batches,
 )
 from services.learner.planning.machine import LocalMachine, Options, gpu_bytes, resolve_machine
+from services.learner.supply.curriculum import Curriculum
 from services.learner.supply.evaluator import Evaluator
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.intake import Intake
@@ -110,7 +112,7 @@ async def prepare(
     )
     versions = assembly.learning.versions
     # Do this before models load, so that a slow chat template fails soon.
-    await versions.parity.choose_probes(prompts, tasks[0] or PROBED)
+    await versions.parity.choose_probes(prompts, [*chain(*tasks[0].values())] or PROBED)
     fitting = await _fit_to_memory(recipe, record, attempt, flops, team.device_name)
     await team.open(policy, fitting, critic)
     await team.rehearse(largest_micro_batches(fitting, num_ranks))
@@ -207,8 +209,11 @@ async def _replay(assembly: Assembly, evaluator: Evaluator) -> None:
 def _read_job_tasks(recipe: Recipe, files: Path) -> Tasks:
     """Read the training tasks, and as many held-out tasks as each evaluation takes."""
     if recipe.client is not None:
-        return (), {}
-    train = _read_tasks(files / f"{recipe.tasks.train}.jsonl")
+        return {}, {}
+    train = {
+        name: _read_tasks(files / f"{file}.jsonl")
+        for name, file in recipe.tasks.train_files.items()
+    }
     held_out = {
         name: _read_tasks(files / f"{recipe.held_out_files[name]}.jsonl")[: evaluation.tasks]
         for name, evaluation in recipe.evaluations.items()
@@ -285,9 +290,13 @@ def _assemble(
     deployment = service.deployment
     intake = Intake(attempt)
     publisher = Publisher(attempt, *deployment.weights_roots, by_delta=deployment.weights_by_delta)
+    curricula = {
+        Purpose.TRAIN: Curriculum(attempt.recipe, train, progress.curriculum),
+        Purpose.PRETRAIN: Curriculum(attempt.recipe, train, adapts=False),
+    }
     feeders = {
-        purpose: Feeder(attempt, train, purpose, partial(intake.has, purpose))
-        for purpose in (Purpose.TRAIN, Purpose.PRETRAIN)
+        purpose: Feeder(attempt, curriculum, purpose, partial(intake.has, purpose))
+        for purpose, curriculum in curricula.items()
     }
     evaluator = Evaluator(attempt, held_out)
     parity = Parity(attempt, progress, control)

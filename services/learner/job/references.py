@@ -8,8 +8,8 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Sequence, Set
-from itertools import islice
+from collections.abc import Mapping, Sequence, Set
+from itertools import chain, islice
 from pathlib import Path
 
 from protocol.exchange import Exchange
@@ -32,7 +32,8 @@ _MAX_NAMED = 3  # tasks in a message
 _STARVED = Ungradable(reason="starved")
 _UNREADABLE = Ungradable(reason="gold_not_parsable")
 _ANSWERS = "answers.json"
-Tasks = tuple[tuple[Task, ...], HeldOut]
+# By the names of sources and of evaluations.
+Tasks = tuple[Mapping[str, tuple[Task, ...]], HeldOut]
 
 
 async def readable_tasks(
@@ -54,13 +55,18 @@ async def readable_tasks(
         unreadable = frozenset(json.loads((stored / _ANSWERS).read_text()))
     else:
         trials = _Trials(attempt.exchange, timeout_s)
-        await _check_solutions(attempt, train, trials)
-        all_tasks = (*train, *(task for part in held_out.values() for task in part))
+        trained = tuple(chain(*train.values()))
+        await _check_solutions(attempt, trained, trials)
+        all_tasks = (*trained, *chain(*held_out.values()))
         unreadable = await _unreadable_answers(attempt, all_tasks, trials)
     recipe = attempt.recipe
-    path = files / f"{recipe.tasks.train}.jsonl"
-    readable = await _leave_out(attempt, "training_file", path, train, unreadable)
-    await attempt.update(unreadable_answers=len(train) - len(readable))
+    readable: dict[str, tuple[Task, ...]] = {}
+    for name, part in train.items():
+        field = f"recipe.tasks.sources.{name}.train" if name else "training_file"
+        path = files / f"{recipe.tasks.train_files[name]}.jsonl"
+        readable[name] = await _leave_out(attempt, field, path, part, unreadable)
+    num_unreadable = sum(len(part) - len(readable[name]) for name, part in train.items())
+    await attempt.update(unreadable_answers=num_unreadable)
     readable_held_out: dict[str, Sequence[Task]] = {}
     for name, part in held_out.items():
         field = f"recipe.evaluation.others.{name}.held_out" if name else "validation_file"
@@ -127,7 +133,7 @@ async def _check_solutions(attempt: Attempt, train: tuple[Task, ...], trials: _T
     num_readable = sum(isinstance(score, Graded) and score.value > 0 for score in scores)
     share = num_readable / len(sample)
     await attempt.update(readable_solutions=share)
-    message = f"equation_steps can judge {num_readable} of {len(sample)} solutions of training_file"
+    message = f"equation_steps can judge {num_readable} of {len(sample)} solutions of the tasks"
     needed = [field for field, check in uses if check.if_ungradable == "ungradable"]
     if needed and share < _MIN_READABLE:
         raise JobFault(

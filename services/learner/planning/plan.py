@@ -238,13 +238,7 @@ def _find_download(path: str) -> Path | None:
 
 def _read_task_files(recipe: Recipe) -> Iterator[TaskFile]:
     """Read and check the task files; paths are relative to the current directory."""
-    files = {"tasks.train": recipe.tasks.train, "tasks.held_out": recipe.tasks.held_out}
-    if recipe.evaluation is not None:
-        for name, evaluation in recipe.evaluation.others.items():
-            files[f"evaluation.others.{name}.held_out"] = evaluation.held_out
-    for field, path in files.items():
-        if path is None:
-            continue
+    for field, path in recipe.task_fields.items():
         try:
             yield TaskFile(field, path, len(read_tasks(Path(path))))
         except TaskFileError as error:

@@ -19,7 +19,7 @@ def prompt_remarks(plan: Plan) -> Iterator[str]:
     folder = plan.models[0].folder
     if folder is None or recipe.environment is not None:
         return
-    files = [(recipe.tasks.train, recipe.rollout.sampling)]
+    files = [(path, recipe.rollout.sampling) for path in recipe.tasks.train_files.values()]
     for name, evaluation in recipe.evaluations.items():
         files.append((recipe.held_out_files[name], recipe.evaluation_sampling(evaluation)))
     for path, sampling in files:

@@ -7,7 +7,7 @@ from typing import Self
 
 from protocol import recipe as jobs
 from protocol.names import Table
-from protocol.recipe import Model, Optimizer, Tasks, check_sums
+from protocol.recipe import Model, Optimizer, TaskFiles, check_sums
 from protocol.recipe_files import RecipeError, explain, load_tables
 from pydantic import Field, ValidationError, model_validator
 
@@ -34,7 +34,7 @@ class DecayingOptimizer(Optimizer):
 
 class SftRecipe(Table):
     model: Model
-    tasks: Tasks
+    tasks: TaskFiles
     training: Training = Training()
     optimizer: DecayingOptimizer = DecayingOptimizer()
 
@@ -61,7 +61,7 @@ class SftRecipe(Table):
         return jobs.Recipe(
             name="sft",
             model=self.model,
-            tasks=self.tasks,
+            tasks=jobs.Tasks(train=self.tasks.train),
             rollout=jobs.Rollout(sampling=jobs.Sampling(max_tokens=self.model.max_context - 1)),
             algorithm=jobs.Algorithm(
                 advantage="grpo", old_logprobs="recompute", positive_lm_weight=1.0

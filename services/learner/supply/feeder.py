@@ -1,9 +1,10 @@
 """The feeder: requests groups of training tasks ahead of the steps that use them.
 
-The number of a request decides its task and seed, so a new attempt requests the same group. The
-`Lookahead` limits the requests, and gives the step that a number is expected to serve; it changes
-whenever the learner inspects a group. Weights may be at most ``max_staleness`` older than the
-expected step: ``min_version`` is that step minus ``max_staleness``.
+The number of a request decides its seed, and the curriculum its task, so that a new attempt
+requests the same group. The `Lookahead` limits the requests, and gives the step that a number is
+expected to serve; it changes whenever the learner inspects a group. Weights may be at most
+``max_staleness`` older than the expected step: ``min_version`` is that step minus
+``max_staleness``.
 
 There is no deadlock between requests and versions:
 
@@ -25,29 +26,15 @@ as surplus, and no group older than ``max_staleness`` is trained on.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-from protocol.messages import RolloutRequest, Task
+from protocol.messages import RolloutRequest
 from protocol.recipe import Purpose
 
 from services.learner.attempt import Attempt
+from services.learner.supply.curriculum import Curriculum
 from services.learner.supply.selection import Lookahead
-
-
-@lru_cache(maxsize=4)
-def _order_of_epoch(num_tasks: int, seed: int, epoch: int) -> Sequence[int]:
-    order = list(range(num_tasks))
-    random.Random(f"{seed}:{epoch}").shuffle(order)
-    return order
-
-
-def task_index(number: int, num_tasks: int, seed: int) -> int:
-    """Return the task of a request: each task once an epoch, in a new order."""
-    epoch, place = divmod(number, num_tasks)
-    return _order_of_epoch(num_tasks, seed, epoch)[place]
 
 
 @dataclass
@@ -55,7 +42,7 @@ class Feeder:
     """Requests the groups of one purpose when the learner is about to need them."""
 
     attempt: Attempt
-    tasks: Sequence[Task]
+    curriculum: Curriculum
     purpose: Purpose
     is_answered: Callable[[int], bool]
     lookahead: Lookahead = field(default_factory=Lookahead)
@@ -83,7 +70,8 @@ class Feeder:
         self._earlier_next = max([position, *(number + 1 for number in numbers)])
 
     def admit(self, lookahead: Lookahead) -> None:
-        """Replace the lookahead."""
+        """Replace the lookahead, and assign tasks to the numbers that it is the first to admit."""
+        self.curriculum.assign(lookahead.admitted)
         self.lookahead = lookahead
         self._renewed.set()
 
@@ -115,7 +103,7 @@ class Feeder:
             self.purpose,
             number,
             step=self._last_step,
-            task=self.tasks[task_index(number, len(self.tasks), training.seed)],
+            task=self.curriculum.task(number),
             group_size=rollout.group_size,
             sampling=rollout.sampling,
             min_version=max(0, self._last_step - training.max_staleness),

@@ -77,6 +77,24 @@ def test_an_expired_file_goes_once_no_unfinished_job_needs_it(stack: Stack, http
     assert not {trained, held_out} & file_ids
 
 
+def test_files_of_sources_stay_while_a_job_needs_them_and_their_tasks_are_counted(
+    stack: Stack, http: Client
+) -> None:
+    first, second = (a_file(http, name) for name in "ab")
+    sources = [{"name": "first", "train": first}, {"name": "second", "train": second}]
+    tables = RECIPE | {"tasks": {"sources": sources, "curriculum": {"hard": 0.2}}}
+    body = a_body(http, recipe=tables)
+    del body["training_file"]
+    job = http.post(JOBS, json=body).json()
+    tasks = job["weir"]["recipe"]["tasks"]
+    assert [source["train"] for source in tasks["sources"]] == [first, second]
+    assert (job["training_file"], tasks["curriculum"]["hard"]) == ("", 0.2)
+    sizes = [http.get(f"/v1/files/{file_id}").json()["tasks"] for file_id in (first, second)]
+    assert stack.record(job["id"]).num_tasks == sum(sizes)
+    for file_id in (first, second):
+        assert_refused(http.delete(f"/v1/files/{file_id}"), 409, "file_id")
+
+
 def test_a_file_whose_content_was_lost_makes_no_job(stack: Stack, http: Client) -> None:
     file_id = a_file(http, "lost")
     file_store(stack).path(file_id).unlink()

@@ -17,7 +17,7 @@ import pytest
 from protocol import __version__, streams
 from protocol.exchange import Exchange
 from protocol.messages import JobState
-from protocol.recipe import merge_tables
+from protocol.recipe_files import merge_tables
 
 from tests.contract.gateway.stack import (
     GOOD_LINE,

@@ -18,8 +18,9 @@ from protocol.samples import USED
 from services.learner.attempt import Attempt, request_seed, to_json
 from services.learner.durable.progress import Ledger, Progress
 from services.learner.job.learning import Learning
+from services.learner.supply.curriculum import Curriculum, task_index
 from services.learner.supply.evaluator import Evaluator, due_evaluations
-from services.learner.supply.feeder import Feeder, task_index
+from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import Lookahead
 from tests.builders import a_recipe, a_task
 
@@ -46,7 +47,7 @@ def test_every_task_is_asked_once_an_epoch_in_a_new_order() -> None:
 def test_a_new_attempt_continues_after_the_requests_of_earlier_ones() -> None:
     feeder = Feeder(
         an_attempt(a_recipe()),
-        (a_task(),),
+        Curriculum(a_recipe(), {"": [a_task()]}),
         Purpose.TRAIN,
         lambda _: False,
     )
@@ -67,7 +68,7 @@ def test_a_request_names_the_step_that_is_expected_and_weights_fresh_enough_for_
     tasks = [a_task(id=f"task-{index}") for index in range(5)]
     feeder = Feeder(
         an_attempt(recipe),
-        tasks,
+        Curriculum(recipe, {"": tasks}),
         Purpose.TRAIN,
         lambda _: False,
     )
@@ -75,7 +76,7 @@ def test_a_request_names_the_step_that_is_expected_and_weights_fresh_enough_for_
     for step, position, needs, end in (
         (0, 0, (2, 2), 4),
         (4, 3, (2, 2), 7),
-        (4, 7, (3, 1), 12),  # the expected step never falls with the number
+        (4, 7, (3, 1), 11),  # the expected step never falls with the number
     ):
         feeder.admit(
             Lookahead(
@@ -86,8 +87,8 @@ def test_a_request_names_the_step_that_is_expected_and_weights_fresh_enough_for_
             )
         )
         requests += map(feeder.request, range(len(requests), end))
-    assert [request.step for request in requests] == [0, 0, 1, 1, 4, *[5] * 7]
-    assert [request.min_version for request in requests] == [0, 0, 0, 0, 3, *[4] * 7]
+    assert [request.step for request in requests] == [0, 0, 1, 1, 4, *[5] * 6]
+    assert [request.min_version for request in requests] == [0, 0, 0, 0, 3, *[4] * 6]
     assert sorted(request.task.id for request in requests[:5]) == [task.id for task in tasks]
 
 
@@ -108,7 +109,7 @@ async def test_a_feeder_asks_once_for_each_number_that_is_not_answered() -> None
     )
     feeder = Feeder(
         attempt,
-        [a_task()],
+        Curriculum(attempt.recipe, {"": [a_task()]}),
         Purpose.TRAIN,
         lambda number: number == 3,
     )

@@ -14,6 +14,7 @@ from protocol.messages import GradedGroup, RolloutRequest
 from protocol.recipe import Purpose, Recipe
 
 from services.learner.attempt import Attempt
+from services.learner.supply.curriculum import Curriculum
 from services.learner.supply.feeder import Feeder
 from services.learner.supply.selection import NO_SIGNAL, Selection, oldest_version
 from services.learner.training.scoring import ScoredGroup, Scoring
@@ -159,7 +160,7 @@ def train(
     )
     feeder = Feeder(
         attempt,
-        (a_task(),),
+        Curriculum(recipe, {"": [a_task()]}),
         Purpose.TRAIN,
         lambda _: False,
     )

@@ -95,6 +95,13 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
     critic = {}                                                 | uses no [critic]
     tasks.held_out = 'h.jsonl' ; evaluation.sampling.max_tokens = 64 | recipe: evaluation.sampling
     evaluation.samples = 1                                      | evaluation needs tasks.held_out
+    tasks.train = ''                                            | tasks: give exactly one of train
+    tasks.sources = [{ name = 'a', train = 'a' }]               | tasks: give exactly one of train
+    tasks = { train = '', sources = [AAA, AAA] }                | sources must have different names
+    tasks = { train = '', sources = [STOP] }                    | sources: one must have when_exh
+    tasks.curriculum = { return_after = 3 }                     | tasks.curriculum: give at least
+    tasks.curriculum = { hard = 0.1, return_after = 3 }         | return_after does nothing without
+    tasks.curriculum = { easy = 0.5, hard = 0.5 }               | easy + hard must be below 1
     rollout.sampling.max_tokens = 64 | rollout.sampling.max_tokens must be below
     training.updates_per_batch = 3           | updates_per_batch must be at most groups_per_s
     model.path = "\u0000"                                       | model.path: no path
@@ -102,7 +109,13 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
     without = 'reward'                                          | without: works only in a file
 """)
 def test_a_wrong_setting_is_named(settings: str, problem: str) -> None:
-    assert problem in refusal(settings.replace(" ; ", "\n")).splitlines()[0]
+    sources = {
+        "AAA": "{ name = 'a', train = 'a' }",
+        "STOP": "{ name = 'a', train = 'a', when_exhausted = 'stop' }",
+    }
+    for word, source in {" ; ": "\n", **sources}.items():
+        settings = settings.replace(word, source)
+    assert problem in refusal(settings).splitlines()[0]
 
 
 def test_every_problem_is_reported_at_once() -> None:

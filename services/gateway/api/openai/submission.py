@@ -7,9 +7,16 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from protocol.recipe import Recipe, parse_recipe
-from protocol.recipe_files import RecipeError
-from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
+from protocol.recipe import Recipe, Tasks, parse_recipe
+from protocol.recipe_files import RecipeError, explain
+from pydantic import (
+    BeforeValidator,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from services.gateway.api.openai.body import Body, Part
 from services.gateway.api.openai.graders import AnyGrader, build_reward
@@ -87,7 +94,9 @@ class JobRequest(Body):
     """OpenAI's fields, and ``recipe`` with the recipe's tables."""
 
     model: str = Field(min_length=1)
-    training_file: str = Field(min_length=1)
+    training_file: str | None = Field(
+        default=None, min_length=1, description="not with recipe.tasks.sources"
+    )
     validation_file: str | None = None
     seed: int | None = Field(default=None, ge=0)
     suffix: str | None = Field(default=None, min_length=1, max_length=64)
@@ -141,12 +150,36 @@ class JobRequest(Body):
         request = self.model_copy(update={"model": listed_model})
         return Submission(
             model=listed_model,
-            training_file=self.training_file,
+            training_files=_training_files(self),
             validation_file=self.validation_file,
             request=request.model_dump(mode="json", exclude_unset=True),
             build_recipe=partial(build_recipe, request, defaults=defaults),
             outcome_field=GRADER_FIELD if self.grader else None,
         )
+
+
+def _training_files(request: JobRequest) -> dict[str, str]:
+    """Return the ids of the files to train on by the fields that name them.
+
+    Raises:
+        Problem: 400 unless the request names one file, or valid sources.
+    """
+    tasks = request.recipe.get("tasks")
+    sources = tasks.get("sources") if isinstance(tasks, dict) else None
+    if request.training_file is not None:
+        if sources:
+            raise wrong("training_file", "recipe.tasks.sources has the files; remove one of them")
+        return {"training_file": request.training_file}
+    if not sources:
+        raise wrong("training_file", "required, but missing; or give recipe.tasks.sources")
+    try:
+        files = Tasks.model_validate({"sources": sources}).train_files
+    except ValidationError as error:
+        lines = explain(error, whole="sources").splitlines()
+        raise from_lines(
+            [f"recipe.tasks.{line}" for line in lines], code="invalid_recipe"
+        ) from error
+    return {f"recipe.tasks.sources.{name}.train": file_id for name, file_id in files.items()}
 
 
 def build_recipe(
@@ -205,7 +238,7 @@ def _set_paths(tables: dict[str, Any], request: JobRequest, model_path: str) -> 
         reason = "missing, but recipe.tasks.held_out is set; upload that file and give its id"
         raise wrong("validation_file", reason)
     model["path"] = model_path
-    tasks |= {"train": request.training_file, "held_out": request.validation_file}
+    tasks |= {"train": request.training_file or "", "held_out": request.validation_file}
 
 
 def _set_hyperparameters(tables: dict[str, Any], request: JobRequest) -> None:

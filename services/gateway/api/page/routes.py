@@ -103,7 +103,8 @@ def _load_examples(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
             continue
         name = path.relative_to(_RECIPES).as_posix()
         text = path.read_text("utf-8")
-        ids = {file: content_id(Path(file)) for file in recipe.task_files if Path(file).is_file()}
+        named = recipe.task_fields.values()
+        ids = {file: content_id(Path(file)) for file in named if Path(file).is_file()}
         if tables == tomllib.loads(text):
             yield {"name": name, "text": text, "files": ids}
         else:

@@ -47,6 +47,7 @@ RETRY_WINDOW_S = 3600.0  # the OpenAI SDK gives each of its three tries ten minu
 TURN_TIMEOUT_S = 20.0  # clients wait 30 s for a response
 # A job of a list may have ended, gone or begun since it was listed.
 _STATUS_OF_CHANGED_JOBS = {400, 404, 409}
+_FIELDS = {"tasks.train": "training_file", "tasks.held_out": "validation_file"}
 _VERBS = {
     Requested.RUN: "resumed; `weir fork` starts a job from its last checkpoint",
     Requested.PAUSE: "paused",
@@ -213,7 +214,7 @@ class JobService:
             await asyncio.to_thread(self.files.get, file_id)
             for job in await await_exchange(self.exchange.find_mentions(f'"{file_id}"')):
                 # A job with an unreadable record may read the file.
-                if isinstance(job, UnreadableRecord) or file_id in job.recipe.task_files:
+                if isinstance(job, UnreadableRecord) or file_id in job.recipe.task_fields.values():
                     message = f"{file_id} is used by job {job.id}; cancel the job first"
                     raise conflict(message, param="file_id")
             await asyncio.to_thread(self.files.delete, file_id)
@@ -276,10 +277,8 @@ class JobService:
             await await_exchange(self.exchange.revive(record.id))
 
     async def _check_files(self, recipe: Recipe) -> None:
-        await self._file(recipe.tasks.train, "training_file")
-        if recipe.tasks.held_out is not None:
-            await self._file(recipe.tasks.held_out, "validation_file")
-        await self._count_other_tasks(recipe)
+        for field_name, file_id in recipe.task_fields.items():
+            await self._file(file_id, _FIELDS.get(field_name, f"recipe.{field_name}"))
 
     async def _count_other_tasks(self, recipe: Recipe) -> dict[str, int]:
         """Return the tasks in each further held-out file, by the evaluation's name."""
@@ -331,31 +330,35 @@ class JobService:
         return record
 
     async def _draw_up(self, submission: Submission, job_id: str) -> JobRecord:
-        files = {"training_file": await self._file(submission.training_file, "training_file")}
+        training = submission.training_files
+        files = {name: await self._file(file_id, name) for name, file_id in training.items()}
+        num_tasks = sum(stored.tasks for stored in files.values())
         num_held_out = 0
         if submission.validation_file:
             validation = await self._file(submission.validation_file, "validation_file")
             files["validation_file"] = validation
             num_held_out = validation.tasks
-        recipe = await asyncio.to_thread(self._build_recipe, submission, files)
+        recipe = await asyncio.to_thread(self._build_recipe, submission, files, num_tasks)
         await check_graders(self.exchange, recipe.reward, submission.outcome_field)
         memory = await await_exchange(self.exchange.memory())
         check_free_memory(memory)
-        num_tasks = {"": num_held_out, **await self._count_other_tasks(recipe)}
-        check_memory_need(recipe, num_tasks, memory)
+        held_out = {"": num_held_out, **await self._count_other_tasks(recipe)}
+        check_memory_need(recipe, held_out, memory)
         return JobRecord(
             id=job_id,
             created_at=time.time(),
             recipe=recipe,
-            num_tasks=files["training_file"].tasks,
+            num_tasks=num_tasks,
             request=submission.request,
         )
 
-    def _build_recipe(self, submission: Submission, files: Mapping[str, StoredFile]) -> Recipe:
+    def _build_recipe(
+        self, submission: Submission, files: Mapping[str, StoredFile], num_tasks: int
+    ) -> Recipe:
         deployment = self.service.deployment
         model = resolve_model(submission.model, deployment)
         facts = read_facts(model)
-        recipe = submission.build_recipe(model, files["training_file"].tasks, facts)
+        recipe = submission.build_recipe(model, num_tasks, facts)
         if recipe.critic is not None and recipe.critic.path is not None:
             path = resolve_model(recipe.critic.path, deployment, "recipe.critic.path")
             critic = recipe.critic.model_copy(update={"path": path})

@@ -39,7 +39,7 @@ class Submission:
     """A job that a client wants. Its recipe depends on the model's facts and on the tasks."""
 
     model: str
-    training_file: str
+    training_files: Mapping[str, str]  # by the field of the request
     validation_file: str | None
     request: dict[str, JsonValue]  # is stored with the job; a retry must send the same
     build_recipe: RecipeBuilder

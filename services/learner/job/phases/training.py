@@ -52,9 +52,12 @@ class Training:
             await learning.settle(Purpose.TRAIN, selection.looked_at, measured.tokens)
             progress.step += 1
             progress.keep_rate = selection.keep_rate
+            metrics = {**measured.metrics, **self.feeder.curriculum.measure(selection.kept)}
+            inspected = [group.graded for group in selection.looked_at]
+            self.feeder.curriculum.note(inspected, progress.step)
             self.feeder.admit(self._selection().lookahead)
             await learning.versions.publish()
-        await self._report(selection, facts, measured.metrics, time.monotonic() - began)
+        await self._report(selection, facts, metrics, time.monotonic() - began)
         if self._is_compared_next and learning.snapshot_version is None:
             await learning.snapshot_weights()
         needs_checkpoint = not (progress.is_replayed and learning.versions.saved)

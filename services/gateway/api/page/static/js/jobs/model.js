@@ -74,8 +74,9 @@ export function Model({ job }) {
 
 /** The body of a job by the recipe and the tasks of another, from another model at its own rate. */
 function forkOf({ training_file, validation_file, weir }, model, learning_rate) {
-  const { tasks, model: { path, ...own }, ...tables } = weir.recipe;
-  return { model, training_file, validation_file, recipe: { ...tables, optimizer: { ...tables.optimizer, learning_rate }, model: own } };
+  const { tasks: { train, held_out, ...tasks }, model: { path, ...own }, ...tables } = weir.recipe;
+  const files = { ...(training_file && { training_file }), validation_file };
+  return { model, ...files, recipe: { ...tables, tasks, optimizer: { ...tables.optimizer, learning_rate }, model: own } };
 }
 
 /** A link could not carry the key. */

@@ -124,13 +124,17 @@ export function Submit({ query }) {
             >${models?.data.map(({ id }) => html`<option value=${id}></option>`)}</datalist
           ></label
         >
-        <${TaskFile}
-          name="train"
-          label="Tasks to train on"
-          path=${checked.recipe.tasks.train}
-          ids=${ids}
-          files=${files?.data}
-        />
+        ${trainFiles(checked.recipe.tasks).map(
+          ([name, path]) =>
+            html`<${TaskFile}
+              key=${name}
+              name=${`train${name}`}
+              label=${`Tasks to train on${name && `: ${name}`}`}
+              path=${path}
+              ids=${ids}
+              files=${files?.data}
+            />`,
+        )}
         ${
           checked.recipe.tasks.held_out &&
           html`<${TaskFile}
@@ -151,9 +155,13 @@ export function Submit({ query }) {
 
 /** A job's recipe that names the job's own model and task files. */
 function withFiles({ model: path, training_file: train, validation_file: held_out, weir: { recipe } }) {
-  const tasks = { ...recipe.tasks, train, ...(held_out && { held_out }) };
+  const tasks = { ...recipe.tasks, ...(train && { train }), ...(held_out && { held_out }) };
   return { ...recipe, model: { ...recipe.model, path }, tasks };
 }
+
+/** The files to train on, each after the name of its source. */
+const trainFiles = ({ train, sources = [] }) =>
+  sources.length ? sources.map((source) => [source.name, source.train]) : [["", train]];
 
 /** A file that the gateway has, or one to upload. */
 function TaskFile({ name, label, path, ids, files = [] }) {
@@ -182,11 +190,13 @@ function TaskFile({ name, label, path, ids, files = [] }) {
 }
 
 /** The REST body: the files' ids and the model stand beside the recipe, not in it. */
-async function bodyOf({ tasks, model: { path, ...model }, ...tables }, form) {
+async function bodyOf({ tasks: { train, held_out, sources = [], ...tasks }, model: { path, ...model }, ...tables }, form) {
   const idOf = async (name) => form.get(`${name}_id`) || (await upload(form.get(name))).id;
-  const body = { model: form.get("model"), training_file: await idOf("train") };
-  if (tasks.held_out) body.validation_file = await idOf("held_out");
-  return { ...body, recipe: { ...tables, model } };
+  const body = { model: form.get("model") };
+  if (train) body.training_file = await idOf("train");
+  if (held_out) body.validation_file = await idOf("held_out");
+  for (const source of sources) source.train = await idOf(`train${source.name}`);
+  return { ...body, recipe: { ...tables, tasks: { ...tasks, sources }, model } };
 }
 
 /** Not `randomUUID`, which plain HTTP does not have. */

@@ -1,0 +1,168 @@
+"""A curriculum against uniform and dynamic sampling, on sums of one, three and five steps.
+
+``python -m benchmarks.curriculum [--seeds 0 1 2] [--steps 220] [--to FILE]`` trains the demo's
+model with each method and seed on a stack, stores each curve at once (stored runs are not
+repeated), and prints the table: held-out accuracy by the sampled responses, also of groups that a
+step dropped.
+Uniform sampling makes all steps. The others end as soon as they have as many samples as it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from protocol.recipe import Recipe, load_recipe, parse_recipe
+from protocol.recipe_files import merge_tables
+
+from benchmarks.methods import interval
+from examples.arithmetic.demo import running_stack
+from examples.arithmetic.tasks import distinct_tasks, to_jsonl
+from weir.client import WeirClient
+from weir.stack import find_stack, model_name
+
+DEMO = Path("recipes/demo-grpo.toml")
+HOME = Path("runs/curriculum")
+RESULTS = HOME / "curves.json"
+LENGTHS = {"one": 1, "three": 3, "five": 5}
+NUM_TRAIN = 1000  # of each length; there are no more than 1,300 sums of one step
+NUM_HELD_OUT = 100
+NUM_EVALUATIONS = 20
+UNIFORM = "uniform"
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    UNIFORM: {},
+    "dynamic": {"training": {"dynamic_sampling": True}},
+    "curriculum": {
+        "tasks": {"curriculum": {"retire_above": 0.9, "return_after": 40, "easy": 0.1, "hard": 0.2}}
+    },
+}
+
+Json = dict[str, Any]
+Curve = list[tuple[float, float]]  # samples, held-out accuracy
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train the missing runs and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=load_recipe(DEMO).training.steps)
+    parser.add_argument("--to", type=Path, default=RESULTS, metavar="FILE")
+    options = parser.parse_args(arguments)
+    runs: list[Json] = json.loads(options.to.read_text()) if options.to.exists() else []
+    finished = {(run["method"], run["seed"]) for run in runs}
+    planned = [(method, seed) for seed in options.seeds for method in METHODS]
+    missing = [run for run in planned if run not in finished]
+    if missing:
+        write_tasks(HOME)
+        os.environ["WEIR_HOME"] = str(HOME)
+        with running_stack(HOME):
+            for method, seed in missing:
+                curve = train(make_recipe(method, seed, options.steps))
+                runs.append({"method": method, "seed": seed, "curve": curve})
+                options.to.parent.mkdir(parents=True, exist_ok=True)
+                options.to.write_text(json.dumps(runs, indent=1) + "\n")
+                print(f"{method} seed {seed}: {curve[-1]}", file=sys.stderr, flush=True)
+    print(table(runs))
+    return 0
+
+
+def write_tasks(folder: Path) -> None:
+    """Write a file of training tasks for each length, and one of held-out tasks of all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held_out = ""
+    for name, length in LENGTHS.items():
+        tasks = distinct_tasks(NUM_TRAIN, held_out=False, num_steps=length)
+        (folder / f"{name}.jsonl").write_text(to_jsonl(tasks))
+        held_out += to_jsonl(distinct_tasks(NUM_HELD_OUT, held_out=True, num_steps=length))
+    (folder / "held_out.jsonl").write_text(held_out)
+
+
+def make_recipe(method: str, seed: int, steps: int) -> Recipe:
+    """Return the demo's recipe for tasks of all lengths in equal shares."""
+    sources = [{"name": name, "train": str(HOME / f"{name}.jsonl")} for name in LENGTHS]
+    every = max(1, steps // NUM_EVALUATIONS)
+    sampling = {"temperature": 1.0, "max_tokens": 80}
+    tables = {
+        "name": f"{method}-{seed}",
+        "model": {"max_context": 112},
+        "tasks": {"train": "", "sources": sources, "held_out": str(HOME / "held_out.jsonl")},
+        "rollout": {"sampling": {"max_tokens": 80}},
+        "reward": {"process": []},
+        "training": {"steps": steps, "seed": seed},
+        "evaluation": {"every": every, "tasks": None, "sampling": sampling},
+    }
+    demo = load_recipe(DEMO).model_dump(mode="json")
+    return parse_recipe(merge_tables(merge_tables(demo, tables), METHODS[method]))
+
+
+def train(recipe: Recipe) -> Curve:
+    """Run a recipe until it has the samples of uniform sampling, and return its curve."""
+    group_size = recipe.rollout.group_size
+    budget = recipe.training.steps * recipe.training.groups_per_step * group_size
+    accuracies: dict[int, float] = {}
+    samples = [0]  # after each step
+    stack = find_stack()
+    with WeirClient(stack.url, stack.api_key) as weir:
+        job_id = weir.submit_recipe(recipe, model=model_name(stack, recipe.model.path))["id"]
+        for event in weir.events(job_id):
+            data = event["data"]
+            if "evaluation" in data:
+                accuracies[data["step"]] = data["evaluation"]["accuracy"]
+            elif "looked_at" in data and data["step"] == len(samples):
+                samples.append(samples[-1] + int(data["looked_at"]) * group_size)
+                if samples[-1] > budget and len(samples) <= recipe.training.steps:
+                    weir.cancel(job_id)
+        job = weir.job(job_id)
+    if job["status"] not in {"succeeded", "cancelled"}:
+        raise SystemExit(f"{recipe.name}: {job_id} {job['status']}: {job['error']}")
+    return [(samples[step], accuracy) for step, accuracy in sorted(accuracies.items())]
+
+
+def table(runs: Sequence[Json]) -> str:
+    """Return a row per number of samples in Markdown, and a row of ratios.
+
+    The last row is the samples that a method needs for the final accuracy of uniform sampling with
+    the same seed, over the samples of uniform sampling.
+    """
+    curves = {(run["method"], run["seed"]): np.array(run["curve"]) for run in runs}
+    seeds = sorted({seed for method, seed in curves if method == UNIFORM})
+    end = min(curves[UNIFORM, seed][-1][0] for seed in seeds)
+    rows = [f"| samples ({len(seeds)} seeds) | {' | '.join(METHODS)} |", "|---" * 4 + "|"]
+    for share in (0, 0.1, 0.25, 0.5, 0.75, 1):
+        cells = [_cell([_accuracy(curves[m, s], share * end) for s in seeds]) for m in METHODS]
+        rows.append(f"| {share * end:,.0f} | {' | '.join(cells)} |")
+    ratios: list[str] = []
+    for method in METHODS:
+        needs = [_samples_until(curves[method, s], curves[UNIFORM, s][-1][1]) for s in seeds]
+        reached = [n / curves[UNIFORM, s][-1][0] for n, s in zip(needs, seeds, strict=True) if n]
+        missed = len(seeds) - len(reached)
+        ratios.append(_cell(reached) + f" ({missed} not reached)" * bool(missed))
+    rows.append(f"| samples to uniform's end | {' | '.join(ratios)} |")
+    return "\n".join(rows)
+
+
+def _cell(values: Sequence[float]) -> str:
+    return interval(values, "{:.3f}") if values else "–"
+
+
+def _accuracy(curve: np.ndarray, samples: float) -> float:
+    return float(np.interp(samples, curve[:, 0], curve[:, 1]))
+
+
+def _samples_until(curve: np.ndarray, accuracy: float) -> float | None:
+    """Return where a curve first has an accuracy, between two evaluations; None: nowhere."""
+    above = np.flatnonzero(curve[:, 1] >= accuracy)
+    if not above.size:
+        return None
+    (x, y), (end, top) = curve[max(0, above[0] - 1)], curve[above[0]]
+    return float(end if top == y else x + (end - x) * (accuracy - y) / (top - y))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
