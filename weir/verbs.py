@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from services.chassis.deployment import Reader, home_dir
 from services.chassis.secret_variables import all_variables
 from services.chassis.security import access_rows, allowance_rows
 from weir import chat as chats
-from weir import views
+from weir import suites, views
 from weir.client import WeirClient, WeirError
 from weir.mcp import run_server
 from weir.names import find_job, find_model
@@ -51,7 +52,10 @@ OF_OTHER_SERVICES = {
         "services.grader.offline.__main__",
         "Grade responses, or measure graders on labelled ones.",
     ),
-    "data": ("services.data.__main__", "Import tasks from a dataset; check or rewrite task files."),
+    "data": (
+        "services.data.__main__",
+        "Import tasks from a dataset; check, profile or rewrite task files.",
+    ),
     "replay": ("services.learner.replay", "Grade a step again, and show the effect of a recipe."),
     "compose": ("deploy.compose", "Write the docker-compose file for a machine's GPUs."),
 }
@@ -289,6 +293,54 @@ def _say_gain(results: Sequence[views.Json]) -> None:
     gain = views.gain_line(results)
     if gain:
         say(gain)
+
+
+@verbs.command()
+def evaluate(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="A folder, a job, or JOB@STEP.")
+    ],
+    suite: Annotated[
+        str, typer.Option(metavar="SUITE", help="A TOML file, or a name such as math.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the results, as JSON.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> int:
+    """Measure models on a suite, a job for each, and compare them with the first."""
+    tables = suites.load_suite(suite)
+    stack = find_stack()
+    with connected(stack) as weir:
+        names = [suites.resolve_model(weir, stack, model) for model in models]
+        body = suites.build_body(weir, tables)
+        jobs = [weir.submit({**body, "model": name}) for name in names]
+        results: list[views.Json] = []
+        for model, job in zip(models, jobs, strict=True):
+            if not as_json:
+                _print_job(job, as_json=False, details=f": {tables['name']} of {model}")
+            status = _await_end(weir, job) if as_json else _follow(weir, job, as_json)
+            if status == INTERRUPTED:
+                return status
+            found = views.find_evaluations(weir.past_events(job["id"]))
+            results += suites.label_results(model, job, found)
+        states = [weir.job(job["id"])["status"] for job in jobs]
+    report = suites.report(tables, results)
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print_json([report])
+    elif results:
+        show(views.evaluations_table(results))
+        if report["differences"]:
+            show(views.differences_table(report["differences"]))
+    return SUCCEEDED if set(states) == {"succeeded"} else FAILED
+
+
+def _await_end(weir: WeirClient, job: Job) -> int:
+    for _ in weir.events(job["id"]):
+        pass
+    return SUCCEEDED
 
 
 @verbs.command()
@@ -581,6 +633,9 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
 
 def _say_result(job: Job) -> None:
     result = job["weir"]["result"]
+    if job["weir"]["steps"] == 0:
+        say(f"{job['id']} succeeded")
+        return
     say(f"{job['id']} succeeded: {result.get('model') or 'no model was written'}")
     num_unreadable = job["weir"].get("unreadable_answers")
     if num_unreadable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -143,7 +144,11 @@ def _problem(columns: Columns, row: Row) -> dict[str, Any]:
     if not problem:
         raise RowSkipped(f"no problem in {name!r}")
     context = _text(row, columns.preset.context)
-    return {"prompt": f"{context}\n\n{problem}" if context else problem}
+    choices = _cell(row, columns.preset.choices) or ()
+    lettered = zip(string.ascii_uppercase, choices, strict=False)
+    lines = [f"({letter}) {choice}" for letter, choice in lettered]
+    parts = filter(None, (context, problem, "\n".join(lines)))
+    return {"prompt": "\n\n".join(parts)}
 
 
 def _answer(columns: Columns, row: Row) -> str:

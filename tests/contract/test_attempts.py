@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from protocol.frames import Fields
@@ -164,9 +165,10 @@ async def test_an_evaluation_job_samples_and_counts_no_response_twice_over_two_k
     record = await learner.attempt()
     assert (record.state, record.attempt, record.step) == (JobState.SUCCEEDED, 3, 0), record.error
     assert learner.answers == {f"eval:{number}": 1 for number in range(3)}
-    (result,) = record.result["evaluations"]
+    told: Any = record.result
+    (result,) = told["evaluations"]
     assert (result["name"], result["asked"], result["samples"]) == ("hard", 3, 9)
-    assert record.result["evaluation_groups"]["trained"] == 3
+    assert told["evaluation_groups"]["trained"] == 3
     assert fates(learner.job_dir / "samples", Purpose.EVAL) == dict.fromkeys(range(3), "used")
     assert not list(learner.job_dir.rglob("*.safetensors"))
 
