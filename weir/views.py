@@ -540,8 +540,9 @@ def parity_table(rows: Iterable[Json]) -> Table:
 
 def job_summary(job: Json, why: Json) -> str:
     """Return a sentence with a job's status, its step, and the reason why it waits."""
-    step = step_text(job["weir"]["step"], job["weir"]["steps"])
-    summary = f"{job['id']} is {job['status']} at step {step}"
+    steps = job["weir"]["steps"]
+    step = "" if steps == 0 else f" at step {step_text(job['weir']['step'], steps)}"
+    summary = f"{job['id']} is {job['status']}{step}"
     reason = why["because"]
     if job["status"] in {"running", "queued"} and why["edge"] is not None:
         summary += f", and nothing has moved for {duration(why['still_s'])}"

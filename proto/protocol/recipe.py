@@ -691,8 +691,6 @@ class Recipe(Table):
     def groups_in_flight(self) -> int:
         """The largest number of training groups that are requested and not yet trained on."""
         training = self.training
-        if self.only_evaluates:
-            return 0
         refill = min(_MAX_REFILL, training.max_oversampling) if training.dynamic_sampling else 1
         return math.ceil((training.max_staleness + 1) * training.groups_per_step * refill)
 
