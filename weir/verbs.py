@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 
 import protocol
 import typer
+from protocol.profiles import histogram, profile_path
 from protocol.recipe import Recipe, RecipeError, load_recipe
 from protocol.tasks import TaskFileError, read_tasks
 from rich.console import Console, Group
@@ -25,10 +26,12 @@ from services.chassis.deployment import Reader, home_dir
 from services.chassis.secret_variables import all_variables
 from services.chassis.security import access_rows, allowance_rows
 from weir import chat as chats
-from weir import suites, views
+from weir import suite as suites
+from weir import views
 from weir.client import WeirClient, WeirError
 from weir.mcp import run_server
 from weir.names import find_job, find_model
+from weir.profile import add_pass_rates, measure, read_tasks_with_ids, write_lines
 from weir.serving import serve_command
 from weir.stack import NoStack, connected, find_stack, model_name
 from weir.trackers import BadTarget, StartedJobs, Target
@@ -322,8 +325,8 @@ def evaluate(
             status = _await_end(weir, job) if as_json else _follow(weir, job, as_json)
             if status == INTERRUPTED:
                 return status
-            found = views.find_evaluations(weir.past_events(job["id"]))
-            results += suites.label_results(model, job, found)
+            evaluations = views.find_evaluations(weir.past_events(job["id"]))
+            results += suites.label_results(model, job, evaluations)
         states = [weir.job(job["id"])["status"] for job in jobs]
     report = suites.report(tables, results)
     if output is not None:
@@ -503,9 +506,49 @@ def logs(
     os.execvp("tail", ["tail", "-n", str(lines), *["-F"] * follow, "--", *paths])
 
 
+profiles = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@profiles.command()
+def profile(
+    tasks: Annotated[Path, typer.Argument(metavar="FILE", help="A task file.")],
+    model: Annotated[str, typer.Option(metavar="MODEL", help="A folder, a job, or JOB@STEP.")],
+    samples: Annotated[int, typer.Option("-k", metavar="N", min=1, help="Responses a task.")] = 8,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(metavar="RECIPE", help="With the prompt, sampling and reward to use."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="The tasks, with metadata.pass_rate.")
+    ] = None,
+) -> int:
+    """Measure how often a model solves each task, by jobs of a stack.
+
+    The results are in FILE's `.profile.jsonl`. If repeated, it finds its jobs and continues.
+    """
+    lines = read_tasks_with_ids(tasks)
+    try:
+        measured = list(measure(lines, model, samples, recipe))
+    except KeyboardInterrupt:
+        say("\nits jobs continue; the same command waits for them again")
+        return INTERRUPTED
+    write_lines(profile_path(tasks), map(vars, measured))
+    for line in histogram(measured):
+        say(line)
+    say(f"{len(measured):,} of {len(lines):,} tasks in {profile_path(tasks)}")
+    if output is not None:
+        write_lines(output, add_pass_rates(lines, measured))
+    return SUCCEEDED
+
+
 def _add_service_verb(name: str, module: str, text: str) -> None:
     @verbs.command(name, help=text, add_help_option=False, context_settings=_PASS_THROUGH)
-    def verb(context: typer.Context) -> None:
+    def verb(context: typer.Context) -> int:
+        if [name, *context.args[:1]] == ["data", "profile"]:
+            run_profile = get_command(profiles)
+            return run_profile(
+                context.args[1:], prog_name="weir data profile", standalone_mode=False
+            )
         _exec(module, *context.args)
 
 

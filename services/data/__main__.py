@@ -1,4 +1,4 @@
-"""``weir data``: import tasks, check, profile, or rewrite them to have integer answers.
+"""``weir data``: import tasks, check them, or rewrite them to have integer answers.
 
 Exit status: 0 the file has no problem, or OUT was written completely; 2 anything else; 130 Ctrl-C.
 """
@@ -18,8 +18,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from secrets import token_hex
 
+from protocol.profiles import ProfileError, histogram, read_profile
 from protocol.recipe import Recipe, RecipeError, load_recipe
-from protocol.tasks import TaskFileError, raw_lines, read_tasks
+from protocol.tasks import raw_lines, read_tasks
 
 from services.chassis.deployment import DeploymentError, model_sources, parse_count
 from services.chassis.faults import WorkerFault
@@ -29,18 +30,8 @@ from services.data.importing import choose_held_out, import_tasks
 from services.data.integers import rewrite_all
 from services.data.mapping import RefusedError
 from services.data.presets import PRESETS, AnswerPart, Preset
-from services.data.profile import (
-    add_pass_rates,
-    histogram,
-    measure,
-    profile_path,
-    read_profile,
-    read_tasks_with_ids,
-)
 from services.data.rows import read_rows
 from services.grader.judge.settings import NAMED_JUDGES, URL, deployed_judges
-from weir.client import WeirError
-from weir.stack import NoStack
 
 DONE = 0
 NOT_DONE = 2
@@ -62,14 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         NoWorkerError,
         RecipeError,
         RefusedError,
-        TaskFileError,
+        ProfileError,
     ) as error:
         print(f"weir data: {error}", file=sys.stderr)
         return NOT_DONE
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="weir data", description="Work on task files.")
+    parser = argparse.ArgumentParser(
+        prog="weir data",
+        description="Work on task files.",
+        epilog="`weir data profile` measures how often a model solves each task of a file.",
+    )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     text = "report every problem of a task file, with its line"
     verb = verbs.add_parser("check", help=text, description=text)
@@ -77,18 +72,6 @@ def _build_parser() -> argparse.ArgumentParser:
     text = "also count the prompts that are too long for its model"
     verb.add_argument("--recipe", metavar="RECIPE", type=Path, help=text)
     verb.set_defaults(run=_check)
-    text = "measure by jobs of a stack how often a model solves each task; resumes if repeated"
-    verb = verbs.add_parser("profile", help=text, description=text)
-    verb.add_argument("file", metavar="FILE", type=Path)
-    verb.add_argument("--model", metavar="MODEL", required=True, help="a folder, job or JOB@STEP")
-    text = "responses to each task; default: 8"
-    verb.add_argument("-k", metavar="N", dest="samples", type=parse_count, default=8, help=text)
-    text = "its prompt, sampling and reward count; default: those that suit the model"
-    verb.add_argument("--recipe", metavar="RECIPE", type=Path, help=text)
-    text = "write the tasks with their pass rates, as metadata.pass_rate"
-    verb.add_argument("--output", metavar="OUT", type=Path, help=text)
-    verb.add_argument("--force", action="store_true", help=_FORCE)
-    verb.set_defaults(run=_profile)
     text = "make a task file of a dataset: each problem once, each answer checked"
     _add_import_options(verbs.add_parser("import", help=text, description=text))
     text = "rewrite problems to ask for an integer, with formats that a model finds"
@@ -147,29 +130,6 @@ def _check(options: argparse.Namespace) -> int:
         print("\n".join(histogram(profiles)))
     print(f"{num_tasks} tasks, {num_problems} problems")
     return NOT_DONE if num_problems else DONE
-
-
-def _profile(options: argparse.Namespace) -> int:
-    source = options.file
-    target = None
-    if options.output is not None:
-        target = _resolve_target(options.output, source, may_replace=options.force)
-    report = _resolve_target(profile_path(source), source)
-    tasks = read_tasks_with_ids(source)
-    try:
-        profiles = list(measure(tasks, options.model, options.samples, options.recipe))
-    except (NoStack, WeirError) as error:
-        raise RefusedError(str(error)) from error
-    except KeyboardInterrupt:
-        print("\nits jobs continue; the same command waits for them again")
-        raise
-    _write(report, [json.dumps(vars(profile), ensure_ascii=False) for profile in profiles])
-    print("\n".join(histogram(profiles)))
-    print(f"{len(profiles)} of {len(tasks)} tasks in {profile_path(source)}")
-    if target is not None:
-        rated = add_pass_rates(tasks, profiles)
-        _write(target, [json.dumps(task, ensure_ascii=False) for task in rated])
-    return DONE
 
 
 def _check_prompts(path: Path, recipe: Recipe) -> str:

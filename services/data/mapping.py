@@ -143,12 +143,15 @@ def _problem(columns: Columns, row: Row) -> dict[str, Any]:
     problem = content.strip().removeprefix(head).removesuffix(tail).strip()
     if not problem:
         raise RowSkipped(f"no problem in {name!r}")
-    context = _text(row, columns.preset.context)
-    choices = _cell(row, columns.preset.choices) or ()
-    lettered = zip(string.ascii_uppercase, choices, strict=False)
-    lines = [f"({letter}) {choice}" for letter, choice in lettered]
-    parts = filter(None, (context, problem, "\n".join(lines)))
-    return {"prompt": "\n\n".join(parts)}
+    preset = columns.preset
+    context = _text(row, preset.context)
+    choices = _cell(row, preset.choices) or ()
+    lines: list[str] = []
+    for letter, choice in zip(string.ascii_uppercase, choices, strict=False):
+        lines.append(f"({letter}) {choice}")
+    parts = [context, problem, "\n".join(lines)]
+    prompt = "\n\n".join(filter(None, parts))
+    return {"prompt": prompt}
 
 
 def _answer(columns: Columns, row: Row) -> str:

@@ -144,10 +144,14 @@ async def test_attempts_that_are_killed_cost_nothing_and_are_told_of(learner: Le
 class Unopened(FakeTeam):
     """A team whose ranks may load nothing."""
 
-    async def open(self, *_: object) -> None:
+    async def open(self, *_: Any, **__: Any) -> None:
         raise AssertionError("an evaluation loads no model in the ranks")
 
-    publish = save = export = open
+    async def publish(self, *_: Any, **__: Any) -> None:
+        await self.open()
+
+    async def save(self, *_: Any, **__: Any) -> None:
+        await self.open()
 
 
 async def test_an_evaluation_job_samples_and_counts_no_response_twice_over_two_kills(

@@ -69,7 +69,7 @@ def test_a_profile_of_tasks_finds_its_job_again(stack: Stack, tasks: Path) -> No
     rated = tasks.with_name("rated.jsonl")
     options = ["--model", BASE_MODEL, "-k", "4", "--recipe", str(recipe), "--output", str(rated)]
     first = weir(stack, "data", "profile", str(tasks), *options)
-    again = weir(stack, "data", "profile", str(tasks), *options, "--force")
+    again = weir(stack, "data", "profile", str(tasks), *options)
     assert first.split(":")[0] == again.split(":")[0]
     assert "succeeded" in again.splitlines()[0]
     lines = [json.loads(line) for line in rated.read_text().splitlines()]

@@ -14,7 +14,7 @@ from rich.console import Console
 from services.learner.job.phases.summary import estimate
 from weir import views
 from weir.evaluations import Comparison, compare
-from weir.suites import report
+from weir.suite import report
 from weir.views import Progress, evaluation_line, evaluations_table, gain_line
 
 

@@ -16,15 +16,16 @@ from weir.evaluations import Json, compare
 from weir.names import find_model
 from weir.stack import Stack, model_name
 
-SUITES = Path(__file__).parents[1] / "recipes/suites"
+SUITES = Path(__file__).parent / "suites"
 _JOB_AT_STEP = re.compile(r"(ftjob-[0-9a-f]{24})@(\d+)")
 _NAME = re.compile(r"[\w-]+")
 # Tables of training, which an evaluation does not read.
-_IGNORED = ("algorithm", "critic", "optimizer", "machine", "client")
+_IGNORED = {"algorithm", "critic", "optimizer", "machine", "client"}
+_KEPT = {"seed", "max_failed"}  # of the table training
 
 
 def load_suite(name: str) -> Tables:
-    """Read a suite, or a recipe as one: a TOML file, or the name of one in `recipes/suites`.
+    """Read a suite, or a recipe as one: a TOML file, or the name of one in `weir/suites`.
 
     Raises:
         RecipeError: if there is none, or it evaluates nothing.
@@ -33,27 +34,31 @@ def load_suite(name: str) -> Tables:
     if not path.exists() and _NAME.fullmatch(name):
         path = SUITES / f"{name}.toml"
     if not path.exists():
-        names = ", ".join(sorted(suite.stem for suite in SUITES.glob("*.toml")))
+        stems = sorted(suite.stem for suite in SUITES.glob("*.toml"))
+        names = ", ".join(stems)
         raise RecipeError(f"{name}: no such file, and no suite; the suites are: {names}")
     tables = load_tables(path)
     if "evaluation" not in tables:
-        raise RecipeError(f"{path}: evaluation: missing; a suite states what it measures there")
+        raise RecipeError(f"{path}: evaluation: missing; add the table, with the files to measure")
     return {"name": path.stem, **tables}
 
 
-def build_body(weir: WeirClient, suite: Tables) -> Json:
+def build_body(weir: WeirClient, suite: Tables) -> Tables:
     """Upload a suite's files; return the body of a job that measures a model, without ``model``.
 
     Raises:
         TaskFileError: if a file of tasks cannot be read.
     """
-    recipe = {name: table for name, table in deepcopy(suite).items() if name not in _IGNORED}
+    recipe = deepcopy(suite)
+    for name in _IGNORED & recipe.keys():
+        del recipe[name]
     for name in ("path", "lora"):
         recipe.get("model", {}).pop(name, None)
-    training = recipe.pop("training", {})
-    kept = {name: training[name] for name in ("seed", "max_failed") if name in training}
-    recipe["training"] = {**kept, "steps": 0}
-    body: Json = {}
+    training = recipe.setdefault("training", {})
+    for name in training.keys() - _KEPT:
+        del training[name]
+    training["steps"] = 0
+    body: Tables = {}
     held_out = recipe.pop("tasks", {}).get("held_out")
     if held_out:
         body["validation_file"] = _upload(weir, held_out, "tasks.held_out")
@@ -70,7 +75,8 @@ def _upload(weir: WeirClient, file: str, field: str) -> str:
     try:
         read_tasks(path)
     except TaskFileError as error:
-        raise TaskFileError([f"{field}: {problem}" for problem in error.problems]) from error
+        problems = [f"{field}: {problem}" for problem in error.problems]
+        raise TaskFileError(problems) from error
     return weir.upload(path)
 
 
@@ -81,10 +87,11 @@ def resolve_model(weir: WeirClient, stack: Stack, name: str) -> str:
     folder = model_name(stack, name)
     if folder != name:
         return folder
-    match = _JOB_AT_STEP.fullmatch(find_model(weir, name))
-    if match:
-        return f"ftckpt-{match[1]}-{int(match[2])}"
-    return find_model(weir, name)
+    found_name = find_model(weir, name)
+    match = _JOB_AT_STEP.fullmatch(found_name)
+    if match is None:
+        return found_name
+    return f"ftckpt-{match[1]}-{int(match[2])}"
 
 
 def report(suite: Tables, results: Iterable[Json]) -> Json:
@@ -93,7 +100,11 @@ def report(suite: Tables, results: Iterable[Json]) -> Json:
     Each result has its ``model`` and ``job``; ``name`` is that of a file of tasks.
     """
     rows = list(results)
-    return {"suite": suite["name"], "results": rows, "differences": list(_differences(rows))}
+    return {
+        "suite": suite["name"],
+        "results": rows,
+        "differences": list(_differences(rows)),
+    }
 
 
 def _differences(results: Sequence[Json]) -> Iterator[Json]:
@@ -103,8 +114,12 @@ def _differences(results: Sequence[Json]) -> Iterator[Json]:
         baseline = first.setdefault(name, result)
         comparison = None if baseline is result else compare(baseline, result)
         if comparison is not None:
-            names = {"model": result["model"], "against": baseline["model"], "name": name}
-            yield {**names, **vars(comparison)}
+            yield {
+                "model": result["model"],
+                "against": baseline["model"],
+                "name": name,
+                **vars(comparison),
+            }
 
 
 def label_results(model: str, job: Mapping[str, Any], results: Iterable[Json]) -> Iterator[Json]:
