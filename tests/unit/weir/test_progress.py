@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from protocol.recipe import parse_recipe
 from rich.console import Console
 
 from services.learner.job.phases.summary import estimate
 from weir import views
 from weir.evaluations import Comparison, compare
-from weir.suite import report
+from weir.suite import SUITES, load_suite, report
 from weir.views import Progress, evaluation_line, evaluations_table, gain_line
 
 
@@ -201,6 +202,15 @@ def test_tasks_that_rise_together_narrow_the_interval() -> None:
     # r = 1 x 20/21, so the distance is 0.1 sqrt(2 (1 - 20/21)).
     assert paired.gain - paired.low == pytest.approx(0.1 * (2 / 21) ** 0.5)
     assert unpaired.gain - unpaired.low == pytest.approx(0.1 * 2**0.5)
+
+
+def test_the_suites_that_ship_are_parts_of_recipes() -> None:
+    for path in SUITES.glob("*.toml"):
+        suite = load_suite(path.stem)
+        model = {**suite["model"], "path": "base-model"}
+        tables = {"model": model, "tasks": {"train": "any"}, "training": {"steps": 0}}
+        recipe = parse_recipe({**suite, **tables})
+        assert recipe.evaluations.keys() == suite["evaluation"]["others"].keys()
 
 
 def test_a_paired_interval_is_about_that_of_a_bootstrap_over_tasks() -> None:
