@@ -88,13 +88,15 @@ class WeirClient:
         form = {"purpose": "fine-tune"}
         return self._request("POST", "/v1/files", files=files, data=form)["id"]
 
-    def submit(self, body: Mapping[str, Any]) -> Json:
+    def submit(self, body: Mapping[str, Any], key: str | None = None) -> Json:
         """Submit a job; ``body`` is that of the route: ``model``, ``training_file``, ``recipe``…
+
+        The same ``key`` and body return the same job.
 
         Raises:
             WeirError: if a field is wrong; ``param`` names it.
         """
-        headers = {"Idempotency-Key": secrets.token_hex(16)}
+        headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         return self._request("POST", JOBS, json=body, headers=headers)
 
     def submit_recipe(self, recipe: Recipe, *, model: str | None = None) -> Json:

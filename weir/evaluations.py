@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,8 @@ def compare(first: Json, last: Json) -> Comparison | None:
     return Comparison(gain, low, high, num_tasks, paired=True)
 
 
-def _share(counts: tuple[float, int]) -> float:
-    num_correct, num_samples = counts
+def _share(counts: Sequence[float]) -> float:
+    num_correct, num_samples = counts[:2]
     return num_correct / num_samples
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 
 import protocol
 import typer
+from protocol.profiles import histogram, profile_path
 from protocol.recipe import Recipe, load_recipe
 from protocol.recipe_files import RecipeError
 from protocol.tasks import TaskFileError, read_tasks
@@ -26,10 +28,12 @@ from services.chassis.deployment import Reader, home_dir
 from services.chassis.secret_variables import all_variables
 from services.chassis.security import access_rows, allowance_rows
 from weir import chat as chats
+from weir import suite as suites
 from weir import views
 from weir.client import WeirClient, WeirError
 from weir.mcp import run_server
 from weir.names import find_job, find_model
+from weir.profile import add_pass_rates, measure, read_tasks_with_ids, write_lines
 from weir.serving import serve_command
 from weir.stack import NoStack, connected, find_stack, model_name
 from weir.trackers import BadTarget, StartedJobs, Target
@@ -53,7 +57,10 @@ OF_OTHER_SERVICES = {
         "services.grader.offline.__main__",
         "Grade responses, or measure graders on labelled ones.",
     ),
-    "data": ("services.data.__main__", "Import tasks from a dataset; check or rewrite task files."),
+    "data": (
+        "services.data.__main__",
+        "Import tasks from a dataset; check, profile or rewrite task files.",
+    ),
     "replay": ("services.learner.replay", "Grade a step again, and show the effect of a recipe."),
     "compose": ("deploy.compose", "Write the docker-compose file for a machine's GPUs."),
 }
@@ -300,6 +307,54 @@ def _say_gain(results: Sequence[views.Json]) -> None:
 
 
 @verbs.command()
+def evaluate(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="A folder, a job, or JOB@STEP.")
+    ],
+    suite: Annotated[
+        str, typer.Option(metavar="SUITE", help="A TOML file, or a name such as math.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the results, as JSON.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> int:
+    """Measure models on a suite, a job for each, and compare them with the first."""
+    tables = suites.load_suite(suite)
+    stack = find_stack()
+    with connected(stack) as weir:
+        names = [suites.resolve_model(weir, stack, model) for model in models]
+        body = suites.build_body(weir, tables)
+        jobs = [weir.submit({**body, "model": name}) for name in names]
+        results: list[views.Json] = []
+        for model, job in zip(models, jobs, strict=True):
+            if not as_json:
+                _print_job(job, as_json=False, details=f": {tables['name']} of {model}")
+            status = _await_end(weir, job) if as_json else _follow(weir, job, as_json)
+            if status == INTERRUPTED:
+                return status
+            evaluations = views.find_evaluations(weir.past_events(job["id"]))
+            results += suites.label_results(model, job, evaluations)
+        states = [weir.job(job["id"])["status"] for job in jobs]
+    report = suites.report(tables, results)
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print_json([report])
+    elif results:
+        show(views.evaluations_table(results))
+        if report["differences"]:
+            show(views.differences_table(report["differences"]))
+    return SUCCEEDED if set(states) == {"succeeded"} else FAILED
+
+
+def _await_end(weir: WeirClient, job: Job) -> int:
+    for _ in weir.events(job["id"]):
+        pass
+    return SUCCEEDED
+
+
+@verbs.command()
 def samples(
     job: JobId = None,
     key: Annotated[
@@ -459,9 +514,49 @@ def logs(
     os.execvp("tail", ["tail", "-n", str(lines), *["-F"] * follow, "--", *paths])
 
 
+profiles = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@profiles.command()
+def profile(
+    tasks: Annotated[Path, typer.Argument(metavar="FILE", help="A task file.")],
+    model: Annotated[str, typer.Option(metavar="MODEL", help="A folder, a job, or JOB@STEP.")],
+    samples: Annotated[int, typer.Option("-k", metavar="N", min=1, help="Responses a task.")] = 8,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(metavar="RECIPE", help="With the prompt, sampling and reward to use."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="The tasks, with metadata.pass_rate.")
+    ] = None,
+) -> int:
+    """Measure how often a model solves each task, by jobs of a stack.
+
+    The results are in FILE's `.profile.jsonl`. If repeated, it finds its jobs and continues.
+    """
+    lines = read_tasks_with_ids(tasks)
+    try:
+        measured = list(measure(lines, model, samples, recipe))
+    except KeyboardInterrupt:
+        say("\nits jobs continue; the same command waits for them again")
+        return INTERRUPTED
+    write_lines(profile_path(tasks), map(vars, measured))
+    for line in histogram(measured):
+        say(line)
+    say(f"{len(measured):,} of {len(lines):,} tasks in {profile_path(tasks)}")
+    if output is not None:
+        write_lines(output, add_pass_rates(lines, measured))
+    return SUCCEEDED
+
+
 def _add_service_verb(name: str, module: str, text: str) -> None:
     @verbs.command(name, help=text, add_help_option=False, context_settings=_PASS_THROUGH)
-    def verb(context: typer.Context) -> None:
+    def verb(context: typer.Context) -> int:
+        if [name, *context.args[:1]] == ["data", "profile"]:
+            run_profile = get_command(profiles)
+            return run_profile(
+                context.args[1:], prog_name="weir data profile", standalone_mode=False
+            )
         _exec(module, *context.args)
 
 
@@ -586,6 +681,9 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
 
 def _say_result(job: Job) -> None:
     result = job["weir"]["result"]
+    if job["weir"]["steps"] == 0:
+        say(f"{job['id']} succeeded")
+        return
     say(f"{job['id']} succeeded: {result.get('model') or 'no model was written'}")
     num_unreadable = job["weir"].get("unreadable_answers")
     if num_unreadable:

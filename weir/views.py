@@ -150,7 +150,9 @@ def duration(seconds: float) -> str:
 
 
 def step_text(step: int, steps: int | None) -> str:
-    """Return a job's position; a session has no number of steps."""
+    """Return a job's position; a session has no number of steps, an evaluation has 0."""
+    if steps == 0:
+        return "evaluation"
     return str(step) if steps is None else f"{step}/{steps}"
 
 
@@ -363,15 +365,20 @@ def evaluations_table(results: Sequence[Json]) -> Table:
     """Return a row per evaluation; a column of pass@k for every k above 1."""
     passes = sorted({k for result in results for k in _pass_ks(result)})
     has_names = any("name" in result for result in results)
-    rows = table(*["on"] if has_names else [])
-    heads = ["step", "tasks", "responses", "avg@k", "95 % interval"]
+    has_models = any("model" in result for result in results)
+    rows = table(*["model"] * has_models, *["on"] * has_names)
+    heads = ["tasks", "responses", "avg@k", "95 % interval"]
+    if not has_models:
+        heads.insert(0, "step")
     heads += [f"pass@{k}" for k in passes]
     heads += ["process", "of wrong", "length", "truncated", "ungradable", "failed"]
     for head in heads:
         rows.add_column(head, justify="right")
     for result in results:
         row = [
-            str(result["step"]),
+            *([result["model"]] if has_models else []),
+            *([result.get("name", "held_out")] if has_names else []),
+            *([] if has_models else [str(result["step"])]),
             f"{result['tasks']:,}",
             f"{result['samples']:,}",
             number(result["accuracy"]),
@@ -384,9 +391,19 @@ def evaluations_table(results: Sequence[Json]) -> Table:
             str(result["ungradable"]),
             _failed(result) if result["failed"] else "0",
         ]
-        if has_names:
-            row.insert(0, result.get("name", "held_out"))
         rows.add_row(*map(cell, row))
+    return rows
+
+
+def differences_table(differences: Sequence[Json]) -> Table:
+    """Return how far each model's avg@k is from the first model's, on each file of tasks."""
+    rows = table("model", "on", "difference", "95 % interval", "tasks", "against")
+    for row in differences:
+        gain = number(row["gain"], "{:+.3f}")
+        interval = _interval(row["low"], row["high"], "{:+.3f}")
+        tasks = f"{row['tasks']:,}" + ", unpaired" * (not row["paired"])
+        values = (row["model"], row["name"] or "held_out", gain, interval, tasks, row["against"])
+        rows.add_row(*map(cell, values))
     return rows
 
 
@@ -583,8 +600,9 @@ def parity_table(rows: Iterable[Json]) -> Table:
 
 def job_summary(job: Json, why: Json) -> str:
     """Return a sentence with a job's status, its step, and the reason why it waits."""
-    step = step_text(job["weir"]["step"], job["weir"]["steps"])
-    summary = f"{job['id']} is {job['status']} at step {step}"
+    steps = job["weir"]["steps"]
+    step = "" if steps == 0 else f" at step {step_text(job['weir']['step'], steps)}"
+    summary = f"{job['id']} is {job['status']}{step}"
     reason = why["because"]
     if job["status"] in {"running", "queued"} and why["edge"] is not None:
         summary += f", and nothing has moved for {duration(why['still_s'])}"

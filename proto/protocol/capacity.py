@@ -34,7 +34,9 @@ def evaluation_responses(recipe: Recipe, held_out: Mapping[str, int]) -> int:
 
 def worst_case_bytes(recipe: Recipe, held_out: Mapping[str, int]) -> int:
     """Return the bytes in Redis of all responses in flight at their largest length."""
-    responses = responses_in_flight(recipe) + evaluation_responses(recipe, held_out)
+    responses = evaluation_responses(recipe, held_out)
+    if not recipe.only_evaluates:
+        responses += responses_in_flight(recipe)
     return responses * recipe.model.max_context * bytes_per_token(recipe)
 
 
@@ -46,8 +48,10 @@ def worst_case_in_words(recipe: Recipe, held_out: Mapping[str, int]) -> str:
     if recipe.training.dynamic_sampling:
         refill = recipe.groups_in_flight / ((staleness + 1) * per_step)
         groups += f" x {refill:.4g} for dynamic_sampling"
+    responses = f"{evaluation_responses(recipe, held_out)} evaluation responses"
+    if not recipe.only_evaluates:
+        responses = f"({groups} x group_size {recipe.rollout.group_size} + {responses})"
     return (
-        f"({groups} x group_size {recipe.rollout.group_size} + "
-        f"{evaluation_responses(recipe, held_out)} evaluation responses) x model.max_context "
+        f"{responses} x model.max_context "
         f"{recipe.model.max_context} tokens x {bytes_per_token(recipe)} bytes"
     )

@@ -501,7 +501,8 @@ class PretrainMetrics(_LearnerMetrics):
 class EvaluationResult(EventData):
     step: int
     name: str = ""  # of the file of tasks
-    per_task: Mapping[str, tuple[float, int]] | None = None  # correct and graded
+    # Correct and graded responses, their mean length in tokens, and the share that is truncated.
+    per_task: Mapping[str, tuple[float | None, ...]] | None = None
 
 
 class EvaluationMetrics(EventData):

@@ -67,6 +67,11 @@ class Lora(Table):
         default=False,
         description="save the merged model as the result, so that other jobs can start from it",
     )
+    adapter: PathText | None = Field(
+        default=None,
+        min_length=1,
+        description="the folder of the adapter that a job evaluates; the gateway sets it",
+    )
 
 
 class Model(Table):
@@ -447,7 +452,10 @@ class Algorithm(Table):
 class Training(Table):
     """The amount and staleness of data, and the execution of a step."""
 
-    steps: int = Field(ge=1, description="the number of training steps")
+    steps: int = Field(
+        ge=0,
+        description="the number of training steps; 0: only evaluate, and load no model to train",
+    )
     groups_per_step: int = Field(default=16, ge=1, description="the number of tasks in a step")
     updates_per_batch: int = Field(
         default=1, ge=1, description="the number of optimizer updates in a step"
@@ -677,6 +685,15 @@ class Recipe(Table):
 
     @model_validator(mode="before")
     @classmethod
+    def _evaluations_need_no_algorithm(cls, data: Any) -> Any:
+        """Fill in an algorithm without requirements if the job makes no step."""
+        training = data.get("training") if isinstance(data, Mapping) else None
+        if isinstance(training, Mapping) and training.get("steps") == 0:
+            return {"algorithm": {"advantage": "grpo"}, **data}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
     def _episodes_have_a_reward(cls, data: Any) -> Any:
         """Take the environment's reward if the recipe names no outcome."""
         if not isinstance(data, Mapping) or data.get("environment") is None:
@@ -699,9 +716,18 @@ class Recipe(Table):
         return self
 
     @model_validator(mode="after")
-    def _parts_fit_together(self) -> Self:
-        if self.evaluation is not None and self.tasks.held_out is None:
+    def _evaluation_has_tasks(self) -> Self:
+        has_files = self.tasks.held_out is not None or (self.only_evaluates and self.evaluations)
+        if self.evaluation is not None and not has_files:
             raise ValueError("evaluation needs tasks.held_out, a file of held-out tasks")
+        if self.only_evaluates and self.evaluation is None:
+            raise ValueError("training.steps = 0 only evaluates; add the table [evaluation]")
+        if self.model.lora is not None and self.model.lora.adapter and not self.only_evaluates:
+            raise ValueError("model.lora.adapter is only for training.steps = 0; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
         max_tokens = self.rollout.sampling.max_tokens
         if max_tokens >= self.model.max_context:
             raise ValueError("rollout.sampling.max_tokens must be below model.max_context")
@@ -754,6 +780,10 @@ class Recipe(Table):
         return self
 
     @property
+    def only_evaluates(self) -> bool:
+        return self.training.steps == 0
+
+    @property
     def groups_in_flight(self) -> int:
         """The largest number of training groups that are requested and not yet trained on."""
         training = self.training
@@ -782,7 +812,10 @@ class Recipe(Table):
     @property
     def evaluations(self) -> dict[str, Evaluation]:
         """All evaluations by name; the name of the one on ``tasks.held_out`` is empty."""
-        return {} if self.evaluation is None else {"": self.evaluation, **self.evaluation.others}
+        if self.evaluation is None:
+            return {}
+        first = {} if self.tasks.held_out is None else {"": self.evaluation}
+        return {**first, **self.evaluation.others}
 
     @property
     def task_fields(self) -> dict[str, str]:
@@ -802,7 +835,7 @@ class Recipe(Table):
         if self.evaluation is None:
             return {}
         files = {name: other.held_out for name, other in self.evaluation.others.items()}
-        return {"": self.tasks.held_out or "", **files}
+        return {**({"": self.tasks.held_out} if self.tasks.held_out else {}), **files}
 
     def evaluation_sampling(self, evaluation: Evaluation) -> Sampling:
         return evaluation.sampling or self.rollout.sampling

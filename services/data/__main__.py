@@ -18,6 +18,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from secrets import token_hex
 
+from protocol.profiles import ProfileError, histogram, read_profile
 from protocol.recipe import Recipe, load_recipe
 from protocol.recipe_files import RecipeError
 from protocol.tasks import raw_lines, read_tasks
@@ -47,13 +48,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _build_parser().parse_args(arguments)
     try:
         return options.run(options)
-    except (OSError, DeploymentError, NoWorkerError, RecipeError, RefusedError) as error:
+    except (
+        OSError,
+        DeploymentError,
+        NoWorkerError,
+        RecipeError,
+        RefusedError,
+        ProfileError,
+    ) as error:
         print(f"weir data: {error}", file=sys.stderr)
         return NOT_DONE
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="weir data", description="Work on task files.")
+    parser = argparse.ArgumentParser(
+        prog="weir data",
+        description="Work on task files.",
+        epilog="`weir data profile` measures how often a model solves each task of a file.",
+    )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     text = "report every problem of a task file, with its line"
     verb = verbs.add_parser("check", help=text, description=text)
@@ -114,6 +126,9 @@ def _check(options: argparse.Namespace) -> int:
     num_problems = len(problems)
     if options.recipe and not num_problems:
         print(_check_prompts(options.file, load_recipe(options.recipe)))
+    profiles = read_profile(options.file)
+    if profiles:
+        print("\n".join(histogram(profiles)))
     print(f"{num_tasks} tasks, {num_problems} problems")
     return NOT_DONE if num_problems else DONE
 

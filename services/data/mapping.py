@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -142,8 +143,15 @@ def _problem(columns: Columns, row: Row) -> dict[str, Any]:
     problem = content.strip().removeprefix(head).removesuffix(tail).strip()
     if not problem:
         raise RowSkipped(f"no problem in {name!r}")
-    context = _text(row, columns.preset.context)
-    return {"prompt": f"{context}\n\n{problem}" if context else problem}
+    preset = columns.preset
+    context = _text(row, preset.context)
+    choices = _cell(row, preset.choices) or ()
+    lines: list[str] = []
+    for letter, choice in zip(string.ascii_uppercase, choices, strict=False):
+        lines.append(f"({letter}) {choice}")
+    parts = [context, problem, "\n".join(lines)]
+    prompt = "\n\n".join(filter(None, parts))
+    return {"prompt": prompt}
 
 
 def _answer(columns: Columns, row: Row) -> str:

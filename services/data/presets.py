@@ -25,6 +25,7 @@ class Preset:
     Args:
         keep: columns that become metadata.
         context: the column of a text to put before the problem.
+    choices: the column of a list of texts, which follow the problem as (A), (B), ….
         unit: the column of the answer's unit.
         only: values of columns that a row must have.
         never: values of columns that a row must not have.
@@ -41,6 +42,7 @@ class Preset:
     configs: tuple[str, ...] = ()
     split: str = "train"
     context: str = ""
+    choices: str = ""
     unit: str = ""
     only: Mapping[str, frozenset[str]] = field(default_factory=dict)
     never: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -79,6 +81,21 @@ PRESETS: Mapping[str, Preset] = {
         keep=("level", "type"),
         hub="EleutherAI/hendrycks_math",
         configs=tuple(_SUBJECTS.split()),
+    ),
+    "math-500": Preset(
+        solution=("solution",),
+        id=("unique_id",),
+        keep=("subject", "level"),
+        hub="HuggingFaceH4/MATH-500",
+        split="test",
+    ),
+    "mmlu-pro": Preset(
+        problem=("question",),
+        id=("question_id",),
+        keep=("category", "src"),
+        hub="TIGER-Lab/MMLU-Pro",
+        split="test",
+        choices="options",
     ),
     # Version 1.5 has answers; NuminaMath-CoT has only boxes.
     "numina-math": Preset(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ class Learner:
     num_answerers: int = 1
     answers_training: bool = True
     answers_evaluations: bool = True
+    max_answers: int = 10**9
+    answers: Counter[str] = field(default_factory=Counter, init=False)  # by the request's key
     service: Service = field(init=False)  # of the last attempt
     team: FakeTeam = field(init=False)
 
@@ -199,7 +202,11 @@ class Learner:
         if active is None or not streams:
             await asyncio.sleep(0.01)
             return
-        claimed = await exchange.claim(streams, active.job_id, count=8, wait_s=0.02)
+        count = min(8, self.max_answers - self.answers.total())
+        if count == 0:
+            await asyncio.sleep(0.01)
+            return
+        claimed = await exchange.claim(streams, active.job_id, count=count, wait_s=0.02)
         for stream in streams:
             claimed += await exchange.reclaim(stream, active.job_id, count=8, leases=claimed)
         for delivery in claimed:
@@ -209,6 +216,7 @@ class Learner:
                 if request.key in self.failing:
                     answer = delivery.as_failed(*self.failure)
                 await exchange.hand_off(delivery, GRADED, answer)
+                self.answers[request.key] += 1
 
 
 def write_tasks(folder: Path, tasks: Iterable[Task], name: str = "train") -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from protocol.frames import Fields
 from protocol.messages import GradedGroup, JobState, Requested, RolloutRequest
-from protocol.recipe import Recipe
+from protocol.recipe import Purpose, Recipe
 from redis import Redis
 
 from services.learner.durable.checkpoint import Checkpoints
@@ -28,6 +28,7 @@ from tests.contract import attempts
 from tests.contract.attempts import PATIENCE_S, Learner, until
 from tests.contract.exchange_steps import record_of
 from tests.contract.fake_team import FakeTeam
+from tests.kept_samples import fates
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -213,6 +214,43 @@ async def test_kills_rollouts_and_ranks_change_no_task_of_a_curriculum(
     assert tasks["job"] == tasks["other"]
     assert {len(names) for names in tasks["job"]} == {1}
     assert kills == 40
+
+
+@dataclass
+class Unopened(FakeTeam):
+    """A team whose ranks may load nothing."""
+
+    async def open(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("an evaluation loads no model in the ranks")
+
+    async def publish(self, *_: Any, **__: Any) -> None:
+        await self.open()
+
+    async def save(self, *_: Any, **__: Any) -> None:
+        await self.open()
+
+
+async def test_an_evaluation_job_samples_and_counts_no_response_twice_over_two_kills(
+    learner: Learner,
+) -> None:
+    learner.make_team = Unopened
+    other = {"held_out": "train", "samples": 3, "tasks": 3}
+    evaluation = {"samples": 2, "others": {"hard": other}}
+    await learner.submit(tables={"evaluation": evaluation, "tasks": {"train": "train"}}, steps=0)
+    for num_answers in (1, 2):
+        learner.max_answers = num_answers
+        async with learner.attempting():
+            await until(lambda: learner.answers.total() == learner.max_answers)
+    learner.max_answers = 3
+    record = await learner.attempt()
+    assert (record.state, record.attempt, record.step) == (JobState.SUCCEEDED, 3, 0), record.error
+    assert learner.answers == {f"eval:{number}": 1 for number in range(3)}
+    told: Any = record.result
+    (result,) = told["evaluations"]
+    assert (result["name"], result["asked"], result["samples"]) == ("hard", 3, 9)
+    assert told["evaluation_groups"]["trained"] == 3
+    assert fates(learner.job_dir / "samples", Purpose.EVAL) == dict.fromkeys(range(3), "used")
+    assert not list(learner.job_dir.rglob("*.safetensors"))
 
 
 async def test_three_attempts_in_a_row_that_break_fail_the_job_with_the_last_error(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 from protocol.messages import JobRecord, Task
+from protocol.model_folder import is_adapter
 from protocol.placement import MAX_GPU_SHARE, parse
 from protocol.recipe import Purpose, Recipe
 from protocol.tasks import TaskFileError, read_tasks
@@ -37,7 +38,7 @@ from services.learner.job.phases.training import Training
 from services.learner.job.reconciler import Reconciler
 from services.learner.job.references import Tasks, readable_tasks
 from services.learner.job.versions import Versions
-from services.learner.model_source import find_model
+from services.learner.model_source import ModelNotFound, find_model
 from services.learner.planning.footprint import (
     decide_recomputation,
     fit_to_cpus,
@@ -59,6 +60,7 @@ from services.learner.training.model_check import (
 )
 from services.learner.training.ranks import Team
 from services.learner.training.scoring import Scoring
+from services.learner.training.stored_model import StoredModel
 from services.learner.training.trial import try_models
 
 log = logging.getLogger(__name__)
@@ -87,21 +89,18 @@ async def prepare(
     """
     recipe = attempt.recipe
     deployment = service.deployment
-    num_ranks = team.num_ranks
     for name in (".", "checkpoints", "samplers", "states"):
         await asyncio.to_thread(remove_leftovers, attempt.folder / name, attempt.number)
     await asyncio.to_thread(remove_old, deployment)
     check_formulas(recipe)
     tasks = await asyncio.to_thread(_read_job_tasks, recipe, deployment.files_dir)
     policy, critic = await asyncio.to_thread(_find_models, recipe, deployment)
-    for warning in await asyncio.to_thread(try_models, policy, critic, recipe.model.max_context):
-        await attempt.warn(f"trial:{warning}", warning)
+    if recipe.only_evaluates:
+        team = _stored_model(recipe, policy, deployment)
+    else:
+        await _try_models(attempt, policy, critic, team.num_ranks)
+    num_ranks = team.num_ranks
     tasks = await readable_tasks(attempt, deployment.files_dir, tasks)
-    await prompts.open(policy)
-    team.num_ids = await _count_ids(prompts, policy, critic)
-    await asyncio.to_thread(
-        check_sequence, recipe.training.sequence_parallel, (policy, critic), num_ranks
-    )
     checkpoints = Checkpoints(attempt.folder / "checkpoints", attempt.number)
     newest = await _newest_checkpoint(checkpoints, record, num_ranks, attempt)
     progress = newest[1] if newest else Progress()
@@ -111,17 +110,45 @@ async def prepare(
         service, team, attempt, progress, prompts, control, checkpoints, tasks, flops
     )
     versions = assembly.learning.versions
-    # Do this before models load, so that a slow chat template fails soon.
-    await versions.parity.choose_probes(prompts, [*chain(*tasks[0].values())] or PROBED)
-    fitting = await _fit_to_memory(recipe, record, attempt, flops, team.device_name)
-    await team.open(policy, fitting, critic)
-    await team.rehearse(largest_micro_batches(fitting, num_ranks))
+    if not recipe.only_evaluates:
+        train = [*chain(*tasks[0].values())]
+        await _load_models(assembly.learning, record, flops, policy, critic, train)
     if newest is not None:
         await team.load(newest[0])
     await versions.restore(newest[0].name if newest else "")
     await asyncio.to_thread(versions.store.write_origin, policy, recipe)
     await _replay(assembly, evaluator)
     return assembly
+
+
+async def _load_models(
+    learning: Learning,
+    record: JobRecord,
+    flops: Flops,
+    policy: Path,
+    critic: Path | None,
+    tasks: Sequence[Task],
+) -> None:
+    team = learning.team
+    prompts = learning.prompts
+    # Do this before models load, so that a slow chat template fails soon.
+    await prompts.open(policy)
+    team.num_ids = await _count_ids(prompts, policy, critic)
+    await learning.parity.choose_probes(prompts, tasks or PROBED)
+    recipe = learning.recipe
+    fitting = await _fit_to_memory(recipe, record, learning.attempt, flops, team.device_name)
+    await team.open(policy, fitting, critic)
+    await team.rehearse(largest_micro_batches(fitting, team.num_ranks))
+
+
+async def _try_models(attempt: Attempt, policy: Path, critic: Path | None, num_ranks: int) -> None:
+    """Check that the ranks can train the models; warn of doubts."""
+    recipe = attempt.recipe
+    for warning in await asyncio.to_thread(try_models, policy, critic, recipe.model.max_context):
+        await attempt.warn(f"trial:{warning}", warning)
+    await asyncio.to_thread(
+        check_sequence, recipe.training.sequence_parallel, (policy, critic), num_ranks
+    )
 
 
 async def _fit_to_memory(
@@ -248,6 +275,17 @@ def _find_models(recipe: Recipe, deployment: Deployment) -> tuple[Path, Path | N
     return policy, critic
 
 
+def _stored_model(recipe: Recipe, policy: Path, deployment: Deployment) -> StoredModel:
+    """Return the model that a job evaluates: the folder of the policy, or an adapter for it."""
+    lora = recipe.model.lora
+    if lora is None or lora.adapter is None:
+        return StoredModel(policy, None)
+    adapter = Path(lora.adapter).resolve()
+    if not adapter.is_relative_to(deployment.jobs_dir.resolve()) or not is_adapter(adapter):
+        raise ModelNotFound(f"model.lora.adapter: {lora.adapter} holds no adapter of a job")
+    return StoredModel(adapter, policy)
+
+
 async def _newest_checkpoint(
     checkpoints: Checkpoints, record: JobRecord, num_ranks: int, attempt: Attempt
 ) -> tuple[Path, Progress] | None:
@@ -318,6 +356,8 @@ def _assemble(
     )
     if attempt.recipe.client is not None:
         return Assembly(learning, (Session(learning),), ()), evaluator
+    if attempt.recipe.only_evaluates:
+        return Assembly(learning, (Evaluation(learning, evaluator),), ()), evaluator
     phases = (
         Evaluation(learning, evaluator),
         Pretraining(learning, feeders[Purpose.PRETRAIN]),

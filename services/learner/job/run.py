@@ -174,6 +174,10 @@ class Run:
             await attempt.warn("order", warning)
 
     async def _succeed(self, learning: Learning) -> None:
+        if learning.recipe.only_evaluates:
+            await learning.versions.store.sync()
+            await self._end(JobState.SUCCEEDED, result=await _common_result(learning))
+            return
         learning.drop_surplus()
         await learning.versions.save_if_ahead()
         folder = self.attempt.folder
@@ -306,6 +310,16 @@ def _model_writers(
     return writers
 
 
+async def _common_result(learning: Learning) -> dict[str, Any]:
+    progress = learning.progress
+    return {
+        "bill": await learning.make_bill(),
+        "evaluation_groups": await learning.group_account(Purpose.EVAL),
+        "evaluated": progress.evaluated,
+        "evaluations": progress.evaluations,
+    }
+
+
 async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, Any]:
     progress = learning.progress
     versions = learning.versions
@@ -314,6 +328,7 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
     evaluations = [result for result in progress.evaluations if "name" not in result]
     seconds = max(totals["train_seconds"], 1e-9)
     result: dict[str, Any] = {
+        **await _common_result(learning),
         **{name: str(folder) for name, folder in models.items()},
         "checkpoint": str(versions.checkpoints.folder / versions.saved),
         "steps": progress.step,
@@ -325,10 +340,6 @@ async def _result(learning: Learning, models: Mapping[str, Path]) -> dict[str, A
         "parity_tokens": int(totals["parity_tokens"]),
         "unworkable": ledger.dropped.get(FailureKind.UNWORKABLE, 0) / max(1, ledger.position),
         "groups": await learning.group_account(Purpose.TRAIN),
-        "evaluation_groups": await learning.group_account(Purpose.EVAL),
-        "bill": await learning.make_bill(),
-        "evaluated": progress.evaluated,
-        "evaluations": progress.evaluations,
     }
     if learning.recipe.num_pretrain_steps:
         result["pretraining_groups"] = await learning.group_account(Purpose.PRETRAIN)

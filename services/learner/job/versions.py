@@ -115,8 +115,9 @@ class Versions:
         await publisher.wait_announced()
         progress.first_segment = self.intake.first_segment_needed
         policies: dict[str, PolicyVersion] = {}
-        if publisher.newest is not None and publisher.newest.number == progress.step:
-            policies[MODEL] = publisher.newest
+        newest = None if self.attempt.recipe.only_evaluates else publisher.newest
+        if newest is not None and newest.number == progress.step:
+            policies[MODEL] = newest
         if publisher.evaluated is not None and publisher.evaluated.number != progress.step:
             policies[EVALUATED] = publisher.evaluated
         folders = {name: publisher.memory_folder(policy) for name, policy in policies.items()}

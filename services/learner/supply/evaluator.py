@@ -27,7 +27,7 @@ def due_evaluations(recipe: Recipe, held_out: HeldOut, step: int) -> dict[str, r
     steps = recipe.training.steps
     number = 0
     for name, evaluation in recipe.evaluations.items():
-        earlier = math.ceil(step / (evaluation.every or steps))
+        earlier = math.ceil(step / (evaluation.every or steps or 1))
         number += earlier * len(held_out[name])
     due: dict[str, range] = {}
     for name, evaluation in recipe.evaluations.items():
@@ -38,7 +38,7 @@ def due_evaluations(recipe: Recipe, held_out: HeldOut, step: int) -> dict[str, r
 
 
 def _is_due(evaluation: Evaluation, step: int, steps: int) -> bool:
-    return step % (evaluation.every or steps) == 0 or step == steps
+    return step == steps or step % (evaluation.every or steps) == 0
 
 
 @dataclass

@@ -8,11 +8,13 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 from protocol.calls import Call, CallSampling, Refusal
+from protocol.messages import JobEvent
 
 from tests.contract.gateway.fake_rollout import a_rollout
 from tests.contract.gateway.stack import (
@@ -28,6 +30,7 @@ from tests.contract.gateway.stack import (
     a_learner,
     a_model,
     an_event,
+    beside,
     fill_folder,
     know,
     start_weir,
@@ -39,6 +42,14 @@ from weir.__main__ import main
 
 pytestmark = pytest.mark.redis
 
+SUITE = """
+name = "small"
+[rollout.sampling]
+max_tokens = 16
+[evaluation.others.sums]
+held_out = "train.jsonl"
+samples = 2
+"""
 Weir = Callable[..., tuple[int, str, str]]
 Fails = Callable[..., str]
 
@@ -95,6 +106,55 @@ def test_run_submits_the_recipe_and_follows_its_job(stack: Stack, http: Client, 
     assert f"{job_id} succeeded: /final" in out
     job = http.read(f"{JOBS}/{job_id}")
     assert job["weir"]["recipe"]["model"]["path"] == str(stack.models / "tiny")
+
+
+def test_evaluate_measures_each_model_by_a_job_without_steps_and_an_adapter_on_its_base(
+    stack: Stack, http: Client, folder: Path, weir: Weir, fails: Fails
+) -> None:
+    lora = RECIPE | {"model": RECIPE["model"] | {"lora": {"rank": 24}}}
+    trained = submit_job(http, recipe=lora)
+    adapter = a_checkpoint(stack, trained, 4) / "model"
+    (adapter / "adapter_config.json").write_text("{}")
+    result = {"step": 0, "name": "sums", "accuracy": 0.5, "tasks": 8, "samples": 16, "failed": 0}
+    results: list[JobEvent] = []
+
+    def learn(stopping: Event) -> None:
+        before = stack.contents()[0]
+        while not stopping.wait(0.1):
+            for job_id in sorted(stack.contents()[0] - before):
+                place = len(results)
+                bounds = {"accuracy_low": 0.3, "accuracy_high": 0.7}
+                shares = {f"t{n}": [1 + (place + n) % 2, 2] for n in range(8)}
+                scores = {**result, **bounds, "per_task": shares}
+                data = {"kind": "other_evaluation", "step": 0, "other_evaluation": scores}
+                results.append(an_event(job_id, place, data=data))
+                tell(stack, results[-1])
+                take_up(stack, job_id, state="succeeded", result={"evaluated": 1})
+                before.add(job_id)
+
+    (folder / "suite.toml").write_text(SUITE)
+    (folder / "report.json").write_text("")
+    words = ("evaluate", "tiny", f"{trained}@4", "--suite", "suite.toml", "--json")
+    with beside(learn):
+        status, out, err = weir(*words, "--output", "report.json")
+    assert status == 0, err
+    report = json.loads(out)
+    assert report == json.loads((folder / "report.json").read_text())
+    assert [row["model"] for row in report["results"]] == ["tiny", f"{trained}@4"]
+    (difference,) = report["differences"]
+    assert (difference["against"], difference["tasks"], difference["paired"]) == ("tiny", 8, True)
+    base, other = (http.read(f"{JOBS}/{row['job']}") for row in report["results"])
+    assert (base["weir"]["steps"], base["validation_file"]) == (0, None)
+    assert base["weir"]["recipe"]["model"]["lora"] is None
+    assert base["result_files"]
+    model = other["weir"]["recipe"]["model"]
+    assert (model["path"], model["lora"]["rank"]) == (str(stack.models / "tiny"), 24)
+    copy = Path(model["lora"]["adapter"])
+    assert copy.is_relative_to(stack.job_folder(other["id"]))
+    assert (copy / "model.safetensors").read_text() == "weights of step 4"
+    (folder / "recipe.toml").write_text("name = 'empty'")
+    assert "evaluation: missing" in fails("evaluate", "tiny", "--suite", "recipe.toml")
+    assert "math" in fails("evaluate", "tiny", "--suite", "no-such-suite")
 
 
 def test_a_job_goes_on_from_a_checkpoint_of_another_by_its_recipe_or_a_new_one(

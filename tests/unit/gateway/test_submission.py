@@ -177,7 +177,7 @@ MULTI = {"type": "multi", "graders": {"a": {"type": "math_answer"}}, "calculate_
 @table(
     """
     settings                       | changes                              | fields
-    training = { steps = 0, seed = 'x' } | {} | recipe.training.steps recipe.training.seed
+    training = { steps = -1, seed = 'x' } | {} | recipe.training.steps recipe.training.seed
     trainning = {}                 | {}                                   | recipe.trainning
     extends = '/a.toml'            | {}                                   | recipe.extends
     tasks.tran = 'x'               | {}                                   | recipe.tasks.tran

@@ -171,6 +171,6 @@ def test_failed_groups_change_only_their_count(monkeypatch: pytest.MonkeyPatch) 
     ]
     result = summarize(0, [*lost, *whole])
     assert result == summarize(0, whole) | {"asked": 10, "failed": 7}
-    assert result["per_task"] == {"task-7": [2, 2], "task-8": [1, 1]}
+    assert result["per_task"] == {"task-7": [2, 2, 3, 0], "task-8": [1, 1, 3, 0]}
     monkeypatch.setattr(summary, "MAX_TASKS_REPORTED", 1)
     assert "per_task" not in summarize(0, whole)

@@ -70,7 +70,7 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
 @table(r"""
     settings                                                    | problem
     training.step = 3                                           | training.step: unknown key
-    training.steps = 0                                          | training.steps:
+    training.steps = -1                                         | training.steps:
     algorithm.advantage = 'magic'          | algorithm.advantage: 'magic' is none of grpo
     algorithm.advantage = 'papa'                                | did you mean 'papo'?
     algorithm.correction = 'token_tis'                          | set old_logprobs = 'recompute'

@@ -7,12 +7,16 @@ from itertools import chain, repeat
 from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
+from protocol.recipe import parse_recipe
 from rich.console import Console
 from rich.text import Text
 
+from services.learner.job.phases.summary import estimate
 from weir import views
 from weir.evaluations import Comparison, compare
+from weir.suite import SUITES, load_suite, report
 from weir.views import Progress, evaluation_line, evaluations_table, gain_line
 
 
@@ -226,6 +230,38 @@ def test_tasks_that_rise_together_narrow_the_interval() -> None:
     # r = 1 x 20/21, so the distance is 0.1 sqrt(2 (1 - 20/21)).
     assert paired.gain - paired.low == pytest.approx(0.1 * (2 / 21) ** 0.5)
     assert unpaired.gain - unpaired.low == pytest.approx(0.1 * 2**0.5)
+
+
+def test_the_suites_that_ship_are_parts_of_recipes() -> None:
+    for path in SUITES.glob("*.toml"):
+        suite = load_suite(path.stem)
+        model = {**suite["model"], "path": "base-model"}
+        tables = {"model": model, "tasks": {"train": "any"}, "training": {"steps": 0}}
+        recipe = parse_recipe({**suite, **tables})
+        assert recipe.evaluations.keys() == suite["evaluation"]["others"].keys()
+
+
+def test_a_paired_interval_is_about_that_of_a_bootstrap_over_tasks() -> None:
+    random = np.random.default_rng(1)
+    difficulty = random.uniform(0.2, 0.8, 200)
+    counts = [random.binomial(8, difficulty), random.binomial(8, difficulty + 0.1)]
+    ends: list[dict[str, Any]] = []
+    for correct in counts:
+        interval = estimate((correct / 8).tolist(), 8 * 200)
+        assert interval is not None
+        below = interval.mean - (interval.low or 0.0)
+        above = (interval.high or 1.0) - interval.mean
+        ends.append(an_accuracy(correct.tolist(), 8, below, above))
+    gains = (counts[1] - counts[0]) / 8
+    means = gains[random.integers(0, 200, (4000, 200))].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    suite = {"name": "sums"}
+    rows = [{"model": name, **end} for name, end in zip(("base", "job"), ends, strict=True)]
+    (difference,) = report(suite, rows)["differences"]
+    assert (difference["model"], difference["against"]) == ("job", "base")
+    assert difference["gain"] == pytest.approx(gains.mean())
+    assert difference["low"] == pytest.approx(low, abs=0.01)
+    assert difference["high"] == pytest.approx(high, abs=0.01)
 
 
 def test_fewer_than_two_tasks_or_no_interval_are_no_comparison() -> None:

@@ -144,7 +144,7 @@ def _hyperparameters(record: JobRecord) -> dict[str, Any]:
     sent = sent or _reinforcement_request(record).get("hyperparameters") or {}
     assert isinstance(sent, dict)
     n_epochs = None
-    if record.num_tasks:
+    if record.num_tasks and not record.recipe.only_evaluates:
         n_epochs = max(1, training.steps * training.groups_per_step // record.num_tasks)
     values = {
         **{name: value for name, value in _AUTO_VALUES.items() if name in sent},

@@ -54,6 +54,18 @@ def plan_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
         return
     training = recipe.training
     steps = training.steps
+    if not recipe.only_evaluates:
+        yield from _training_rows(recipe)
+    if recipe.evaluation is not None:
+        evaluation = recipe.evaluation
+        times = -(-steps // (evaluation.every or steps or 1)) + 1
+        tasks = f"{evaluation.tasks:,}" if evaluation.tasks else "all"
+        yield "evaluations", f"{times} × {tasks} held-out tasks × {evaluation.samples} responses"
+
+
+def _training_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    training = recipe.training
+    steps = training.steps
     groups = training.groups_per_step
     group_size = recipe.rollout.group_size
     per_step = groups * group_size
@@ -68,8 +80,3 @@ def plan_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "checkpoints", f"every {training.checkpoint_every} steps"
     if recipe.num_pretrain_steps:
         yield "critic alone", f"{recipe.pretrain_steps_in_words} steps before the first"
-    if recipe.evaluation is not None:
-        evaluation = recipe.evaluation
-        times = -(-steps // (evaluation.every or steps)) + 1
-        tasks = f"{evaluation.tasks:,}" if evaluation.tasks else "all"
-        yield "evaluations", f"{times} × {tasks} held-out tasks × {evaluation.samples} responses"

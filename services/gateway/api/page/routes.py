@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from protocol.exchange import Exchange
-from protocol.messages import EvaluationMetrics, StepMetrics
+from protocol.messages import EvaluationMetrics, OtherEvaluation, StepMetrics
 from protocol.recipe import parse_recipe
 from protocol.recipe_files import RecipeError, load_tables
 from protocol.tasks import TaskFileError, raw_lines, valid_tasks
@@ -149,6 +149,7 @@ async def _read_newest(
     """Return the last steps, newest first, and the last evaluation, None if there is none yet."""
     steps: list[StepMetrics] = []
     evaluation: dict[str, JsonValue] | None = None
+    other: dict[str, JsonValue] | None = None  # a suite may have only named files
     before: str | None = None
     for _ in range(0, MAX_EVENTS, EVENTS_PER_READ):
         read = exchange.events_back(job_id, before=before, count=EVENTS_PER_READ)
@@ -158,8 +159,12 @@ async def _read_newest(
                 steps.append(event.data)
             elif isinstance(event.data, EvaluationMetrics) and evaluation is None:
                 evaluation = event.data.evaluation.to_json()
-                evaluation.pop("per_task", None)
+            elif isinstance(event.data, OtherEvaluation):
+                other = other or event.data.other_evaluation.to_json()
         if len(rows) < EVENTS_PER_READ or (steps and evaluation):
             break
         before = rows[-1][0]
+    evaluation = evaluation or other
+    if evaluation is not None:
+        evaluation.pop("per_task", None)
     return steps, evaluation

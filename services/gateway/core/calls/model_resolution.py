@@ -7,7 +7,6 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import get_args
 
 from protocol.calls import Served
 from protocol.messages import JobRecord
@@ -17,13 +16,13 @@ from protocol.recipe import Model
 
 from services.chassis.deployment import Deployment
 from services.gateway.core.jobs.service import JobService
+from services.gateway.core.jobs.submission import DTYPES
 from services.gateway.core.models import folders
 from services.gateway.core.models.checkpoints import Checkpoint, parse_checkpoint_id
 from services.gateway.core.models.folders import JOB_ID
 from services.gateway.errors import NO_RETRY, Problem, await_exchange, not_found, wrong
 
 DEFAULT_MAX_CONTEXT = 8192  # tokens, for a model without a recipe
-_DTYPES = get_args(Model.model_fields["dtype"].annotation)
 _SAMPLER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _JOB_AT_STEP = re.compile(rf"({JOB_ID.pattern})@(\d{{1,9}})")
 
@@ -142,7 +141,7 @@ def default_model(folder: Path, max_context: int = DEFAULT_MAX_CONTEXT) -> Model
     facts = folders.read_facts(str(folder))
     return Model(
         path=str(folder),
-        dtype=facts.dtype if facts.dtype in _DTYPES else "bfloat16",
+        dtype=facts.dtype if facts.dtype in DTYPES else "bfloat16",
         max_context=min(facts.context or max_context, max_context),
         prompt_template="{prompt}" if facts.has_chat_template is False else None,
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from protocol import weights
+from protocol.names import Table
 from protocol.recipe import Recipe
 
 from services.chassis.deployment import Deployment
@@ -36,18 +38,19 @@ def copy_models(recipe: Recipe, deployment: Deployment, job_id: str) -> Recipe:
     jobs_dir = deployment.jobs_dir.resolve()
     copies = jobs_dir / job_id / MODEL_COPIES
     remove(copies)  # an earlier try may have left some
-    changes = {}
-    for name, part in (("model", recipe.model), ("critic", recipe.critic)):
-        if part is None or part.path is None:
-            continue
-        path = Path(part.path)
-        if not path.is_relative_to(jobs_dir):
-            continue
+
+    def copy(part: Table | None, name: str, field: str = "path") -> Any:
+        path = Path(getattr(part, field, None) or "")
+        if part is None or not path.is_relative_to(jobs_dir):
+            return part
         try:
             weights.copy(path, copies / name)
         except OSError as error:
             remove(copies.parent)
             reason = f"{name}: cannot be copied for the new job: {error.strerror}"
             raise conflict(f"{reason}; GET /v1/models lists all models", param=name) from error
-        changes[name] = part.model_copy(update={"path": str(copies / name)})
-    return recipe.model_copy(update=changes)
+        return part.model_copy(update={field: str(copies / name)})
+
+    lora = copy(recipe.model.lora, "adapter", "adapter")
+    model = copy(recipe.model, "model").model_copy(update={"lora": lora})
+    return recipe.model_copy(update={"model": model, "critic": copy(recipe.critic, "critic")})

@@ -22,7 +22,9 @@ EVENTS_PER_READ = 100  # decoding them blocks all other requests
 
 
 def has_results(job: AnyJob) -> bool:
-    return isinstance(job, JobRecord) and job.state.is_final and job.step > 0
+    if not isinstance(job, JobRecord) or not job.state.is_final:
+        return False
+    return job.step > 0 or bool(job.result.get("evaluated"))
 
 
 async def read_results(jobs: JobService, job_id: str) -> bytes:

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 from protocol.bill import make_bill
 from protocol.exchange import Exchange, JobQuery, UnreadableRecord
 from protocol.messages import JobRecord, JobState, Requested
-from protocol.recipe import Recipe
+from protocol.model_folder import is_adapter
+from protocol.recipe import Model, Recipe
 
 from services.chassis.service import Service
 from services.gateway.core.files.check import MESSAGES
@@ -30,8 +31,10 @@ from services.gateway.core.jobs.refusals import (
     check_recipe,
 )
 from services.gateway.core.jobs.submission import Submission
+from services.gateway.core.models.checkpoints import parse_checkpoint_id
 from services.gateway.core.models.folders import (
     JOB_ID,
+    find_folder,
     move_aside,
     read_facts,
     remove_model,
@@ -338,7 +341,8 @@ class JobService:
             validation = await self._file(submission.validation_file, "validation_file")
             files["validation_file"] = validation
             num_held_out = validation.tasks
-        recipe = await asyncio.to_thread(self._build_recipe, submission, files, num_tasks)
+        adapter = await self._find_adapter(submission.model)
+        recipe = await asyncio.to_thread(self._build_recipe, submission, files, num_tasks, adapter)
         await check_graders(self.exchange, recipe.reward, submission.outcome_field)
         memory = await await_exchange(self.exchange.memory())
         check_free_memory(memory)
@@ -352,13 +356,37 @@ class JobService:
             request=submission.request,
         )
 
+    async def _find_adapter(self, model: str) -> Model | None:
+        """Return the base model and the adapter of a job's model; None for a whole model."""
+        deployment = self.service.deployment
+        folder = await asyncio.to_thread(find_folder, model, deployment)
+        if folder is None or not is_adapter(folder):
+            return None
+        checkpoint = parse_checkpoint_id(model, deployment.jobs_dir)
+        job = await self._read(checkpoint.job_id if checkpoint else model)
+        if not isinstance(job, JobRecord) or job.recipe.model.lora is None:
+            return None
+        lora = job.recipe.model.lora.model_copy(update={"adapter": str(folder)})
+        return job.recipe.model.model_copy(update={"lora": lora})
+
     def _build_recipe(
-        self, submission: Submission, files: Mapping[str, StoredFile], num_tasks: int
+        self,
+        submission: Submission,
+        files: Mapping[str, StoredFile],
+        num_tasks: int,
+        adapter: Model | None,
     ) -> Recipe:
         deployment = self.service.deployment
-        model = resolve_model(submission.model, deployment)
+        path = submission.model if adapter is None else adapter.path
+        model = resolve_model(path, deployment)
         facts = read_facts(model)
         recipe = submission.build_recipe(model, num_tasks, facts)
+        if recipe.only_evaluates:
+            lora = None if adapter is None else adapter.lora
+            measured = recipe.model.model_copy(update={"lora": lora})
+            recipe = recipe.model_copy(update={"model": measured})
+        elif adapter is not None:
+            resolve_model(submission.model, deployment)  # says that no job can start from it
         if recipe.critic is not None and recipe.critic.path is not None:
             path = resolve_model(recipe.critic.path, deployment, "recipe.critic.path")
             critic = recipe.critic.model_copy(update={"path": path})

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
-from protocol.recipe import Recipe, parse_recipe
+from protocol.recipe import Model, Recipe, parse_recipe
 from protocol.recipe_files import RecipeError, Tables, load_tables, merge_tables
 from pydantic import JsonValue
 
@@ -26,6 +26,7 @@ MIN_STEPS = 100
 MAX_EPOCHS = 10
 NUM_EVALUATIONS = 10  # after the first one
 GROUPS_PER_STEP = 16  # the recipe's default
+DTYPES = get_args(Model.model_fields["dtype"].annotation)
 # The settings of these fields mean something only together.
 _COUPLED_FIELDS = ("algorithm", "outcome", "process")
 
@@ -107,6 +108,8 @@ def complete(tables: Tables, facts: ModelFacts, num_tasks: int) -> Tables:
     completed = deepcopy(merge_tables(required, tables))
     if facts.has_chat_template is False:
         _set_default(completed, "model", "prompt_template", "{prompt}")
+    if _lookup(completed, "training", "steps") == 0 and facts.dtype in DTYPES:
+        _set_default(completed, "model", "dtype", facts.dtype)
     context = _lookup(completed, "model", "max_context")
     sampling = _lookup(completed, "rollout", "sampling")
     if isinstance(context, int) and isinstance(sampling, dict):

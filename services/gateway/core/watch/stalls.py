@@ -320,7 +320,8 @@ def waiting_progress(job: JobRecord, active: JobRecord | None, progress: Progres
         return Progress(False, 0.0, _pause_reason(job))
     if active is None:
         return Progress(True, 0.0, "it is about to start")
-    num_steps = "" if active.recipe.client else f"/{active.recipe.training.steps}"
+    steps = active.recipe.training.steps
+    num_steps = "" if active.recipe.client or not steps else f"/{steps}"
     position = f"{active.id}, which is {active.state} at step {active.step}{num_steps}"
     if job.state is JobState.PAUSED:
         return Progress(False, 0.0, f"{_pause_reason(job)}; it is retried after job {position}")

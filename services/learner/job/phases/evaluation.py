@@ -140,6 +140,7 @@ class Evaluation:
         samples, _ = build_samples(used(groups), attempt=learning.attempt.number, version=step)
         is_past = progress.step > step
         has_weights = learning.snapshot_version == step or not is_past
+        has_weights = has_weights and not recipe.only_evaluates
         compared = samples[:_MAX_COMPARED] if sampling.top_p == 1 and has_weights else []
         measured = Measured()
         if compared:

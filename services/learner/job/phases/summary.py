@@ -24,6 +24,8 @@ class TaskResult:
 
     task_id: str
     accuracies: tuple[float, ...]  # [graded response]
+    mean_length: float | None = None
+    truncated: float | None = None
 
     @property
     def num_graded(self) -> int:
@@ -64,14 +66,21 @@ def summarize(step: int, groups: Sequence[GradedGroup]) -> dict[str, Any]:
         "ungradable": sum(grade.accuracy is None for grade in grades),
     }
     if len(results) <= MAX_TASKS_REPORTED:
-        summary["per_task"] = {r.task_id: [sum(r.accuracies), r.num_graded] for r in results}
+        summary["per_task"] = {
+            r.task_id: [sum(r.accuracies), r.num_graded, r.mean_length, r.truncated]
+            for r in results
+        }
     return summary
 
 
 def _task_result(group: GradedGroup) -> TaskResult:
-    task_id = "" if group.group is None else group.group.request.task.id
-    accuracies = (grade.accuracy for grade in group.grades)
-    return TaskResult(task_id, tuple(value for value in accuracies if value is not None))
+    accuracies = tuple(grade.accuracy for grade in group.grades if grade.accuracy is not None)
+    rollout = group.group
+    if rollout is None:
+        return TaskResult("", accuracies)
+    mean_length = _mean(filter(None, rollout.policy_lengths.tolist()))
+    truncated = _mean(_truncated([rollout]))
+    return TaskResult(rollout.request.task.id, accuracies, mean_length, truncated)
 
 
 def _accuracy(results: Sequence[TaskResult]) -> dict[str, float | None]:

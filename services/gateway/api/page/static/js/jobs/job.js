@@ -30,7 +30,6 @@ const VIEWS = {
 };
 
 export function Job({ id, path, query }) {
-  const [view = "curves", key] = path;
   const others = (query.with?.split(",") ?? []).filter((other) => other !== id).slice(0, MAX_COMPARED - 1);
   const { jobs, error, again } = useJobs([id, ...others]);
   const {
@@ -41,16 +40,19 @@ export function Job({ id, path, query }) {
     jobs.map((job, place) => ({ id: job.id, live: place === 0 ? !isFinal(job) : job.status === "running" })),
   );
   const job = jobs[0];
+  const first = job?.weir.steps === 0 ? "evaluations" : "curves";
+  const [view = first, key] = path;
   useEffect(() => void (document.title = `${job?.weir.recipe.name ?? id} · ${view} · Weir`), [job?.id, view]);
   if (error && !job) return html`<${Failure} error=${error} what="There is no such job." /><a class="button" href=${href([])}>All jobs</a>`;
   if (!job) return html`<p class="soft">…</p>`;
   const runs = jobs.flatMap((one, place) =>
     histories.has(one.id) ? [{ job: one, history: histories.get(one.id), line: place + 1 }] : [],
   );
-  const links = Object.entries(VIEWS).map(([name, [text]]) => [
+  const views = Object.entries(VIEWS).filter(([name]) => name === first || name !== "curves");
+  const links = views.map(([name, [text]]) => [
     name,
     text,
-    href(["jobs", id, ...(name === "curves" ? [] : [name])], { with: query.with }),
+    href(["jobs", id, ...(name === first ? [] : [name])], { with: query.with }),
   ]);
   return html`
     <div class="bar head">

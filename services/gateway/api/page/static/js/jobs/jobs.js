@@ -129,7 +129,7 @@ function Row({ job, chosen, full, onChoose }) {
       <td class="num" data-label="evaluation">
         <span
           >${number(evaluation?.accuracy)}${
-            evaluation && html`<span class="soft small"> step ${evaluation.step}</span>`
+            evaluation && html`<span class="soft small"> ${evaluation.name ? `on ${evaluation.name}` : `step ${evaluation.step}`}</span>`
           }</span
         >
       </td>

@@ -21,6 +21,7 @@ export const Status = ({ job }) =>
 
 export function StepBar({ job }) {
   const { step, steps } = job.weir;
+  if (steps === 0) return html`<span class="steps">evaluation</span>`;
   return html`<span class="steps">
     ${steps && html`<progress max=${steps} value=${step} aria-label="steps done"></progress>`}
     <span>${step.toLocaleString("en")}${steps && ` / ${steps.toLocaleString("en")}`}</span>
