@@ -31,7 +31,7 @@ def main() -> None:
     print("| steps between evaluations | curves | forecasts shown | held | half-width | error |")
     print("|---|---|---|---|---|---|")
     for every in _EVERY:
-        pairs = [_forecast(samples, curve[::every]) for samples, curve in curves]
+        pairs = [_forecast(samples, curve[::every].tolist()) for samples, curve in curves]
         sure = [(result, last) for result, last in pairs if result is not None]
         share = np.mean([result.low <= last <= result.high for result, last in sure])
         width = np.mean([(result.high - result.low) / 2 for result, _ in sure])

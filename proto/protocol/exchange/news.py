@@ -128,12 +128,12 @@ class News(Connection):
     async def billed_job(self) -> str | None:
         """Return the id of the job with an attempt, if there is one."""
         job_id = cast(bytes | None, await self.pulse.get(streams.BILLED))
-        return job_id and job_id.decode()
+        return None if job_id is None else job_id.decode()
 
     async def add_cost(self, job_id: str, used: Mapping[str, float]) -> None:
         """Add to the cost of a job, by names like "core_seconds:grader"."""
-        args = [streams.job_key(job_id), streams.cost_key(job_id)]
-        args += chain.from_iterable(used.items())
+        parts = chain.from_iterable(used.items())
+        args = [streams.job_key(job_id), streams.cost_key(job_id), *parts]
         await self.run("add_cost", [], args, client=self.pulse)
 
     async def set_tokens(self, job_id: str, tokens: Mapping[str, int]) -> None:

@@ -199,8 +199,9 @@ class JobHistory:
         if self.record.state.is_final or not self.curve:
             return None
         if self._forecast[0] != len(self.curve):
-            columns = zip(*sorted(self.curve), strict=True)
-            result = forecast(*columns, self.record.recipe.training.steps)
+            steps, accuracies, samples = zip(*sorted(self.curve), strict=True)
+            last = self.record.recipe.training.steps
+            result = forecast(steps, accuracies, samples, last)
             self._forecast = len(self.curve), result
         return self._forecast[1]
 
