@@ -160,8 +160,8 @@ def _samples_until(curve: np.ndarray, accuracy: float) -> float | None:
     above = np.flatnonzero(curve[:, 1] >= accuracy)
     if not above.size:
         return None
-    (x, y), (end, top) = curve[max(0, above[0] - 1)], curve[above[0]]
-    return float(end if top == y else x + (end - x) * (accuracy - y) / (top - y))
+    until = curve[: above[0] + 1][-2:]
+    return float(np.interp(accuracy, until[:, 1], until[:, 0]))
 
 
 if __name__ == "__main__":

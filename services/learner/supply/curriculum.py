@@ -60,7 +60,7 @@ class Kind(StrEnum):
 
 
 class SourceState(BaseModel):
-    asked: int = 0  # requests
+    requests: int = 0
     place: int = 0  # in the source's epochs, one after the other
 
 
@@ -115,7 +115,7 @@ class _Pool:
     def has_place(self, place: int) -> bool:
         return self.source.when_exhausted == "repeat" or place < len(self.tasks)
 
-    def task_at(self, place: int) -> int:
+    def find_task(self, place: int) -> int:
         return self.tasks[task_index(place, len(self.tasks), self.seed)]
 
     def sort(self, kinds: Mapping[int, Kind], under_way: Collection[int]) -> None:
@@ -207,7 +207,7 @@ class Curriculum:
         for group in groups:
             task = self._find(group.graded)
             if task is not None:
-                parts[self._pool_of(task).source.name].append(group)
+                parts[self._find_pool(task).source.name].append(group)
         for name, part in parts.items() if all(parts) else ():
             rewards = [reward for group in part for reward in group.rewards.tolist()]
             correct = [right for group in part for right in group.scores.correct.tolist()]
@@ -230,7 +230,7 @@ class Curriculum:
         has_task = rollout is not None and rollout.request.task.id == self._tasks[task].id
         return task if has_task else None
 
-    def _pool_of(self, task: int) -> _Pool:
+    def _find_pool(self, task: int) -> _Pool:
         return self._pools[bisect_right(self._starts, task) - 1]
 
     def _draw(self, number: int) -> int:
@@ -241,7 +241,7 @@ class Curriculum:
                 plan += self._plan(self._block - number % self._block)
             task = self._ask(plan[0], number)
             if task is not None:
-                self.state.sources[plan.pop(0)].asked += 1
+                self.state.sources[plan.pop(0)].requests += 1
                 return task
             plan.clear()  # the source has ended
 
@@ -252,10 +252,12 @@ class Curriculum:
             for index, pool in enumerate(self._pools)
             if pool.has_place(self.state.sources[index].place)
         }
-        asked = {index: self.state.sources[index].asked for index in pools}
-        total = sum(asked.values()) + count
+        requests = {index: self.state.sources[index].requests for index in pools}
+        total = sum(requests.values()) + count
         whole = sum(pool.weight for pool in pools.values())
-        due = {index: total * pool.weight / whole - asked[index] for index, pool in pools.items()}
+        due = {
+            index: total * pool.weight / whole - requests[index] for index, pool in pools.items()
+        }
         counts = dict.fromkeys(pools, 0)
         for _ in range(count):
             index = max(due, key=lambda index: due[index] - counts[index])
@@ -267,29 +269,29 @@ class Curriculum:
         """Return a task of a source, None if the source has ended."""
         pool = self._pools[index]
         state = self.state.sources[index]
-        members = pool.members[self._wanted_kind(state.asked)]
+        members = pool.members[self._wanted_kind(state.requests)]
         if members:
             task = random.Random(f"{self._seed}:task:{number}").choice(members)
             pool.hide(task)
             return task
         kinds = pool.asked_kinds
         while pool.has_place(state.place):
-            task = pool.task_at(state.place)
+            task = pool.find_task(state.place)
             state.place += 1
             if self._kinds.get(task, Kind.NORMAL) in kinds:
                 pool.hide(task)
                 return task
         return None
 
-    def _wanted_kind(self, asked: int) -> Kind:
-        """Return the kind of a source's next request, after ``asked`` others."""
+    def _wanted_kind(self, count: int) -> Kind:
+        """Return the kind of a source's next request, after ``count`` others."""
         if self._settings is None:
             return Kind.NORMAL
         easy = Fraction(str(self._settings.easy or 0))
-        if _is_due(asked, easy):
+        if _is_due(count, easy):
             return Kind.EASY
         hard = Fraction(str(self._settings.hard or 0)) / (1 - easy)
-        return Kind.HARD if _is_due(asked - math.floor(asked * easy), hard) else Kind.NORMAL
+        return Kind.HARD if _is_due(count - math.floor(count * easy), hard) else Kind.NORMAL
 
     def _sort(self) -> None:
         """Sort the tasks into kinds, by the pass rates of completed steps."""
@@ -297,7 +299,7 @@ class Curriculum:
         self._kinds = {task: kind for task, kind in kinds.items() if kind is not Kind.NORMAL}
         parts: dict[int, dict[int, Kind]] = {start: {} for start in self._starts}
         for task, kind in self._kinds.items():
-            parts[self._pool_of(task).tasks.start][task] = kind
+            parts[self._find_pool(task).tasks.start][task] = kind
         for pool in self._pools:
             pool.sort(parts[pool.tasks.start], set(self.state.tasks))
 
