@@ -401,8 +401,17 @@ def differences_table(differences: Sequence[Json]) -> Table:
     for row in differences:
         gain = number(row["gain"], "{:+.3f}")
         interval = _interval(row["low"], row["high"], "{:+.3f}")
-        tasks = f"{row['tasks']:,}" + ", unpaired" * (not row["paired"])
-        values = (row["model"], row["name"] or "held_out", gain, interval, tasks, row["against"])
+        tasks = f"{row['tasks']:,}"
+        if not row["paired"]:
+            tasks += ", unpaired"
+        values = [
+            row["model"],
+            row["name"] or "held_out",
+            gain,
+            interval,
+            tasks,
+            row["against"],
+        ]
         rows.add_row(*map(cell, values))
     return rows
 

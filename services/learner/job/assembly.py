@@ -356,11 +356,10 @@ def _assemble(
     )
     if attempt.recipe.client is not None:
         return Assembly(learning, (Session(learning),), ()), evaluator
+    evaluation = Evaluation(learning, evaluator)
     if attempt.recipe.only_evaluates:
-        return Assembly(learning, (Evaluation(learning, evaluator),), ()), evaluator
-    phases = (
-        Evaluation(learning, evaluator),
-        Pretraining(learning, feeders[Purpose.PRETRAIN]),
-        Training(learning, feeders[Purpose.TRAIN], flops),
-    )
+        return Assembly(learning, (evaluation,), ()), evaluator
+    pretraining = Pretraining(learning, feeders[Purpose.PRETRAIN])
+    training = Training(learning, feeders[Purpose.TRAIN], flops)
+    phases = (evaluation, pretraining, training)
     return Assembly(learning, phases, tuple(feeders.values())), evaluator
