@@ -654,11 +654,9 @@ def _follow(weir: WeirClient, job: Job, as_json: bool) -> int:
             details = job["weir"]
             progress = views.Progress(job_id, steps=details["steps"], step=details["step"])
 
-            def find_forecast() -> views.Json | None:
-                return weir.job(job_id)["weir"].get("forecast")
-
             why = partial(_find_reason, weir, job_id)
-            views.show_progress(progress, events, Console(), why, find_forecast)
+            forecast = partial(_find_forecast, weir, job_id)
+            views.show_progress(progress, events, Console(), why, forecast)
             _say_gain(progress.evaluations)
         job = weir.job(job_id)
     except KeyboardInterrupt:
@@ -702,6 +700,14 @@ def _find_reason(weir: WeirClient, job_id: str) -> str | None:
         reasons = weir.why(job_id)
         return None if reasons.get("ended") else reasons.get("because")
     except (WeirError, RuntimeError):  # a closed client raises RuntimeError
+        return None
+
+
+def _find_forecast(weir: WeirClient, job_id: str) -> views.Json | None:
+    """Return a job's forecast; None if it has none or the gateway is silent."""
+    try:
+        return weir.job(job_id)["weir"].get("forecast")
+    except WeirError:
         return None
 
 

@@ -757,6 +757,8 @@ class Recipe(Table):
 
     @model_validator(mode="after")
     def _advantage_has_its_inputs(self) -> Self:
+        if self.only_evaluates:
+            return self
         name = self.algorithm.advantage
         reward = self.reward
         formula = _FORMULAS["advantage"].get(name, Formula())
@@ -773,6 +775,13 @@ class Recipe(Table):
             )
         if formula.compares and self.rollout.group_size < 2:
             raise ValueError(f"algorithm.advantage = {name!r} needs rollout.group_size >= 2")
+        return self
+
+    @model_validator(mode="after")
+    def _advantage_decides_on_a_critic(self) -> Self:
+        name = self.algorithm.advantage
+        if self.only_evaluates:
+            return self
         if name in CRITIC_ADVANTAGES and self.critic is None:
             raise ValueError(f"algorithm.advantage = {name!r} needs the table [critic]")
         if name in GROUP_ADVANTAGES and self.critic is not None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 MANIFEST = "manifest.json"
+_OTHER_WEIGHTS = (".bin", ".gguf", ".pt", ".pth", "consolidated.safetensors")
 UNFINISHED = ".unfinished-"
 HASHING_THREADS = 8
 _DIGESTS = TypeAdapter(dict[str, str])
@@ -69,11 +70,11 @@ def write(root: Path, folder: str, fill: Callable[[Path], None]) -> str:
 def copy(source: Path, target: Path, *, follow_links: bool = False) -> None:
     """Copy the regular files of a folder, as hard links if possible.
 
-    The manifest and pickled weights, which Weir never reads, are left out.
+    The manifest is left out, and weights in formats that Weir never reads.
     """
     target.mkdir(parents=True, exist_ok=True)
     for entry in os.scandir(source):
-        is_wanted = entry.name != MANIFEST and not entry.name.endswith(".bin")
+        is_wanted = entry.name != MANIFEST and not entry.name.endswith(_OTHER_WEIGHTS)
         if is_wanted and entry.is_file(follow_symlinks=follow_links):
             file = os.path.realpath(entry.path)
             try:

@@ -53,6 +53,10 @@ class CostReporter:
     reported: Mapping[str, float] = field(default_factory=dict)  # core-seconds by service
     phases: Mapping[str, float] = field(default_factory=PHASES.seconds)
 
+    def __post_init__(self) -> None:
+        # The supervisor's time before this process is no job's, or has been reported.
+        self.reported = self._measure()
+
     async def report(self, held_gpus: int = 0) -> None:
         """Report the use since the last report; without an attempt then and now it is no job's.
 

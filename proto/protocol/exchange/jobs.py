@@ -207,10 +207,11 @@ class Jobs(Connection):
 
     async def activate(self, active: ActiveJob) -> None:
         """Set the active job; raise ValueError if no worker could read it."""
-        keys = [streams.ACTIVE, streams.job_key(active.job_id), streams.LEARNER]
+        job_key = streams.job_key(active.job_id)
+        keys = [streams.ACTIVE, job_key, streams.LEARNER, streams.BILLED]
         stored = active.model_dump_json()
         ActiveJob.model_validate_json(stored)
-        await self.run("activate", keys, [active.attempt, stored, self.me])
+        await self.run("activate", keys, [active.attempt, stored, self.me, active.job_id])
 
     async def active(self) -> ActiveJob | None:
         """Return the active job, or None if there is none that this release can read."""

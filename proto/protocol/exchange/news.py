@@ -138,10 +138,11 @@ class News(Connection):
 
     async def set_tokens(self, job_id: str, tokens: Mapping[str, int]) -> None:
         """Store the tokens of a job's ledgers in its cost."""
-        fields: dict[Any, Any] = {f"tokens:{name}": count for name, count in tokens.items()}
-        if fields:
-            stored = self.pulse.hset(streams.cost_key(job_id), mapping=fields)
-            await cast(Awaitable[int], stored)
+        args: list[Any] = [streams.job_key(job_id), streams.cost_key(job_id)]
+        for name, count in tokens.items():
+            args += [f"tokens:{name}", count]
+        if tokens:
+            await self.run("set_tokens", [], args, client=self.pulse)
 
     async def cost(self, job_id: str) -> dict[str, dict[str, float]]:
         """Return the cost of a job, by kind and name."""

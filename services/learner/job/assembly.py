@@ -240,6 +240,7 @@ def _read_job_tasks(recipe: Recipe, files: Path) -> Tasks:
     train = {
         name: _read_tasks(files / f"{file}.jsonl")
         for name, file in recipe.tasks.train_files.items()
+        if not recipe.only_evaluates
     }
     held_out = {
         name: _read_tasks(files / f"{recipe.held_out_files[name]}.jsonl")[: evaluation.tasks]

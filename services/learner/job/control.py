@@ -65,7 +65,10 @@ class Control:
 
     async def refresh(self) -> None:
         requested = await self.service.exchange.requested_state(self.job_id)
-        self.requested = requested or Requested.CANCEL
+        requested = requested or Requested.CANCEL
+        if requested is Requested.RUN and self.requested is Requested.PAUSE:
+            self.pause_error = None
+        self.requested = requested
         if self.requested is Requested.RUN:
             self._interrupted.clear()
         else:

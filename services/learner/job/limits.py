@@ -226,6 +226,8 @@ async def watch_budget_forever(service: Service, learning: Learning) -> NoReturn
         if spent >= budget:
             message = _SPENT.format(spent, budget, attempt.job_id)
             await attempt.warn(f"budget:{attempt.number}", message, gpu_hours=spent)
+            # The user sees it also if the learner stops before it obeys.
+            await attempt.update(error=message)
             await control.pause(message)
 
 

@@ -184,15 +184,15 @@ class Parity:
             "of vLLM)"
         )
 
-    async def check_sampled(self, measured: Measured, version: int, temperature: float) -> None:
-        """Pause if tokens were not sampled with the log-probs of their version.
+    async def check_sampled(self, measured: Measured, version: int, temperature: float) -> bool:
+        """Pause if tokens were not sampled with the log-probs of their version; else return True.
 
         Rounding of logits counts more at a low temperature.
         """
         mean = measured.metrics.get("parity_mean")
         num_tokens = measured.metrics.get("parity_tokens", 0)
         if mean is None or num_tokens < MIN_COMPARED_TOKENS:
-            return
+            return True
         recipe = self.attempt.recipe
         _, largest, _ = _LIMITS[recipe.model.dtype]
         limit = recipe.training.max_parity or (self._spread_ratio or 1.0) * largest
@@ -207,7 +207,7 @@ class Parity:
         }
         self._results[None, version] = result
         if agrees:
-            return
+            return True
         causes = ["the engine computes this model differently"]
         if temperature != 1:
             causes.append(f"temperature {temperature:g} is applied twice or not at all")
@@ -220,6 +220,7 @@ class Parity:
             "check the rollouts, then resume the job"
         )
         await self._pause(f"tokens:{version}", message, result)
+        return False
 
     async def _pause(self, key: str, message: str, result: dict[str, Any]) -> None:
         event_id = f"parity:{self.attempt.number}:{key}"

@@ -44,8 +44,10 @@ class Reconciler:
         self.publisher.repair()
         exchange = self.attempt.exchange
         local = self.attempt.active
+        this_attempt = (local.job_id, local.attempt)
         active = await exchange.active()
-        if active is None or (active.job_id, active.attempt) != (local.job_id, local.attempt):
+        is_active = active is not None and (active.job_id, active.attempt) == this_attempt
+        if not is_active or await exchange.billed_job() != local.job_id:
             log.warning("the active job was lost")
             await self.attempt.update(state=JobState.RUNNING)
             await exchange.activate(local)

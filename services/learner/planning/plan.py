@@ -81,6 +81,8 @@ class Plan:
     @property
     def learner_fits(self) -> bool:
         machine = self.machine
+        if self.recipe.only_evaluates:
+            return True
         return self.learner is not None and self.learner.fits(
             machine.learner_bytes, machine.learner_bytes_at_rest
         )
@@ -175,6 +177,8 @@ def make_plan(recipe: Recipe, machine: Machine, measure: Measure | None = None) 
         footprint = learner_footprint(recipe, policy, critic, num_ranks, ranks_on_node)
         return footprint.fits(machine.learner_bytes, machine.learner_bytes_at_rest)
 
+    if recipe.only_evaluates:
+        return replace(plan, rollout=rollout_footprint(recipe, policy, machine))
     recipe = decide_recomputation(recipe, fits)
     plan = replace(plan, recipe=recipe)
     rollout = rollout_footprint(recipe, policy, machine)

@@ -316,7 +316,7 @@ class Estimate:
                     "rollout": Rollout(group_size=evaluation.samples, sampling=sampling),
                 }
                 span = replace(self, recipe=recipe.model_copy(update=changes)).sampling()
-                interval = evaluation.every or recipe.training.steps
+                interval = evaluation.every or self.recipe.training.steps or 1
                 yield interval, replace(span, what=f"evaluating {name}".strip())
 
     def _run(self, step: Span, idle_seconds: float, evaluating: Sequence[tuple[int, Span]]) -> Span:

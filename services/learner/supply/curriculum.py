@@ -36,7 +36,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from functools import lru_cache
 from itertools import chain
 from statistics import fmean
 
@@ -77,17 +76,10 @@ class CurriculumState(BaseModel):
     pass_rates: dict[int, tuple[float, int]] = {}  # the latest of a task, and when
 
 
-@lru_cache(maxsize=32)
-def _order_of_epoch(num_tasks: int, seed: str, epoch: int) -> Sequence[int]:
+def order_of_epoch(num_tasks: int, seed: str, epoch: int) -> Sequence[int]:
     order = list(range(num_tasks))
     random.Random(f"{seed}:{epoch}").shuffle(order)
     return order
-
-
-def task_index(place: int, num_tasks: int, seed: int | str) -> int:
-    """Return the task at a place: each task once an epoch, in a new order."""
-    epoch, place = divmod(place, num_tasks)
-    return _order_of_epoch(num_tasks, str(seed), epoch)[place]
 
 
 @dataclass
@@ -97,6 +89,8 @@ class _Pool:
     tasks: range
     source: Source
     seed: str
+    epoch: int = -1  # whose order it has
+    order: Sequence[int] = ()
     sizes: Counter[Kind] = field(default_factory=Counter[Kind])
     members: dict[Kind, list[int]] = field(default_factory=dict[Kind, list[int]])  # not under way
 
@@ -116,7 +110,12 @@ class _Pool:
         return self.source.when_exhausted == "repeat" or place < len(self.tasks)
 
     def find_task(self, place: int) -> int:
-        return self.tasks[task_index(place, len(self.tasks), self.seed)]
+        """Return the task at a place: each task once an epoch, in a new order."""
+        epoch, place = divmod(place, len(self.tasks))
+        if epoch != self.epoch:
+            self.order = order_of_epoch(len(self.tasks), self.seed, epoch)
+            self.epoch = epoch
+        return self.tasks[self.order[place]]
 
     def sort(self, kinds: Mapping[int, Kind], under_way: Collection[int]) -> None:
         self.sizes = Counter(kinds.values())

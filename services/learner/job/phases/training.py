@@ -97,10 +97,10 @@ class Training:
                 measured = await learning.team.score(
                     compared, self._temperature, use_snapshot=version < progress.step
                 )
-            await learning.parity.check_sampled(measured, version, self._temperature)
+            agrees = await learning.parity.check_sampled(measured, version, self._temperature)
             self._compared_version = version
-            # After a pause the log's groups are not trained either.
-            if learning.control.pause_error is not None:
+            # The log's groups are not trained either.
+            if not agrees:
                 await learning.intake.discard(Purpose.TRAIN)
             learning.control.obey()
         is_too_old = version < progress.step - learning.recipe.training.max_staleness

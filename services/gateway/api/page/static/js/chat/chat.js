@@ -134,7 +134,8 @@ function Tasks({ id, onAsk }) {
 
 async function firstTasks(id, signal) {
   const job = await get(`${JOBS}/${id}`, {}, signal);
-  const path = `v1/files/${job.validation_file ?? job.training_file}/content`;
+  const file = job.validation_file || job.training_file || job.weir.recipe.tasks.sources[0].train;
+  const path = `v1/files/${file}/content`;
   const reply = await request(path, { headers: { Range: `bytes=0-${FIRST_BYTES - 1}` }, signal });
   const bytes = await reply.arrayBuffer();
   const lines = new TextDecoder().decode(bytes).split("\n");

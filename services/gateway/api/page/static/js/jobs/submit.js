@@ -195,8 +195,9 @@ async function bodyOf({ tasks: { train, held_out, sources = [], ...tasks }, mode
   const body = { model: form.get("model") };
   if (train) body.training_file = await idOf("train");
   if (held_out) body.validation_file = await idOf("held_out");
-  for (const source of sources) source.train = await idOf(`train${source.name}`);
-  return { ...body, recipe: { ...tables, tasks: { ...tasks, sources }, model } };
+  const uploaded = [];
+  for (const source of sources) uploaded.push({ ...source, train: await idOf(`train${source.name}`) });
+  return { ...body, recipe: { ...tables, tasks: { ...tasks, sources: uploaded }, model } };
 }
 
 /** Not `randomUUID`, which plain HTTP does not have. */
