@@ -138,6 +138,11 @@ async def test_the_server_counts_and_a_restarted_one_too(
         async with running(report_attempt_forever(exchange, "job", 0.01)), asyncio.timeout(30):
             while await cost_of(exchange, "redis") < 1.25:
                 await asyncio.sleep(0.01)
+        own_server.exhaust_memory()
+        await exchange.set_tokens("job", {"train/sampled": 12})
+        await exchange.add_cost("job", {"core_seconds:grader": 1.0})
+        cost = await exchange.cost("job")
+        assert (cost["tokens"], cost["core_seconds"]["grader"]) == ({"train/sampled": 12}, 1.0)
         assert await cost_of(exchange, "redis") == 1.25
 
 

@@ -149,6 +149,9 @@ async def test_a_lost_policy_and_a_lost_active_job_are_announced_again(
     await parts.reconcile()
     assert await exchange.newest_policy("job") == a_policy(3)
     assert await exchange.active() == ACTIVE
+    client.delete(streams.BILLED)
+    await parts.reconcile()
+    assert await exchange.billed_job() == "job"
     assert (await record_of(exchange)).state is JobState.RUNNING
     await exchange.announce(a_policy(1))
     await parts.reconcile()
