@@ -101,6 +101,29 @@ def test_a_pasted_recipe_shows_its_plan_and_becomes_a_job(
     assert read_job(http, page)["weir"]["recipe"]["training"]["steps"] == 30
 
 
+def test_files_of_one_name_are_told_apart_by_their_content(
+    page: Page, tmp_path: Path, http: Client
+) -> None:
+    sources = {"easy": TASKS, "hard": TASKS.partition("\n")[2]}
+    tables = [f"[[tasks.sources]]\nname = '{name}'\ntrain = 'train.jsonl'\n" for name in sources]
+    recipe = RECIPE.replace('[tasks]\ntrain = "train.jsonl"\n', "".join(tables))
+    page.goto("/#/submit")
+    page.get_by_label("or paste it").fill(recipe)
+    press(page, "Check and plan")
+    for name, content in sources.items():
+        tasks = tmp_path / name / "train.jsonl"
+        tasks.parent.mkdir()
+        tasks.write_text(content)
+        label = f"Tasks to train on: {name}"
+        expect(page.get_by_label(f"{label}, as the recipe says train.jsonl")).to_have_value("")
+        page.get_by_label(f"{label}: new file").set_input_files(tasks)
+    press(page, "Submit pasted")
+    see(page.get_by_role("heading", name="pasted"))
+    stored = read_job(http, page)["weir"]["recipe"]["tasks"]["sources"]
+    contents = [http.get(f"/v1/files/{source['train']}/content").text for source in stored]
+    assert contents == [*sources.values()]
+
+
 def test_a_recipe_is_copied_as_toml_and_changed_for_a_job_on_files_that_are_there(
     page: Page, site: Site, http: Client
 ) -> None:
