@@ -22,7 +22,13 @@ _LEDGERS = {  # in the result of a job
     Purpose.EVAL: "evaluation_groups",
     Purpose.PRETRAIN: "pretraining_groups",
 }
-_OF_TIME = ("second", "groups", "staleness", "parity", "bill")  # in the names of metrics that may differ
+_OF_TIME = (
+    "second",
+    "groups",
+    "staleness",
+    "parity",
+    "bill",
+)  # in the names of metrics that may differ
 _SURPLUS = "surplus"  # asked for and not needed in the end
 _MOST_DIFFERENCES = 12
 Ledgers = Mapping[Purpose, Mapping[str, Any]]
