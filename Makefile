@@ -61,7 +61,7 @@ test-parts test-services test-engines test-stacks: export OMP_NUM_THREADS = 1
 test: export PYTEST_ADDOPTS := --reruns 1 -r fER $(PYTEST_ADDOPTS)
 
 # ALSO=test-containers: targets more for the same two jobs, as CI wants them.
-test: install ## all checks and tests, half an hour on two idle cores; needs no GPU and no server
+test: install ## all checks and tests, 30 to 50 minutes on two cores; needs no GPU and no server
 	$(MAKE) --jobs 2 --keep-going test-engines test-services test-stacks $(ALSO) test-parts check
 
 check-gpu-install: install ## whether pip finds what a machine with a GPU installs; installs nothing

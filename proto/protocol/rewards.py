@@ -27,9 +27,8 @@ from protocol.formula import FormulaError, read_formula
 from protocol.names import RubricName, Table, TemplateOptions, VerifierName
 from protocol.rubric import Rubric
 
-_PLAIN = (
-    "<plain>"  # a tag of the union; `recipe_files.explain` drops tags in <> from a field's name
-)
+# A tag of the union; `recipe_files.explain` drops tags in <> from a field's name.
+_PLAIN = "<plain>"
 _MAX_RANGE = 1e6
 JUDGE = "judge"  # the name of the deployment's judge
 _TEMPLATE = "a template with {{item.answer}}, {{sample.output_text}}"

@@ -45,9 +45,8 @@ class Ledger:
 
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # by reason
-    tokens: Counter[str] = field(
-        default_factory=Counter
-    )  # of responses, see `ScoredGroup.count_tokens`
+    # Of responses, see `ScoredGroup.count_tokens`.
+    tokens: Counter[str] = field(default_factory=Counter)
 
     @property
     def position(self) -> int:

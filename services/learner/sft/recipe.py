@@ -7,8 +7,9 @@ from typing import Self
 
 from protocol import recipe as jobs
 from protocol.names import Table
-from protocol.recipe import Model, Optimizer, TaskFiles, check_sums
+from protocol.recipe import Model, Optimizer, check_sums
 from protocol.recipe_files import RecipeError, explain, load_tables
+from protocol.recipe_tasks import TaskFiles
 from pydantic import Field, ValidationError, model_validator
 
 

@@ -40,7 +40,8 @@ from itertools import chain
 from statistics import fmean
 
 from protocol.messages import GradedGroup, Task
-from protocol.recipe import Recipe, Source
+from protocol.recipe import Recipe
+from protocol.recipe_tasks import Source
 from pydantic import BaseModel, ConfigDict
 
 from services.learner.attempt import JobFault

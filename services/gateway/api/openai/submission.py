@@ -7,8 +7,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from protocol.recipe import Recipe, Tasks, parse_recipe
+from protocol.recipe import Recipe, parse_recipe
 from protocol.recipe_files import RecipeError, explain
+from protocol.recipe_tasks import Tasks
 from pydantic import (
     BeforeValidator,
     Field,
