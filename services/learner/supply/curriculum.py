@@ -16,7 +16,7 @@ step looks further if groups are too old for it, so there the versions that samp
 
 The sources share every ``groups_per_step`` numbers by the largest-remainder method, and the next
 ones carry the remainders, so each source has its exact share in the long run. Each source shuffles
-its tasks anew in every epoch. Without dynamic sampling such a block of numbers is a step.
+its tasks again for every epoch. Without dynamic sampling such a block of numbers is a step.
 
 With a curriculum, a task is of the kind that its latest pass rate says: the share of correct
 responses among the graded ones of a group. It counts whether the step used or dropped the group,
@@ -223,7 +223,7 @@ class Curriculum:
     def _find(self, group: GradedGroup) -> int | None:
         """Return the task of a group; None if it failed, or has another task.
 
-        It has one if it was requested before the log was lost, and steps are made anew since.
+        It has one if it was requested before the log was lost, and its step is being repeated.
         """
         task = self.state.tasks[group.number - self.state.first]
         rollout = group.group
