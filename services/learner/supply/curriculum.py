@@ -223,7 +223,7 @@ class Curriculum:
     def _find(self, group: GradedGroup) -> int | None:
         """Return the task of a group; None if it failed, or has another task.
 
-        It has one if it was requested before the log was lost, and its step is being repeated.
+        A group that was requested before the log was lost may have another one.
         """
         task = self.state.tasks[group.number - self.state.first]
         rollout = group.group
