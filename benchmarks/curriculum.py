@@ -4,7 +4,7 @@
 model with each method and seed on a stack, stores each curve at once (stored runs are not
 repeated), and prints the table: held-out accuracy by the sampled responses, also of groups that a
 step dropped.
-Uniform sampling makes all steps. The others end as soon as they have as many samples as it.
+Uniform sampling makes all steps. The others end with the first evaluation after as many samples.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ from weir.stack import find_stack, model_name
 DEMO = Path("recipes/demo-grpo.toml")
 HOME = Path("runs/curriculum")
 RESULTS = HOME / "curves.json"
-LENGTHS = {"one": 1, "three": 3, "five": 5}
-NUM_TRAIN = 1000  # of each length; there are no more than 1,300 sums of one step
+LENGTHS = (1, 3, 5)
+NUM_TRAIN = 400  # of each length
 NUM_HELD_OUT = 100
-NUM_EVALUATIONS = 20
+NUM_EVALUATIONS = 11
 UNIFORM = "uniform"
 METHODS: Mapping[str, Mapping[str, Any]] = {
     UNIFORM: {},
-    "dynamic": {"training": {"dynamic_sampling": True}},
-    "curriculum": {
-        "tasks": {"curriculum": {"retire_above": 0.9, "return_after": 40, "easy": 0.1, "hard": 0.2}}
-    },
+    "dynamic sampling": {"training": {"dynamic_sampling": True}},
+    "curriculum": {"tasks": {"curriculum": {"retire_above": 0.9, "return_after": 40, "hard": 0.1}}},
 }
 
 Json = dict[str, Any]
@@ -75,23 +73,23 @@ def main(arguments: Sequence[str]) -> int:
 def write_tasks(folder: Path) -> None:
     """Write a file of training tasks for each length, and one of held-out tasks of all."""
     folder.mkdir(parents=True, exist_ok=True)
-    held_out = ""
-    for name, length in LENGTHS.items():
-        tasks = distinct_tasks(NUM_TRAIN, held_out=False, num_steps=length)
-        (folder / f"{name}.jsonl").write_text(to_jsonl(tasks))
-        held_out += to_jsonl(distinct_tasks(NUM_HELD_OUT, held_out=True, num_steps=length))
-    (folder / "held_out.jsonl").write_text(held_out)
+    for name, count in {"train": NUM_TRAIN, "held_out": NUM_HELD_OUT}.items():
+        is_held_out = name == "held_out"
+        parts = [
+            to_jsonl(distinct_tasks(count, held_out=is_held_out, num_steps=length))
+            for length in LENGTHS
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(parts))
 
 
 def make_recipe(method: str, seed: int, steps: int) -> Recipe:
     """Return the demo's recipe for tasks of all lengths in equal shares."""
-    sources = [{"name": name, "train": str(HOME / f"{name}.jsonl")} for name in LENGTHS]
     every = max(1, steps // NUM_EVALUATIONS)
     sampling = {"temperature": 1.0, "max_tokens": 80}
     tables = {
-        "name": f"{method}-{seed}",
+        "name": f"{method} {seed}",
         "model": {"max_context": 112},
-        "tasks": {"train": "", "sources": sources, "held_out": str(HOME / "held_out.jsonl")},
+        "tasks": {name: str(HOME / f"{name}.jsonl") for name in ("train", "held_out")},
         "rollout": {"sampling": {"max_tokens": 80}},
         "reward": {"process": []},
         "training": {"steps": steps, "seed": seed},
@@ -114,10 +112,10 @@ def train(recipe: Recipe) -> Curve:
             data = event["data"]
             if "evaluation" in data:
                 accuracies[data["step"]] = data["evaluation"]["accuracy"]
+                if samples[data["step"]] > budget:
+                    weir.cancel(job_id)
             elif "looked_at" in data and data["step"] == len(samples):
                 samples.append(samples[-1] + int(data["looked_at"]) * group_size)
-                if samples[-1] > budget and len(samples) <= recipe.training.steps:
-                    weir.cancel(job_id)
         job = weir.job(job_id)
     if job["status"] not in {"succeeded", "cancelled"}:
         raise SystemExit(f"{recipe.name}: {job_id} {job['status']}: {job['error']}")

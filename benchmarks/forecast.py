@@ -1,6 +1,6 @@
 """How often the 90 % interval of a forecast holds the last evaluation.
 
-The curves are those of the [claims in miniature](../examples/claims/README.md), trained again: every
+The curves are those of the [claims in miniature](../examples/claims/README.md), trained here: every
 arm of the shorter trials, with two seeds. An evaluation is a step's 64 responses. A forecast is by
 the first half of the evaluations, and only those with an interval that would be shown count.
 """

@@ -46,15 +46,15 @@ class Curriculum(Table):
         default=None,
         ge=0,
         lt=1,
-        description="the share of requests for tasks with a pass rate of 0.8 or more; none: these "
-        "are asked like the others",
+        description="the share of requests for tasks with a pass rate of 1; none: these are asked "
+        "like the others",
     )
     hard: float | None = Field(
         default=None,
         ge=0,
         lt=1,
-        description="the share of requests for tasks with a pass rate of 0.2 or less; none: these "
-        "are asked like the others",
+        description="the share of requests for tasks with a pass rate of 0; none: these are asked "
+        "like the others",
     )
 
     @model_validator(mode="after")

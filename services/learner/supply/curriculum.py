@@ -47,8 +47,6 @@ from pydantic import BaseModel, ConfigDict
 from services.learner.attempt import JobFault
 from services.learner.training.scoring import ScoredGroup
 
-EASY_RATE = 0.8
-HARD_RATE = 0.2
 PASS_RATE = "pass_rate"  # in a task's metadata: the one before the first step
 
 
@@ -311,9 +309,9 @@ class Curriculum:
             age = self.state.step - step
             if settings.return_after is None or age < settings.return_after:
                 return Kind.RETIRED
-        if settings.easy is not None and rate >= EASY_RATE:
+        if settings.easy is not None and rate == 1:
             return Kind.EASY
-        return Kind.HARD if settings.hard is not None and rate <= HARD_RATE else Kind.NORMAL
+        return Kind.HARD if settings.hard is not None and rate == 0 else Kind.NORMAL
 
 
 def _make_pools(recipe: Recipe, tasks: Mapping[str, Sequence[Task]]) -> Iterator[_Pool]:
