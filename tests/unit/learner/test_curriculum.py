@@ -155,7 +155,7 @@ def test_easy_and_hard_tasks_have_their_shares_and_none_is_asked_twice_at_a_time
         "a": [
             a_task(id=name, metadata={"pass_rate": rate}) for name, (rate,) in (easy | hard).items()
         ]
-        + [a_task(id=f"a{n}") for n in range(30, 60)]
+        + [a_task(id=f"a{n}", metadata={"pass_rate": (n - 29) / 31}) for n in range(30, 60)]
     }
     curriculum = Curriculum(recipe, tasks)
     assert kinds(curriculum) == {"normal": 30, "easy": 10, "hard": 20}
