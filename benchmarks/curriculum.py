@@ -2,9 +2,8 @@
 
 ``python -m benchmarks.curriculum [--seeds 0 1 2] [--steps 220] [--to FILE]`` trains the demo's
 model with each method and seed on a stack, stores each curve at once (stored runs are not
-repeated), and prints the table: held-out accuracy by the sampled responses, also of groups that a
-step dropped.
-Uniform sampling makes all steps. The others end with the first evaluation after as many samples.
+repeated), and prints the table: the samples until a held-out accuracy, also those of groups that a
+step dropped. A run ends with the first evaluation after as many samples as uniform sampling has.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 from protocol.recipe import Recipe, load_recipe, parse_recipe
 from protocol.recipe_files import merge_tables
+from scipy.optimize import isotonic_regression
 
 from benchmarks.methods import interval
 from examples.arithmetic.demo import running_stack
@@ -34,11 +34,12 @@ LENGTHS = (1, 3, 5)
 NUM_TRAIN = 400  # of each length
 NUM_HELD_OUT = 100
 NUM_EVALUATIONS = 11
-UNIFORM = "uniform"
+ACCURACIES = (0.15, 0.175, 0.2, 0.225, 0.25)
+CURRICULUM = "curriculum"
 METHODS: Mapping[str, Mapping[str, Any]] = {
-    UNIFORM: {},
+    "uniform": {},
     "dynamic sampling": {"training": {"dynamic_sampling": True}},
-    "curriculum": {"tasks": {"curriculum": {"retire_above": 0.9, "return_after": 40, "hard": 0.1}}},
+    CURRICULUM: {"tasks": {"curriculum": {"retire_above": 0.9, "return_after": 40, "hard": 0.1}}},
 }
 
 Json = dict[str, Any]
@@ -123,43 +124,46 @@ def train(recipe: Recipe) -> Curve:
 
 
 def table(runs: Sequence[Json]) -> str:
-    """Return a row per number of samples in Markdown, and a row of ratios.
+    """Return a row per accuracy in Markdown: the samples until it, and the curriculum's ratios.
 
-    The last row is the samples that a method needs for the final accuracy of uniform sampling with
-    the same seed, over the samples of uniform sampling.
+    Cells are means over seeds with 95 % intervals; a ratio compares runs of the same seed.
     """
     curves = {(run["method"], run["seed"]): np.array(run["curve"]) for run in runs}
-    seeds = sorted({seed for method, seed in curves if method == UNIFORM})
-    end = min(curves[UNIFORM, seed][-1][0] for seed in seeds)
-    rows = [f"| samples ({len(seeds)} seeds) | {' | '.join(METHODS)} |", "|---" * 4 + "|"]
-    for share in (0, 0.1, 0.25, 0.5, 0.75, 1):
-        cells = [_cell([_accuracy(curves[m, s], share * end) for s in seeds]) for m in METHODS]
-        rows.append(f"| {share * end:,.0f} | {' | '.join(cells)} |")
-    ratios: list[str] = []
-    for method in METHODS:
-        needs = [_samples_until(curves[method, s], curves[UNIFORM, s][-1][1]) for s in seeds]
-        reached = [n / curves[UNIFORM, s][-1][0] for n, s in zip(needs, seeds, strict=True) if n]
-        missed = len(seeds) - len(reached)
-        ratios.append(_cell(reached) + f" ({missed} not reached)" * bool(missed))
-    rows.append(f"| samples to uniform's end | {' | '.join(ratios)} |")
+    seeds = sorted({seed for _, seed in curves})
+    others = [method for method in METHODS if method != CURRICULUM]
+    columns = [*METHODS, *(f"curriculum / {method}" for method in others)]
+    rows = [f"| held-out accuracy | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for accuracy in ACCURACIES:
+        needs = {
+            method: [samples_until(curves[method, seed], accuracy) for seed in seeds]
+            for method in METHODS
+        }
+        cells = [_cell(needs[method], "{:,.0f}") for method in METHODS]
+        for method in others:
+            pairs = zip(needs[CURRICULUM], needs[method], strict=True)
+            ratios = [own / other if own and other else None for own, other in pairs]
+            cells.append(_cell(ratios, "{:.2f}"))
+        rows.append(f"| {accuracy} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def _cell(values: Sequence[float]) -> str:
-    return interval(values, "{:.3f}") if values else "–"
-
-
-def _accuracy(curve: np.ndarray, samples: float) -> float:
-    return float(np.interp(samples, curve[:, 0], curve[:, 1]))
-
-
-def _samples_until(curve: np.ndarray, accuracy: float) -> float | None:
-    """Return where a curve first has an accuracy, between two evaluations; None: nowhere."""
-    above = np.flatnonzero(curve[:, 1] >= accuracy)
+def samples_until(curve: np.ndarray, accuracy: float) -> float | None:
+    """Return where the increasing curve nearest to a curve has an accuracy; None: nowhere."""
+    increasing = isotonic_regression(curve[:, 1]).x
+    above = np.flatnonzero(increasing >= accuracy)
     if not above.size:
         return None
-    until = curve[: above[0] + 1][-2:]
-    return float(np.interp(accuracy, until[:, 1], until[:, 0]))
+    until = slice(max(0, above[0] - 1), above[0] + 1)
+    return float(np.interp(accuracy, increasing[until], curve[until, 0]))
+
+
+def _cell(values: Sequence[float | None], template: str) -> str:
+    """Return the interval of the values, and how many there are if some are missing."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "not reached"
+    missing = len(values) - len(known)
+    return interval(known, template) + f" ({len(known)} of {len(values)} seeds)" * bool(missing)
 
 
 if __name__ == "__main__":
