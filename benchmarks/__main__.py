@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/performance.md"
-NAMES = ("exchange", "publish", "beside", "overlap", "pipeline", "end_to_end")
+NAMES = ("exchange", "publish", "beside", "overlap", "pipeline", "end_to_end", "curriculum")
 _HEAD = """# Performance
 
 Measurements of `make benchmarks`, each section with its machine and date, with the packages of
