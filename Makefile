@@ -115,7 +115,7 @@ sbom: ## list the packages of every image in dist/sbom; needs docker
 	  --build-arg PIP_EXTRA_INDEX_URL \
 	  --target sbom --output dist/sbom --file deploy/Dockerfile . || exit 1; done
 
-benchmarks: install ## measure the exchange, the overlap of stages, the pipeline, Weir against TRL, and a curriculum, into docs/performance.md; two hours, on an idle machine; BENCHMARKS="overlap end_to_end" for some
+benchmarks: install ## measure the exchange, the overlap of stages, the pipeline, and Weir against TRL, into docs/performance.md; an hour, on an idle machine; BENCHMARKS="overlap end_to_end" for some
 	python -m benchmarks $(BENCHMARKS)
 
 claims: install ## the papers' claims in miniature, into examples/claims/README.md; half an hour; CLAIMS="--first-seed 500" for other seeds

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/performance.md"
-NAMES = ("exchange", "publish", "beside", "overlap", "pipeline", "end_to_end", "curriculum")
+NAMES = ("exchange", "publish", "beside", "overlap", "pipeline", "end_to_end")
 _HEAD = """# Performance
 
 Measurements of `make benchmarks`, each section with its machine and date, with the packages of

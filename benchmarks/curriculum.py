@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.curriculum [--seeds 0 1 2] [--steps 220] [--to FILE]`` trains the demo's
 model with each method and seed on a stack, stores each curve at once (stored runs are not
-repeated), and prints the table: the samples until a held-out accuracy, also those of groups that a
-step dropped. A run ends with the first evaluation after as many samples as uniform sampling has.
+repeated), and prints the table: the samples needed to reach a held-out accuracy, with those of
+dropped groups. A run ends with the first evaluation after as many samples as uniform sampling has.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def table(runs: Sequence[Json]) -> str:
     Cells are means over seeds with 95 % intervals; a ratio compares runs of the same seed.
     """
     curves = {(run["method"], run["seed"]): np.array(run["curve"]) for run in runs}
-    seeds = sorted({seed for _, seed in curves})
+    finished = Counter(seed for _, seed in curves)
+    seeds = [seed for seed, count in sorted(finished.items()) if count == len(METHODS)]
     others = [method for method in METHODS if method != CURRICULUM]
     columns = [*METHODS, *(f"curriculum / {method}" for method in others)]
     rows = [f"| held-out accuracy | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
@@ -141,7 +143,7 @@ def table(runs: Sequence[Json]) -> str:
         cells = [_cell(needs[method], "{:,.0f}") for method in METHODS]
         for method in others:
             pairs = zip(needs[CURRICULUM], needs[method], strict=True)
-            ratios = [own / other if own and other else None for own, other in pairs]
+            ratios = [None if own is None or other is None else own / other for own, other in pairs]
             cells.append(_cell(ratios, "{:.2f}"))
         rows.append(f"| {accuracy} | {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -161,7 +163,7 @@ def _cell(values: Sequence[float | None], template: str) -> str:
     """Return the interval of the values, and how many there are if some are missing."""
     known = [value for value in values if value is not None]
     if not known:
-        return "not reached"
+        return "–"
     missing = len(values) - len(known)
     return interval(known, template) + f" ({len(known)} of {len(values)} seeds)" * bool(missing)
 

@@ -63,6 +63,10 @@ class Curriculum(Table):
             raise ValueError("give at least one of retire_above, easy and hard")
         if self.return_after is not None and self.retire_above is None:
             raise ValueError("return_after does nothing without retire_above; remove it")
+        if self.easy and self.retire_above is not None and self.return_after is None:
+            raise ValueError(
+                "easy does nothing if retired tasks never return; add return_after, or remove easy"
+            )
         if (self.easy or 0) + (self.hard or 0) >= 1:
             raise ValueError("easy + hard must be below 1: the rest is for all other tasks")
         return self

@@ -239,10 +239,14 @@ async def get_why(job_id: str, request: Request, jobs: Jobs) -> Json:
 async def get_checkpoints(
     job_id: str, jobs: Jobs, after: str | None = None, limit: Limit = 10
 ) -> Json:
-    """The checkpoints of a job on the disk, newest first."""
+    """The checkpoints of a job on the disk that hold a model, newest first."""
     await jobs.find(job_id)
     job_dir = jobs.service.deployment.job_dir(job_id)
     objects = await asyncio.to_thread(
-        lambda: [checkpoint_object(checkpoint) for checkpoint in list_checkpoints(job_dir)]
+        lambda: [
+            checkpoint_object(checkpoint)
+            for checkpoint in list_checkpoints(job_dir)
+            if checkpoint.model.is_dir()
+        ]
     )
     return list_after(objects, after, limit)

@@ -221,7 +221,7 @@ class Curriculum:
     def _find(self, group: GradedGroup) -> int | None:
         """Return the task of a group; None if it failed, or has another task.
 
-        A group that was requested before the log was lost may have another one.
+        A group that was requested before the log was lost may have another task.
         """
         task = self.state.tasks[group.number - self.state.first]
         rollout = group.group

@@ -117,7 +117,8 @@ def test_every_method_works_or_is_refused_as_the_table_says(
     record_events(stack, job.id, range(45))
     events = call("fine_tuning.jobs.list_events", job.id, limit=20)
     assert [event.message for event in events] == [f"m{44 - number}" for number in range(45)]
-    a_checkpoint(stack, job.id, 2, loss=0.5)
+    without_model = a_checkpoint(stack, job.id, 2, loss=0.5).with_name("step-000003")
+    without_model.mkdir()
     (saved,) = call("fine_tuning.jobs.checkpoints.list", job.id)
     assert saved.metrics.step == 2
     assert saved.metrics.train_loss == 0.5

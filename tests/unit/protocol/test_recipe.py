@@ -102,6 +102,7 @@ def test_the_longest_response_is_all_turns_of_an_episode_as_far_as_they_fit() ->
     tasks.curriculum = { return_after = 3 }                     | tasks.curriculum: give at least
     tasks.curriculum = { hard = 0.1, return_after = 3 }         | return_after does nothing without
     tasks.curriculum = { easy = 0.5, hard = 0.5 }               | easy + hard must be below 1
+    tasks.curriculum = { easy = 0.1, retire_above = 0.9 }       | easy does nothing if retired tasks
     rollout.sampling.max_tokens = 64 | rollout.sampling.max_tokens must be below
     training.updates_per_batch = 3           | updates_per_batch must be at most groups_per_s
     model.path = "\u0000"                                       | model.path: no path

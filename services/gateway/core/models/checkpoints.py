@@ -45,14 +45,11 @@ def list_folders(parent: Path) -> Iterator[tuple[Path, float]]:
 
 
 def list_checkpoints(job_dir: Path) -> list[Checkpoint]:
-    """Return the checkpoints in a job's folder that hold a model, newest first.
-
-    Those of a job that only evaluates hold none.
-    """
+    """Return the checkpoints in a job's folder, newest first."""
     checkpoints = []
     for folder, saved_at in list_folders(job_dir / "checkpoints"):
         match = _FOLDER.fullmatch(folder.name)
-        if match is not None and (folder / "model").is_dir():
+        if match is not None:
             checkpoints.append(Checkpoint(job_dir.name, int(match[1]), folder, int(saved_at)))
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.step, reverse=True)
 
