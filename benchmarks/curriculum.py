@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections import Counter
@@ -132,40 +133,39 @@ def table(runs: Sequence[Json]) -> str:
     curves = {(run["method"], run["seed"]): np.array(run["curve"]) for run in runs}
     finished = Counter(seed for _, seed in curves)
     seeds = [seed for seed, count in sorted(finished.items()) if count == len(METHODS)]
-    others = [method for method in METHODS if method != CURRICULUM]
-    columns = [*METHODS, *(f"curriculum / {method}" for method in others)]
+    baselines = [method for method in METHODS if method != CURRICULUM]
+    columns = [*METHODS, *(f"curriculum / {method}" for method in baselines)]
     rows = [f"| held-out accuracy | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     for accuracy in ACCURACIES:
-        needs = {
-            method: [samples_until(curves[method, seed], accuracy) for seed in seeds]
-            for method in METHODS
-        }
-        cells = [_cell(needs[method], "{:,.0f}") for method in METHODS]
-        for method in others:
-            pairs = zip(needs[CURRICULUM], needs[method], strict=True)
-            ratios = [None if own is None or other is None else own / other for own, other in pairs]
+        samples: dict[str, list[float]] = {}
+        for method in METHODS:
+            samples[method] = [samples_until(curves[method, seed], accuracy) for seed in seeds]
+        cells = [_cell(samples[method], "{:,.0f}") for method in METHODS]
+        for method in baselines:
+            pairs = zip(samples[CURRICULUM], samples[method], strict=True)
+            ratios = [numerator / denominator for numerator, denominator in pairs]
             cells.append(_cell(ratios, "{:.2f}"))
         rows.append(f"| {accuracy} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def samples_until(curve: np.ndarray, accuracy: float) -> float | None:
-    """Return where the increasing curve nearest to a curve has an accuracy; None: nowhere."""
+def samples_until(curve: np.ndarray, accuracy: float) -> float:
+    """Return where the increasing curve nearest to a curve has an accuracy; NaN: nowhere."""
     increasing = isotonic_regression(curve[:, 1]).x
     above = np.flatnonzero(increasing >= accuracy)
     if not above.size:
-        return None
+        return math.nan
     until = slice(max(0, above[0] - 1), above[0] + 1)
     return float(np.interp(accuracy, increasing[until], curve[until, 0]))
 
 
-def _cell(values: Sequence[float | None], template: str) -> str:
-    """Return the interval of the values, and how many there are if some are missing."""
-    known = [value for value in values if value is not None]
-    if not known:
+def _cell(values: Sequence[float], template: str) -> str:
+    """Return the interval of the values, and how many there are if some are NaN."""
+    numbers = [value for value in values if not math.isnan(value)]
+    if not numbers:
         return "–"
-    missing = len(values) - len(known)
-    return interval(known, template) + f" ({len(known)} of {len(values)} seeds)" * bool(missing)
+    is_partial = len(numbers) < len(values)
+    return interval(numbers, template) + f" ({len(numbers)} of {len(values)} seeds)" * is_partial
 
 
 if __name__ == "__main__":
