@@ -58,6 +58,7 @@ def test_two_models_answer_next_to_each_other_and_go_on_if_they_know_chats(
     page.goto(f"/#/jobs/{job}/model")
     page.locator(".files").get_by_role("link", name="Chat").click()
     groups = page.get_by_label("Next to it").locator("optgroup")
+    expect(groups.first).to_be_attached()
     labels = groups.evaluate_all("groups => groups.map((group) => group.label)")
     assert labels[:2] == ["Jobs", "Base models"]
     assert f"Checkpoints of to-talk-to …{job[-6:]}" in labels
