@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def write_tasks(folder: Path) -> None:
-    """Write a file of training tasks for each length, and one of held-out tasks of all."""
+    """Write a file of training tasks and one of held-out tasks, both of all lengths."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in {"train": NUM_TRAIN, "held_out": NUM_HELD_OUT}.items():
         is_held_out = name == "held_out"

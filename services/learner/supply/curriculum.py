@@ -19,8 +19,9 @@ ones carry the remainders, so each source has its exact share in the long run. E
 its tasks again for every epoch. Without dynamic sampling such a block of numbers is a step.
 
 With a curriculum, a task is of the kind that its latest pass rate says: the share of correct
-responses among the graded ones of a group. It counts whether the step used or dropped the group,
-and a group without graded responses leaves the earlier one. A task without a pass rate is `NORMAL`.
+responses among the graded ones of a group. It is easy at 1 and hard at 0, where a group gives no
+signal. The pass rate counts whether the step used or dropped the group, and a group without graded
+responses leaves the earlier one. A task without a pass rate is `NORMAL`.
 Requests for easy and hard tasks draw one at random that is not under way; if there is none, they
 are as those for normal tasks. Where a source has no normal task, it asks for any that has not
 retired, or for all.
